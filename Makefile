@@ -1,0 +1,73 @@
+# Everything sets itself up on a fresh machine that has make and Python 3.10 or newer: `make run`, `make test`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCHX_NIGHTLY ?= torchx-nightly==2026.10.26
+SOAK_COUNT ?= 20
+SIM_SEEDS ?= 100000
+
+STABLE := .venv/bin
+NIGHTLY := .venv-nightly/bin
+PYTEST := $(STABLE)/python -m pytest
+# what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
+BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
+
+.PHONY: help run check test soak nightly bench environments
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STABLE)/.ready ## train on handwritten digits, 2 nodes x 4 workers on this machine
+	$(STABLE)/torchx run -s local_cwd dist.ddp -j 2x4 --script examples/digits/train.py
+
+check: $(STABLE)/.ready ## lint, types, unit tests: under a minute
+	$(STABLE)/ruff check .
+	$(STABLE)/ruff format --check .
+	$(STABLE)/mypy
+	$(PYTEST) -q --numprocesses 2 tests/unit
+
+test: check $(NIGHTLY)/.ready ## all tests, on both TorchX lines
+	$(NIGHTLY)/python -m pytest -q -m torchx $(BOTH_LINES)
+	$(PYTEST) -q --numprocesses 3 tests/process tests/fault tests/conformance
+	$(PYTEST) -q tests/docker tests/kubernetes
+
+soak: $(STABLE)/.ready ## the tests marked soak, 20 times, with all cores busy
+	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
+	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
+	$(PYTEST) -q -m 'soak and not netns' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 tests; \
+	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 tests
+
+nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds
+	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/test_rendezvous_simulation.py
+
+bench: $(STABLE)/.ready ## measure against torchrun, side by side
+	for benchmark in benchmarks/[a-z]*.py; do $(STABLE)/python "$$benchmark"; done
+	MUSTER_MEASURE_TORCHRUN=1 $(PYTEST) -q -m fault -k torchrun -rxX tests/conformance
+
+environments: $(STABLE)/.ready $(NIGHTLY)/.ready ## only install: .venv (torchx 0.7.0, torch), .venv-nightly (torchx-nightly)
+
+# torch goes first and alone: together with the rest pip would look at every version of it
+$(STABLE)/.ready: pyproject.toml setup.py Makefile
+	$(call make_environment,.venv)
+	$(STABLE)/python -m pip install -q "$(TORCH)"
+	$(STABLE)/python -m pip install -q torchx==0.7.0 -e '.[test,docker,kubernetes]'
+	touch $@
+
+# without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package
+$(NIGHTLY)/.ready: pyproject.toml setup.py Makefile
+	$(call make_environment,.venv-nightly)
+	$(NIGHTLY)/python -m pip install -q "$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout hypothesis
+	$(NIGHTLY)/python -m pip install -q -e . --no-deps
+	touch $@
+
+define make_environment
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"muster needs Python 3.10 or newer, \
+	and $(PYTHON) is {sys.version.split()[0]}; name another: make PYTHON=python3.12")'
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1) || { rm -rf $(1); \
+	echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
+endef

@@ -1,0 +1,125 @@
+"""local_cwd against TorchX's own local scheduler: submission, a line until it is read, cancel, the order of streams.
+
+python benchmarks/local_cwd.py [RUNS]
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from _measure import SampleFailed, take_turns
+from torchx.specs import AppDef, Resource, Role
+
+LINES = 20
+PAIRS = 500
+SPEAK = f"""
+import time
+for _ in range({LINES}):
+    print(time.time(), flush=True)
+    time.sleep(0.05)
+time.sleep(1000)
+"""
+ALTERNATE = f"""
+import os
+for number in range({PAIRS}):
+    os.write(1, f"out {{number}}\\n".encode())
+    os.write(2, f"err {{number}}\\n".encode())
+"""
+
+
+def make_ours() -> Any:
+    from muster.schedulers.local import create_scheduler
+
+    return create_scheduler("bench")
+
+
+def make_theirs() -> Any:
+    from torchx.schedulers.local_scheduler import create_scheduler
+
+    return create_scheduler("bench")
+
+
+def submit(scheduler: Any, program: str, folder: str) -> tuple[str, float]:
+    """The app and how long its submission took."""
+    role = Role(
+        name="r", image="", entrypoint=sys.executable, args=["-c", program], resource=Resource(cpu=1, gpu=0, memMB=1)
+    )
+    began_s = time.perf_counter()
+    app_id = scheduler.submit(AppDef("bench", roles=[role]), {"log_dir": folder})
+    return app_id, time.perf_counter() - began_s
+
+
+def end(scheduler: Any, app_id: str) -> float:
+    """Cancel, and wait until it reads so."""
+    began_s = time.perf_counter()
+    scheduler.cancel(app_id)
+    while scheduler.describe(app_id).state.name not in ("CANCELLED", "FAILED", "SUCCEEDED"):
+        if time.perf_counter() - began_s > 60:
+            raise SampleFailed
+        time.sleep(0.002)
+    return time.perf_counter() - began_s
+
+
+def sample_submission(make: Callable[[], Any], folder: str) -> float:
+    scheduler = make()
+    app_id, took_s = submit(scheduler, SPEAK, folder)
+    end(scheduler, app_id)
+    return took_s * 1e3
+
+
+def sample_line(make: Callable[[], Any], folder: str) -> float:
+    """The median of one app's lines."""
+    scheduler = make()
+    app_id, _ = submit(scheduler, SPEAK, folder)
+    late = []
+    for line in scheduler.log_iter(app_id, "r", should_tail=True):
+        late.append(time.time() - float(line))
+        if len(late) == LINES:
+            break
+    end(scheduler, app_id)
+    return sorted(late)[LINES // 2] * 1e3
+
+
+def sample_cancel(make: Callable[[], Any], folder: str) -> float:
+    scheduler = make()
+    app_id, _ = submit(scheduler, SPEAK, folder)
+    next(iter(scheduler.log_iter(app_id, "r", should_tail=True)))
+    return end(scheduler, app_id) * 1e3
+
+
+def sample_order(make: Callable[[], Any], folder: str) -> float:
+    """Per cent of alternating lines that are not where they were written."""
+    scheduler = make()
+    app_id, _ = submit(scheduler, ALTERNATE, folder)
+    text = "".join(scheduler.log_iter(app_id, "r", should_tail=True))
+    expected = [f"{word} {number}" for number in range(PAIRS) for word in ("out", "err")]
+    lines = text.splitlines()
+    if len(lines) != len(expected):
+        raise SampleFailed
+    return 100 * sum(a != b for a, b in zip(lines, expected, strict=True)) / len(expected)
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    figures = {
+        "submission": (sample_submission, "ms"),
+        "a line until it is read": (sample_line, "ms"),
+        "cancel": (sample_cancel, "ms"),
+        "lines out of order": (sample_order, "%"),
+    }
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        os.environ["XDG_STATE_HOME"] = os.path.join(folder, "state")
+        for name, (sample, unit) in figures.items():
+            samplers = {
+                "muster": lambda sample=sample: sample(make_ours, folder),
+                "torchx": lambda sample=sample: sample(make_theirs, folder),
+            }
+            series = take_turns(runs, samplers)
+            print(f"{name}: " + "; ".join(f"{who} {each.describe(unit)}" for who, each in series.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,352 @@
+"""How rendezvous grows with the number of members: ours over real sockets, and torch's c10d handler.
+
+    python benchmarks/rendezvous_scale.py --members 128 1024 4096 --torch-members 16 32 64 128
+
+One leader process; the members share a few processes, each with its own connection. Times are from the moment the last
+member process lets its members join until every member has its round ("form"), and from one worker's failure until
+every member has the next one ("restart", no workers to stop). Message counts are the leader's, heartbeats left out.
+"cpu" is the leader's own time for one member and one of these rounds: what is left to grow on a busy machine, where
+the members take most of it.
+
+Every member offers its MASTER_PORT on a loopback address of its own, as it would on a node of its own: with some 7,000
+wildcard ports held on one machine, Linux needs 2 ms to find the next free one, which would be most of what is measured.
+"""
+
+import argparse
+import json
+import os
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+MEMBER_PROCESSES = 2
+
+
+def build_config(index, members, port):
+    from muster.agent.config import RendezvousConfig
+
+    return RendezvousConfig(
+        backend="muster",
+        run_id="scale",
+        host="127.0.0.1",
+        port=port,
+        node_index=index,
+        min_nodes=members,
+        max_nodes=members,
+        max_restarts=100,
+        join_timeout_s=300.0,
+        keep_alive_interval_s=5.0,
+        keep_alive_max_attempt=6,
+    )
+
+
+def create_member(index, config, loop):
+    from muster.agent.rendezvous.member import Member
+    from muster.agent.rendezvous.network import TcpNetwork
+
+    return Member(
+        config,
+        nproc=1,
+        role="default",
+        loop=loop,
+        lease=None,
+        node_name="h",
+        network=TcpNetwork(loop, None),
+        reserve=lambda: Reservation(f"127.{1 + index // 2**16}.{index // 256 % 256}.{index % 256}"),
+    )
+
+
+class Reservation:
+    """`addresses.PortReservation` on one address."""
+
+    def __init__(self, host):
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((host, 0))
+        self.port = self._socket.getsockname()[1]
+
+    def close(self):
+        self._socket.close()
+
+
+class Host:
+    """Some members on one loop."""
+
+    def __init__(self, indices, members, port):
+        from muster.agent.loop import Loop
+
+        self.loops = []
+        self.members = []
+        self.loop = Loop()
+        self.formed = 0
+        for index in indices:
+            tap = Tap(self.loop, self, len(self.members))
+            self.members.append(create_member(index, build_config(index, members, port), tap))
+
+    def join(self):
+        for member in self.members:
+            member.join()
+
+    def handle(self, place, event):
+        kind = type(event).__name__
+        if kind == "RoundFormed":
+            self.formed += 1
+            self.number = event.round.number
+        elif kind == "RoundBroken":
+            self.members[place].stopped(event.number)
+        elif kind == "RendezvousLost":
+            raise SystemExit(event.reason)
+
+    def wait_formed(self, rounds):
+        while self.formed < rounds * len(self.members):
+            self.loop.turn(0.1)
+        return time.monotonic()
+
+    def close(self):
+        for member in self.members:
+            member.close()
+
+
+class Tap:
+    """One member's view of the shared loop: its events go to the host with its place."""
+
+    def __init__(self, loop, host, place):
+        self._loop, self._host, self._place = loop, host, place
+
+    def post(self, event):
+        self._loop.call_soon(lambda: self._host.handle(self._place, event))
+
+    def __getattr__(self, name):
+        return getattr(self._loop, name)
+
+
+def run_members(first, last, members, port, rounds):
+    host = Host(range(first, last), members, port)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    host.join()
+    for number in range(1, rounds + 1):
+        print(json.dumps(host.wait_formed(number)), flush=True)
+    os.set_blocking(0, False)
+    while True:
+        host.loop.turn(0.05)
+        if os.read(0, 100) if _readable() else False:
+            break
+    host.close()
+
+
+def _readable():
+    import select
+
+    return bool(select.select([0], [], [], 0)[0])
+
+
+def rss_kib():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def count_messages(counter):
+    """Count what the leader sends and receives over sockets."""
+    from muster.agent.rendezvous.network import TcpLink
+
+    send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 what no owner would count: all that arrives
+
+    def counting_send(self, message):
+        counter["sent"] += message["t"] != "beat"
+        send(self, message)
+
+    def counting_hand_over(self, message):
+        counter["received"] += message.get("t") != "beat"
+        hand_over(self, message)
+
+    TcpLink.send, TcpLink._hand_over = counting_send, counting_hand_over  # noqa: SLF001
+
+
+def measure(members, port, rounds):
+    counter = {"sent": 0, "received": 0}
+    count_messages(counter)
+    host = Host([0], members, port)
+    host.loop.turn(0.01)
+    before_kib = rss_kib()
+    step = -(-(members - 1) // MEMBER_PROCESSES)
+    spans = [(a, min(a + step, members)) for a in range(1, members, step)]
+    children = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--span", f"{a}:{b}:{members}:{port}:{rounds}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for a, b in spans
+    ]
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    host.join()
+    times, cpu = [], [time.process_time()]
+    for number in range(1, rounds + 1):
+        mine = host.wait_formed(number)
+        os.set_blocking(children[0].stdout.fileno(), True)
+        last = mine
+        for child in children:
+            last = max(last, json.loads(read_line(child, host)))
+        times.append(last - begin)
+        cpu.append(time.process_time())
+        if number == 1:
+            first_counts = dict(counter)
+            after_kib = rss_kib()
+        if number < rounds:
+            begin = time.monotonic()
+            host.members[0].failed(host.number, (build_failure(number),))
+    total = counter["sent"] + counter["received"]
+    for child in children:
+        child.stdin.write("end\n")
+        child.stdin.close()
+        child.wait()
+    host.close()
+    first = first_counts["sent"] + first_counts["received"]
+    return {
+        "form_s": times[0],
+        "restarts_s": times[1:],
+        "form_cpu_us": (cpu[1] - cpu[0]) / members * 1e6,
+        "restart_cpu_us": (cpu[-1] - cpu[1]) / members / max(1, rounds - 1) * 1e6,
+        "kib_per_member": (after_kib - before_kib) / members,
+        "messages_form": first / members,
+        "messages_restart": (total - first) / members / max(1, rounds - 1),
+    }
+
+
+def read_line(child, host):
+    """A line of a child, while the leader goes on leading."""
+    import select
+
+    while not select.select([child.stdout], [], [], 0)[0]:
+        host.loop.turn(0.005)
+    return child.stdout.readline()
+
+
+def build_failure(attempt):
+    from muster.agent.report import Failure
+
+    return Failure(
+        node=0,
+        node_index=0,
+        host="h",
+        local_rank=0,
+        global_rank=0,
+        attempt=attempt,
+        round=attempt,
+        pid=1,
+        time_s=0.0,
+        exit_code=1,
+    )
+
+
+TORCH_MEMBER = """
+import sys, time, threading
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+first, last, members, port = map(int, sys.argv[1:5])
+done = []
+def work(index):
+    handler = registry.get_rendezvous_handler(RendezvousParameters(
+        "c10d", f"127.0.0.1:{port}", "scale", members, members,
+        is_host=str(index == 0).lower(), join_timeout="300", read_timeout="300", timeout=300))
+    handler.next_rendezvous()
+    done.append(time.monotonic())
+    keep.append(handler)
+keep = []
+print("ready", flush=True); sys.stdin.readline()
+threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(first, last)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(max(done), flush=True); sys.stdin.readline()
+import os; os._exit(0)
+"""
+
+
+def measure_torch(members, port, limit_s):
+    step = -(-members // MEMBER_PROCESSES)
+    spans = [(a, min(a + step, members)) for a in range(0, members, step)]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", TORCH_MEMBER, str(a), str(b), str(members), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for a, b in spans
+    ]
+    import select
+
+    try:
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        begin = time.monotonic()
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        last = begin
+        for child in children:
+            if not select.select([child.stdout], [], [], max(0.0, begin + limit_s - time.monotonic()))[0]:
+                return None
+            last = max(last, float(child.stdout.readline() or "inf"))
+        return last - begin
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="*", default=[16, 128, 1024, 4096])
+    parser.add_argument("--torch-members", type=int, nargs="*", default=[16, 32, 64, 128])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--span", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    if args.span:
+        run_members(*map(int, args.span.split(":")))
+        return
+    if args.one:
+        print(json.dumps(measure(args.one, 20000 + os.getpid() % 20000, args.rounds)))
+        return
+    print(
+        f"{'':8} {'members':>8} {'form s':>16} {'restart s':>16} {'KiB/member':>11} "
+        f"{'msgs form':>10} {'restart':>8} {'cpu us form':>12} {'restart':>8} {'load':>5}"
+    )
+    for members in args.members:
+        command = [sys.executable, __file__, "--one", str(members), "--rounds", str(args.rounds)]
+        results = [json.loads(subprocess.check_output(command)) for _ in range(args.repeat)]
+        form = [r["form_s"] for r in results]
+        restart = [s for r in results for s in r["restarts_s"]]
+        memory = statistics.median(r["kib_per_member"] for r in results)
+        cpu = [statistics.median(r[key] for r in results) for key in ("form_cpu_us", "restart_cpu_us")]
+        counts = (results[-1]["messages_form"], results[-1]["messages_restart"])
+        print(
+            f"{'muster':8} {members:8} {show(form):>16} {show(restart):>16} {memory:11.1f} "
+            f"{counts[0]:10.1f} {counts[1]:8.1f} {cpu[0]:12.0f} {cpu[1]:8.0f} {os.getloadavg()[0]:5.1f}",
+            flush=True,
+        )
+    for members in args.torch_members:
+        took = [measure_torch(members, 20000 + (os.getpid() + i) % 20000, 120.0) for i in range(args.repeat)]
+        done = [t for t in took if t is not None]
+        print(f"{'c10d':8} {members:8} {show(done) if len(done) == len(took) else 'over 120 s':>16}", flush=True)
+
+
+def show(values):
+    """Median and range."""
+    return f"{statistics.median(values):.3f} ({min(values):.2f}-{max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()

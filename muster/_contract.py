@@ -1,0 +1,121 @@
+"""What the rooms share: environment names, exit codes, file names and schemas. Standard library only.
+
+The components, the scheduler adapters and the agent never import one another; everything two of them must
+agree on stands here, once.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+AGENT_MODULE: Final = "muster.agent"
+"""`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
+
+AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
+"""The agent as one runnable file; made by `schedulers/bundle.py`, carried into containers and pods."""
+
+WORKSPACE_BUNDLE_NAME: Final = "muster-workspace.tar.gz"
+"""The user's working folder, packed by an adapter, unpacked by the agent before it does anything else."""
+
+DEFAULT_RDZV_PORT: Final = 29400
+"""Port of the rendezvous leader when neither the command line nor an adapter names one (as torchrun's c10d)."""
+
+
+class Env:
+    """Names of environment variables that cross from one room to another."""
+
+    RANK0_HOST: Final = "TORCHX_RANK0_HOST"
+    """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*."""
+
+    RDZV_PORT: Final = "MUSTER_RDZV_PORT"
+    """Set by an adapter that chose the leader's port itself; beats `--rdzv-port`."""
+
+    RDZV_FD: Final = "MUSTER_RDZV_FD"
+    """Number of an inherited listening socket for the leader (local_cwd, node 0 only). Removed before workers start."""
+
+    TOKEN: Final = "MUSTER_TOKEN"  # the name of a variable, not a secret
+    """The job's secret; mutual authentication in rendezvous. Removed before workers start."""
+
+    REQUIRE_TOKEN: Final = "MUSTER_REQUIRE_TOKEN"
+    """"1" when an adapter supplies a token: an agent that then finds none refuses to run (usage error)."""
+
+    WORKSPACE: Final = "MUSTER_WORKSPACE"
+    """Path of a packed workspace the agent unpacks into the working directory before it starts."""
+
+    WORKSPACE_DIR: Final = "MUSTER_WORKSPACE_DIR"
+    """Where to unpack it, when not the working directory."""
+
+    LOG_DIR: Final = "MUSTER_LOG_DIR"
+    """Log folder an adapter wants when the command line gives no `--log-dir`."""
+
+    NODE_NAME: Final = "MUSTER_NODE_NAME"
+    """How reports call this node's machine (pod or container name); the host name when unset."""
+
+    LAST_CALL_S: Final = "MUSTER_LAST_CALL_S"
+    """Seconds an elastic forming waits for more nodes after the last join; an adapter's default (Kubernetes: 30)."""
+
+    TERMINATION_LOG: Final = "MUSTER_TERMINATION_LOG"
+    """File that gets the report (at most 4 KiB); `/dev/termination-log` when that exists and this is unset."""
+
+    ADAPTER: Final = "MUSTER_ADAPTER"
+    """Which adapter started this node: local_cwd, local_docker, kubernetes. For reports only."""
+
+    APP_ID: Final = "MUSTER_APP_ID"
+    """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
+
+    PRIVATE: Final = (RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG)
+    """What the agent removes from its workers' environment."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the agent, the only ones besides 128+n for "ended by signal n".
+
+    Never 0 unless every worker of the job succeeded. An adapter runs a replica again after 69, 143 and a
+    death without an exit code of its own; never after 1 or 2.
+    """
+
+    SUCCEEDED = 0
+    WORKERS_FAILED = 1
+    USAGE = 2
+    RENDEZVOUS = 69
+    TERMINATED = 143
+
+    @staticmethod
+    def of_signal(signum: int) -> int:
+        """128 + the signal's number, the shell's way of saying it."""
+        return 128 + signum
+
+
+class RoleKey:
+    """Keys of `torchx.specs.Role.metadata` by which components tell adapters what a `Resource` cannot say."""
+
+    MEMORY_REQUEST_MB: Final = "muster.memory_request_mb"
+    """Present only when the user gave neither `memMB` nor `h`; its value is a decimal string such as "4096".
+
+    Then `resource.memMB` is TorchX's default (1024), which nobody asked for: an adapter sets no memory limit and
+    requests this many MB (1024 per process) where it has requests. When the key is absent, `resource.memMB` was
+    given and is obeyed. Stock TorchX schedulers ignore the key and use `resource.memMB`.
+    """
+
+
+NEVER_RETRY: Final = (int(ExitCode.WORKERS_FAILED), int(ExitCode.USAGE))
+"""Exit codes of the agent after which a replica must not be started again."""
+
+
+class LogNames:
+    """Files of a run: `<log_dir>/<run_id>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`."""
+
+    ATTEMPT_DIR: Final = "attempt_{attempt}"
+    STDOUT: Final = "stdout.log"
+    STDERR: Final = "stderr.log"
+    ERROR: Final = "error.json"
+    FILTERED_STDOUT: Final = "filtered_stdout.log"
+    FILTERED_STDERR: Final = "filtered_stderr.log"
+    REPORT: Final = "report.json"
+    """`<log_dir>/<run_id>/report.json`: the failure report of the whole job, `Report.to_json()`."""
+    EVENTS: Final = "events.jsonl"
+    """`<log_dir>/<run_id>/events.jsonl`: one record per transition of this node's agent."""
+
+
+REPORT_SCHEMA: Final = 1
+TERMINATION_LOG_LIMIT_BYTES: Final = 4096
+"""What Kubernetes keeps of a termination message."""

@@ -1,0 +1,280 @@
+"""The launched process of every replica: it outlives what it guards, and leaves nothing behind.
+
+The guard forks its charge (the agent, or any command) and then only waits. It is a child subreaper: when the charge
+dies, however violently, every orphan of the job, even one that called setsid and emptied its environment, becomes the
+guard's child and is killed. When the guard dies, the charge gets a death signal. It also holds the fencing lease: the
+agent sets a timer that both share, and when it expires, the guard kills the workers even if the agent is stopped.
+
+A guard that was merely the agent's child was tried: it sees nothing of such orphans.
+
+    python -m muster._guard -- COMMAND ARGS     guards any command
+    run_guarded(body)                           guards a Python function, which gets the `Lease`
+"""
+
+import mmap
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
+
+from muster import _processes
+
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Signals handed to the charge. SIGKILL and SIGSTOP cannot be; everything else keeps its default."""
+
+SWEEP_LIMIT_S = 30.0
+"""How long the last sweep waits for processes that cannot die (uninterruptible sleep) before it says so and goes."""
+
+_LOOK_S = 0.25
+"""How often the guard looks at the lease where there is no timer that two processes can share."""
+
+_FIRED_AT = 0
+_DEADLINE_AT = 8
+_COUNT_AT = 16
+_PIDS_AT = 20
+"""Offsets in the shared page: a flag, a double, an int32 and that many int32."""
+
+
+class GuardLease:
+    """The fencing lease, as the agent holds it (see `agent.rendezvous.Lease`), and what else the two share.
+
+    On Linux the deadline is a timer on CLOCK_BOOTTIME shared by fork, so a renewal wakes nobody, an expiry needs no
+    agent, and time that passes while the machine sleeps counts. Elsewhere it stands in a shared page that the guard
+    looks at; there a pipe's end tells the agent of the guard's death, and the page tells the guard the workers'
+    process groups, as orphans cannot be found any more.
+    """
+
+    def __init__(self) -> None:
+        self._timer = _processes.BoottimeTimer() if _processes.LINUX else None
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._alive_read, self._alive_write = (-1, -1) if _processes.LINUX else os.pipe()
+
+    @property
+    def fd(self) -> int | None:
+        """Guard's side: what to poll; None where the page must be looked at."""
+        return None if self._timer is None else self._timer.fd
+
+    @property
+    def guard_fd(self) -> int | None:
+        """Agent's side: readable (its end) once the guard is gone; None where there is a death signal instead."""
+        return None if self._alive_read < 0 else self._alive_read
+
+    def keep_side(self, *, guard: bool) -> None:
+        """After the fork: drop the other side's end of the pipe."""
+        if self._alive_read >= 0:
+            os.close(self._alive_read if guard else self._alive_write)
+
+    def renew(self, until_boottime_s: float) -> None:
+        """Workers may live until this time of CLOCK_BOOTTIME (seconds)."""
+        if self._timer is not None:
+            self._timer.set(max(until_boottime_s, 1e-9))
+        else:
+            struct.pack_into("d", self._page, _DEADLINE_AT, until_boottime_s)
+
+    def release(self) -> None:
+        """Workers may live until they are stopped."""
+        if self._timer is not None:
+            self._timer.set(0.0)
+        else:
+            struct.pack_into("d", self._page, _DEADLINE_AT, 0.0)
+
+    def expire(self, now_s: float) -> bool:
+        """Guard's side: True when the lease has really expired; remembered for `take_fired`."""
+        if self._timer is not None:
+            expired = self._timer.acknowledge()
+        else:
+            (deadline_s,) = struct.unpack_from("d", self._page, _DEADLINE_AT)
+            expired = 0.0 < deadline_s <= now_s
+            if expired:
+                self.release()
+        if expired:
+            self._page[_FIRED_AT] = 1
+        return expired
+
+    def take_fired(self) -> bool:
+        """Agent's side: did the guard kill the workers since the last call?"""
+        fired = self._page[_FIRED_AT] == 1
+        self._page[_FIRED_AT] = 0
+        return fired
+
+    def note_workers(self, pids: Sequence[int]) -> None:
+        """Agent's side: the live workers, each the leader of its session and process group."""
+        room = (len(self._page) - _PIDS_AT) // 4
+        struct.pack_into(f"i{min(len(pids), room)}i", self._page, _COUNT_AT, len(pids), *pids[:room])
+
+    def read_workers(self) -> list[int]:
+        """Guard's side: what was last noted."""
+        (count,) = struct.unpack_from("i", self._page, _COUNT_AT)
+        room = (len(self._page) - _PIDS_AT) // 4
+        return list(struct.unpack_from(f"{min(count, room)}i", self._page, _PIDS_AT))
+
+
+class Guard:
+    """Waits for its charge, passes signals on, fences, and sweeps at the end. One use."""
+
+    def __init__(self, lease: GuardLease) -> None:
+        self._lease = lease
+        self._parent = os.getppid()
+        self._dies_with_parent = _processes.death_signal() != 0
+        self._charge = 0
+        self._code: int | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def run(self, body: Callable[[], int]) -> int:
+        """Fork, run `body` in the child, wait for its end; the exit code, 128+n when a signal ended it.
+
+        Signals that come before the handlers stand are held back by the mask, so none is lost and none kills the
+        guard between fork and wait.
+        """
+        _processes.become_subreaper()
+        # nohup and shells that start jobs in the background have some signals ignored: they stay ignored.
+        passed_on = [signum for signum in PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN]
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
+        guard_pid = os.getpid()
+        self._charge = os.fork()
+        if self._charge == 0:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._lease.keep_side(guard=False)
+            _begin_charge(guard_pid, held, body)
+        self._lease.keep_side(guard=True)
+        for signum in (*passed_on, signal.SIGCHLD):
+            signal.signal(signum, _note)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self._wait()
+        return self._sweep()
+
+    def _wait(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        if self._lease.fd is not None:
+            poller.register(self._lease.fd, select.POLLIN)
+        look_ms = None if self._lease.fd is not None else _LOOK_S * 1000
+        while self._code is None:
+            ready = [fd for fd, _ in poller.poll(look_ms)]
+            if self._wake_read in ready:
+                for signum in set(os.read(self._wake_read, 4096)):
+                    self._take(signum)
+            if look_ms is not None or self._lease.fd in ready:
+                self._fence()
+
+    def _take(self, signum: int) -> None:
+        if signum == signal.SIGCHLD:
+            self._reap()
+        elif self._dies_with_parent and os.getppid() != self._parent:
+            # Whoever started us is gone, and asked by prctl that we go with it: no grace, nobody waits for one.
+            _processes.send([self._charge], signal.SIGKILL)
+        else:
+            _processes.send([self._charge], signum)
+
+    def _fence(self) -> None:
+        """Kill the charge's descendants but not the charge: it has to learn of it and join again."""
+        if self._lease.expire(time.monotonic()):
+            _processes.kill_groups(self._lease.read_workers())
+            while _processes.kill_descendants(self._charge):
+                time.sleep(0.001)  # only the charge can reap them, and it may be stopped: wait for no signal
+
+    def _reap(self) -> bool:
+        """Collect whoever has died; False when no child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._charge:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = code if code >= 0 else 128 - code
+
+    def _sweep(self) -> int:
+        """Kill what is left of the job until nothing is."""
+        limit_s = time.monotonic() + SWEEP_LIMIT_S
+        me = os.getpid()
+        _processes.kill_groups(self._lease.read_workers())
+        while _processes.kill_descendants(me) or self._reap():
+            if time.monotonic() > limit_s:
+                left = _processes.descendants(me)
+                print(f"muster: processes that cannot be killed are left running: {left}", file=sys.stderr, flush=True)
+                return self._code or 1
+            time.sleep(0.001)
+        assert self._code is not None  # noqa: S101  # _wait returned, so the charge has been reaped
+        return self._code
+
+
+def _note(_signum: int, _frame: object) -> None:
+    """A handler, so that the signal reaches the wake-up descriptor; all work is done there."""
+
+
+def _begin_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
+    """In the child: die with the guard, have default dispositions, run."""
+    _processes.set_death_signal(signal.SIGTERM)
+    if os.getppid() != guard_pid:
+        os._exit(128 + signal.SIGTERM)
+    # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the charge hears of it once,
+    # from the guard.
+    os.setpgid(0, 0)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    code = 1
+    try:
+        code = body()
+    finally:
+        if sys.exc_info()[0] is not None:
+            sys.excepthook(*sys.exc_info())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _open_standard_descriptors() -> None:
+    """A descriptor 0, 1 or 2 that is closed would be given to one of our pipes, and workers would write into it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def run_guarded(body: Callable[[GuardLease], int]) -> int:
+    """Run `body` under a guard; its exit code.
+
+    Call it early and from a single-threaded process: what has been imported stays in the guard's memory.
+    """
+    _open_standard_descriptors()
+    lease = GuardLease()
+    return Guard(lease).run(lambda: body(lease))
+
+
+def _exec_command(command: Sequence[str]) -> int:
+    try:
+        os.execvp(command[0], list(command))  # noqa: S606  # no shell, on purpose
+    except OSError as error:
+        print(f"muster: cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m muster._guard -- COMMAND ARGS`."""
+    command = argv[1:] if argv[:1] == ["--"] else argv
+    if not command:
+        print("muster: usage: python -m muster._guard -- COMMAND [ARG ...]", file=sys.stderr)
+        return 2
+    return run_guarded(lambda _lease: _exec_command(command))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""Process trees and the two Linux calls the standard library lacks. Shared by the guard, the agent and local_cwd.
+
+Source: prctl(2), timerfd_create(2), proc(5).
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Container, Iterable
+
+LINUX = sys.platform.startswith("linux")
+
+_PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
+_PR_SET_CHILD_SUBREAPER = 36
+_CLOCK_BOOTTIME = 7
+_TFD_TIMER_ABSTIME = 1
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children. Linux only; nothing elsewhere."""
+    if LINUX:
+        _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_death_signal(signum: int) -> None:
+    """This process gets `signum` when the *thread* that made it ends; survives exec, not fork. Linux only.
+
+    Check `os.getppid()` after it: a parent that died before is never told of.
+    """
+    if LINUX:
+        _libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def death_signal() -> int:
+    """The signal this process gets when its parent dies, 0 for none."""
+    if not LINUX:
+        return 0
+    value = ctypes.c_int(0)
+    _libc().prctl(_PR_GET_PDEATHSIG, ctypes.byref(value), 0, 0, 0)
+    return value.value
+
+
+class BoottimeTimer:
+    """A timerfd on CLOCK_BOOTTIME. Shared with children made by fork: either side can set it, both can poll it."""
+
+    class _Spec(ctypes.Structure):
+        _fields_ = (
+            ("interval_s", ctypes.c_long),
+            ("interval_ns", ctypes.c_long),
+            ("value_s", ctypes.c_long),
+            ("value_ns", ctypes.c_long),
+        )
+
+    def __init__(self) -> None:
+        self._libc = _libc()
+        self.fd: int = self._libc.timerfd_create(_CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    def set(self, due_s: float) -> None:
+        """Become readable at `due_s` of CLOCK_BOOTTIME; 0 disarms."""
+        whole_s = int(due_s)
+        spec = self._Spec(0, 0, whole_s, int((due_s - whole_s) * 1e9))
+        if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+    def acknowledge(self) -> bool:
+        """Read the expiry away; False when it had not expired (it was set again meanwhile)."""
+        try:
+            return bool(os.read(self.fd, 8))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        os.close(self.fd)
+
+
+def list_parents() -> dict[int, int]:
+    """The parent of every live process the kernel shows us; zombies are left out.
+
+    `/proc/<pid>/task/*/children` would be quicker but is a kernel option that is often off.
+    """
+    return _list_parents_proc() if LINUX else _list_parents_ps()
+
+
+def _list_parents_proc() -> dict[int, int]:
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        stat = read_stat(int(name))
+        if stat is not None and stat[0] not in ("Z", "X"):
+            parents[int(name)] = int(stat[1])
+    return parents
+
+
+def read_stat(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the state on (index 0 state, 1 ppid, 3 session, 11 utime, 12 stime, 19 start)."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        # The command's name may hold spaces and brackets; what follows its last bracket does not.
+        return os.read(fd, 4096).rpartition(b")")[2].decode().split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _list_parents_ps() -> dict[int, int]:
+    import subprocess  # heavy, and only needed where there is no /proc
+
+    with subprocess.Popen(["/bin/ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as lister:
+        rows = lister.communicate()[0].splitlines()
+    fields = [row.split() for row in rows]
+    parents = {int(f[0]): int(f[1]) for f in fields if len(f) == 3 and not f[2].startswith("Z")}
+    parents.pop(lister.pid, None)  # it lists itself, as our child
+    return parents
+
+
+def descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
+    """Live descendants of `root`, without those in `keep` (their own descendants still count)."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in list_parents().items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    stack = [root]
+    while stack:
+        for pid in children.get(stack.pop(), ()):
+            stack.append(pid)
+            if pid not in keep:
+                found.append(pid)
+    return found
+
+
+def send(pids: Iterable[int], signum: int) -> None:
+    """Signal every process; one that is gone is fine, one that is not ours to signal too (a set-uid grandchild)."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def kill_groups(leaders: Iterable[int]) -> None:
+    """SIGKILL whole process groups by their leaders; for where orphans cannot be found by their parents."""
+    for pid in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def kill_descendants(root: int, *, keep: Container[int] = ()) -> bool:
+    """SIGKILL all live descendants of `root` once over; True when there were any."""
+    pids = descendants(root, keep=keep)
+    send(pids, signal.SIGKILL)
+    return bool(pids)

@@ -1,0 +1,38 @@
+"""`python -m muster.agent`, `muster-agent`, and the zip that travels with a job: the guard, and the agent below it.
+
+Only what the guard needs is imported before the fork: it lives as long as the job, and its memory is paid per node.
+"""
+
+import os
+import sys
+
+if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
+    # `-m` puts the working directory first, where a user's selectors.py would shadow the standard library. Our own
+    # modules are found through the package that is already imported.
+    del sys.path[0]
+
+from muster import _guard
+
+_WORKER_FLAG = "--muster-worker"
+"""As in `workers.program`, which is imported only when it is given: in the bundle, cold workers start through here."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run an agent under its guard; the exit code (see `_contract.ExitCode`)."""
+    args = sys.argv[1:] if argv is None else argv
+    if args[:1] == [_WORKER_FLAG]:
+        from muster.agent.workers import program
+
+        program.main(args[1:])
+        return 0
+    return _guard.run_guarded(lambda lease: _run_agent(args, lease))
+
+
+def _run_agent(args: list[str], lease: _guard.GuardLease) -> int:
+    from muster.agent.launch import run_agent
+
+    return run_agent(args, os.environ, lease)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

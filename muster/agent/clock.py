@@ -1,0 +1,37 @@
+"""Time, injected everywhere so that tests own it."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Monotonic seconds for all decisions; wall-clock seconds for records people read, never compared across hosts."""
+
+    def now_s(self) -> float:
+        """Seconds of a monotonic clock that does not run while the machine sleeps."""
+        ...
+
+    def boottime_s(self) -> float:
+        """Seconds of CLOCK_BOOTTIME, which also counts while the machine sleeps: what leases are measured with."""
+        ...
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch, for records only."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return time.monotonic()
+
+    def boottime_s(self) -> float:
+        """See `Clock`. Falls back to the monotonic clock where there is no CLOCK_BOOTTIME (macOS)."""
+        clock_id = getattr(time, "CLOCK_BOOTTIME", None)
+        return time.monotonic() if clock_id is None else time.clock_gettime(clock_id)
+
+    def wall_s(self) -> float:
+        """See `Clock`."""
+        return time.time()

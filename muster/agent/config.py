@@ -1,0 +1,122 @@
+"""The agent's configuration: one frozen object, made by `cli.py` from flags and environment, read by everybody."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+from muster.agent.workers.base import Program
+
+
+class Std(IntFlag):
+    """Which of a worker's two streams; torch's numbers."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StdChoice:
+    """`3` for all ranks, or `0:3,1:1` for some: what `--redirects` and `--tee` say."""
+
+    default: Std = Std.NONE
+    by_rank: Mapping[int, Std] = field(default_factory=dict)
+
+    def of(self, local_rank: int) -> Std:
+        """The streams chosen for one local rank."""
+        return self.by_rank.get(local_rank, self.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousConfig:
+    """Where and how the nodes come together."""
+
+    backend: str
+    """"muster" (also what `c10d` means on our command line), "static", or a name in torch's registry."""
+    run_id: str
+    host: str | None
+    """The leader's host; None with `standalone`."""
+    port: int
+    node_index: int | None
+    """--node-rank when the caller gave one: 0 leads. None: whoever can bind the endpoint's local address leads."""
+    min_nodes: int
+    max_nodes: int
+    standalone: bool = False
+    """One node, this one: no socket needed."""
+    listen_fd: int | None = None
+    """An inherited listening socket for the leader."""
+    local_addr: str | None = None
+    """--local-addr: also MASTER_ADDR when this node hosts global rank 0."""
+    token: str | None = field(default=None, repr=False)
+    max_restarts: int = 0
+    join_timeout_s: float = 600.0
+    last_call_timeout_s: float = 3.0
+    keep_alive_interval_s: float = 1.0
+    keep_alive_max_attempt: int = 5
+    is_host: bool | None = None
+    """`--rdzv-conf is_host=`: this node leads, or does not, whatever its number. None: see `node_index`."""
+    endpoint: str = ""
+    """--rdzv-endpoint as given, for torch's handlers."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """--rdzv-conf as given, for torch's handlers."""
+    master_addr: str = "127.0.0.1"
+    """--master-addr, for `static`."""
+    master_port: int = 29500
+    """--master-port, for `static`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What becomes of the workers' output."""
+
+    base_dir: str | None
+    """`--log-dir`; None: a temporary folder when a file is needed; "/dev/null": no files."""
+    redirects: StdChoice = StdChoice()
+    tee: StdChoice = StdChoice()
+    local_ranks_filter: frozenset[int] | None = None
+    """Ranks whose lines reach the console; None: all."""
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    logs_specs: str | None = None
+    """Name of a `torchrun.logs_specs` entry point."""
+    prefix_template: str | None = None
+    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """One agent's whole configuration."""
+
+    program: Program
+    nproc: int
+    """Workers on this node; already counted when the caller said `gpu`, `cpu` or `auto`."""
+    rendezvous: RendezvousConfig
+    logs: LogConfig
+    role: str = "default"
+    max_restarts: int = 0
+    restart_backoff_s: float = 0.0
+    """Base of the exponential back-off (with jitter) before the second and later restarts; 0: none."""
+    start: str = "auto"
+    """"cold", "warm" or "auto"."""
+    preload: str = "auto"
+    """--preload: "auto" and/or module names, separated by commas."""
+    start_method: str = "spawn"
+    """For function workers and --run-path."""
+    shutdown_timeout_s: float = 30.0
+    signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+    omp_num_threads: int | None = None
+    """OMP_NUM_THREADS of workers whose `base_env` has none; None: leave it unset."""
+    hang_timeout_s: float | None = None
+    event_log_handler: str = "null"
+    monitor_interval_s: float = 0.1
+    """Accepted for torchrun's sake; nothing waits for it."""
+    base_env: Mapping[str, str] = field(default_factory=dict)
+    """The environment workers inherit: the agent's own less `_contract.Env.PRIVATE`."""
+    agent_error_file: str | None = None
+    """The agent's own TORCHELASTIC_ERROR_FILE: the root cause is copied there in torch's format."""
+    node_name: str = ""
+    """How reports call this machine."""
+    termination_log: str | None = None

@@ -1,0 +1,440 @@
+"""What one node does about what happens: a pure function from state and event to new state and actions.
+
+Nothing here reads a clock, touches a process or knows a socket. `supervisor` turns facts into the events below (and
+those of `rendezvous`) and carries the actions out, in order.
+
+    JOINING --RoundFormed--> RUNNING --all exited 0--> SUCCEEDED --JobEnded--> ENDED
+       ^                        |  ^                       |
+       |                  RoundBroken, signal         RoundBroken
+       |                        v  |                       |
+       +------ stopped ----- STOPPING <--------------------+
+"""
+
+import signal
+from enum import Enum
+from typing import Any, TypeAlias
+
+from muster._contract import ExitCode
+from muster.agent.records import record, replace
+from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed
+
+# -- events of this node (those of rendezvous stand in its package) --------------------------------------------------
+
+
+@record
+class WorkerStarted:
+    """A worker of round `number` exists."""
+
+    number: int
+    local_rank: int
+
+
+@record
+class WorkerExited:
+    """A worker of round `number` has ended; `code` as of `os.waitstatus_to_exitcode` (negative: signal)."""
+
+    number: int
+    local_rank: int
+    code: int
+
+
+@record
+class SpawnFailed:
+    """A worker of round `number` could not be started."""
+
+    number: int
+    local_rank: int
+    reason: str
+
+
+@record
+class Hung:
+    """The workers of round `number` have shown no sign of life for the hang timeout; without ranks: one has again."""
+
+    number: int
+    local_ranks: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@record
+class StacksTaken:
+    """`TakeStacks` is done, as far as it could be."""
+
+
+@record
+class GraceOver:
+    """The grace period of a stop has passed."""
+
+
+@record
+class TreeGone:
+    """After `KillTree`: no process of the workers is left, and their output is on disk."""
+
+
+@record
+class SignalCame:
+    """The agent was sent a signal that means: go."""
+
+    signum: int
+    guard_died: bool = False
+    """It is the death signal: nobody would sweep after us, so nothing gets a grace period."""
+
+
+@record
+class Fenced:
+    """The guard has killed the workers because the lease ran out."""
+
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+
+
+@record
+class StartWorkers:
+    """Start all workers of the round."""
+
+    round: Round
+
+
+@record
+class CancelStarts:
+    """Workers asked for that do not exist yet shall not come into being; nothing is heard of them again."""
+
+
+@record
+class TakeStacks:
+    """Take the stacks of the live workers (at most 2 s), then post `StacksTaken`."""
+
+
+@record
+class SignalWorkers:
+    """Send the signal to the workers themselves, not to their children."""
+
+    signum: int
+
+
+@record
+class ArmGrace:
+    """Post `GraceOver` after the shutdown timeout."""
+
+
+@record
+class KillTree:
+    """SIGKILL every process of the workers until none is left, drain their output, post `TreeGone`."""
+
+
+@record
+class TellStarted:
+    """Rendezvous: all workers of the round run."""
+
+    number: int
+
+
+@record
+class TellFailed:
+    """Rendezvous: these workers failed. `reason` is set when there was no exit to speak of."""
+
+    number: int
+    local_ranks: tuple[int, ...]
+    reason: str = ""
+
+
+@record
+class TellIdle:
+    """Rendezvous: these workers show no life; none: they do again. It decides whether the whole job hangs."""
+
+    number: int
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
+@record
+class TellSucceeded:
+    """Rendezvous: all workers of the round ended well."""
+
+    number: int
+
+
+@record
+class TellStopped:
+    """Rendezvous: no worker of the round is left."""
+
+    number: int
+
+
+@record
+class TellLeave:
+    """Rendezvous: this node goes."""
+
+    reason: str
+
+
+@record
+class Finish:
+    """The agent's work is done; exit with `code` after `ended` has been reported, if there is one."""
+
+    code: int
+    ended: JobEnded | None = None
+    lost: RendezvousLost | None = None
+
+
+Action: TypeAlias = (
+    StartWorkers
+    | CancelStarts
+    | TakeStacks
+    | SignalWorkers
+    | ArmGrace
+    | KillTree
+    | TellStarted
+    | TellFailed
+    | TellIdle
+    | TellSucceeded
+    | TellStopped
+    | TellLeave
+    | Finish
+)
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+class Phase(Enum):
+    """Where the node stands."""
+
+    JOINING = "joining"
+    """No workers; waiting for a round."""
+    RUNNING = "running"
+    """Workers of the round are being started or run."""
+    SUCCEEDED = "succeeded"
+    """All workers of the round ended well; waiting for the others."""
+    STOPPING = "stopping"
+    """The round's workers are being stopped."""
+    ENDED = "ended"
+    """`Finish` has been given out; nothing matters any more."""
+
+
+@record
+class State:
+    """All the node knows. Local ranks are 0..nproc-1."""
+
+    nproc: int
+    phase: Phase = Phase.JOINING
+    round: Round | None = None
+    alive: frozenset[int] = frozenset()
+    """Workers that exist."""
+    awaited: frozenset[int] = frozenset()
+    """Workers asked for that neither exist nor have failed to."""
+    succeeded: frozenset[int] = frozenset()
+    taking_stacks: bool = False
+    killing: bool = False
+    """`KillTree` is under way."""
+    stop_signal: int = signal.SIGTERM
+    next_round: Round | None = None
+    """A round that formed while the last one's workers were still being stopped (after a change of leader)."""
+    finish: Finish | None = None
+    """What to finish with once the workers are gone; None: tell that they are, and go on."""
+
+    @property
+    def number(self) -> int:
+        """The round's number, 0 before the first."""
+        return self.round.number if self.round else 0
+
+
+Decision: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def decide(state: State, event: Any) -> Decision:
+    """What follows from one event. Events of an older round, and any after the end, change nothing.
+
+    Raises:
+        TypeError: the event is none of ours.
+    """
+    if state.phase is Phase.ENDED:
+        return state, ()
+    try:
+        handler = _HANDLERS[type(event)]
+    except KeyError:
+        raise TypeError(f"no decision is defined for {event!r}") from None
+    decision: Decision = handler(state, event)
+    return decision
+
+
+# -- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def _on_round_formed(state: State, event: RoundFormed) -> Decision:
+    if state.finish is not None or event.round.number <= state.number:
+        return state, ()
+    if state.phase is not Phase.JOINING:
+        # Only after a change of leader: we owe the old round's end first, then start without asking again.
+        state = replace(state, next_round=event.round)
+        return (state, ()) if state.phase is Phase.STOPPING else _begin_stop(state, kill=True)
+    return _start(state, event.round)
+
+
+def _start(state: State, new: Round) -> Decision:
+    everybody = frozenset(range(state.nproc))
+    state = State(nproc=state.nproc, phase=Phase.RUNNING, round=new, awaited=everybody)
+    return state, (StartWorkers(round=new),)
+
+
+def _on_round_broken(state: State, event: RoundBroken) -> Decision:
+    if event.number < state.number:
+        return state, ()
+    if state.phase is Phase.STOPPING:
+        return _hurry(state) if event.kind is BreakKind.FENCED else (state, ())
+    if state.phase is Phase.JOINING:
+        return state, (TellStopped(number=event.number),)
+    return _begin_stop(state, kill=event.kind is BreakKind.FENCED, stacks=event.want_stacks)
+
+
+def _on_fenced(state: State, _event: Fenced) -> Decision:
+    if state.phase in (Phase.RUNNING, Phase.SUCCEEDED):
+        return _begin_stop(state, kill=True)
+    return _hurry(state) if state.phase is Phase.STOPPING else (state, ())
+
+
+def _on_job_ended(state: State, event: JobEnded) -> Decision:
+    code = ExitCode.SUCCEEDED if event.succeeded else ExitCode.WORKERS_FAILED
+    return _end_with(state, Finish(code=code, ended=event))
+
+
+def _on_rendezvous_lost(state: State, event: RendezvousLost) -> Decision:
+    code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
+    return _end_with(state, Finish(code=code, lost=event))
+
+
+def _end_with(state: State, finish: Finish) -> Decision:
+    if state.finish is not None:  # a signal came first: its exit code stands, but what ended may still be told
+        finish = replace(finish, code=state.finish.code)
+    state = replace(state, finish=finish)
+    if state.phase is Phase.STOPPING:
+        return _hurry(state)
+    if state.phase is Phase.JOINING:
+        return replace(state, phase=Phase.ENDED), (finish,)
+    return _begin_stop(state, kill=True)
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def _on_worker_started(state: State, event: WorkerStarted) -> Decision:
+    if event.number != state.number or event.local_rank not in state.awaited:
+        return state, ()
+    state = replace(state, alive=state.alive | {event.local_rank}, awaited=state.awaited - {event.local_rank})
+    return state, (() if state.awaited else (TellStarted(number=state.number),))
+
+
+def _on_worker_exited(state: State, event: WorkerExited) -> Decision:
+    if event.number != state.number or event.local_rank not in state.alive:
+        return state, ()
+    state = replace(state, alive=state.alive - {event.local_rank})
+    if state.phase is Phase.STOPPING:
+        return _continue_stop(state)
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    if event.code != 0:
+        return state, (TellFailed(number=event.number, local_ranks=(event.local_rank,)),)
+    state = replace(state, succeeded=state.succeeded | {event.local_rank})
+    if len(state.succeeded) < state.nproc:
+        return state, ()
+    return replace(state, phase=Phase.SUCCEEDED), (TellSucceeded(number=state.number),)
+
+
+def _on_spawn_failed(state: State, event: SpawnFailed) -> Decision:
+    if event.number != state.number or event.local_rank not in state.awaited:
+        return state, ()
+    state = replace(state, awaited=state.awaited - {event.local_rank})
+    return state, (TellFailed(number=event.number, local_ranks=(event.local_rank,), reason=event.reason),)
+
+
+def _on_hung(state: State, event: Hung) -> Decision:
+    if event.number != state.number or state.phase is not Phase.RUNNING:
+        return state, ()
+    return state, (TellIdle(number=event.number, local_ranks=event.local_ranks, reason=event.reason),)
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+def _begin_stop(state: State, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM) -> Decision:
+    """Politely unless `kill`: [stacks], the signal to the workers, one grace period; then everything is killed."""
+    cancel = (CancelStarts(),) if state.awaited else ()
+    state = replace(state, phase=Phase.STOPPING, stop_signal=signum, awaited=frozenset())
+    if kill or not state.alive:
+        return replace(state, killing=True), (*cancel, KillTree())
+    if stacks:
+        return replace(state, taking_stacks=True), (*cancel, TakeStacks())
+    return state, (*cancel, SignalWorkers(signum=signum), ArmGrace())
+
+
+def _on_stacks_taken(state: State, _event: StacksTaken) -> Decision:
+    if not state.taking_stacks:
+        return state, ()
+    state = replace(state, taking_stacks=False)
+    if state.killing:
+        return state, ()
+    if not state.alive:
+        return _continue_stop(state)
+    return state, (SignalWorkers(signum=state.stop_signal), ArmGrace())
+
+
+def _continue_stop(state: State) -> Decision:
+    """Once no worker is left, what they left behind gets no grace of its own."""
+    if state.alive or state.killing or state.taking_stacks:
+        return state, ()
+    return replace(state, killing=True), (KillTree(),)
+
+
+def _on_grace_over(state: State, _event: GraceOver) -> Decision:
+    return _hurry(state) if state.phase is Phase.STOPPING else (state, ())
+
+
+def _hurry(state: State) -> Decision:
+    if state.killing:
+        return state, ()
+    return replace(state, killing=True), (KillTree(),)
+
+
+def _on_tree_gone(state: State, _event: TreeGone) -> Decision:
+    if state.phase is not Phase.STOPPING or not state.killing:
+        return state, ()
+    if state.finish is not None:
+        return replace(state, phase=Phase.ENDED), (state.finish,)
+    idle = State(nproc=state.nproc, round=state.round)
+    if state.next_round is not None:
+        return _start(idle, state.next_round)
+    return idle, (TellStopped(number=state.number),)
+
+
+def _on_signal(state: State, event: SignalCame) -> Decision:
+    """The first one stops politely with the same signal; a second Ctrl-C kills; other repetitions change nothing."""
+    if state.finish is not None:
+        again = event.signum == signal.SIGINT or event.guard_died
+        return _hurry(state) if again and state.phase is Phase.STOPPING else (state, ())
+    finish = Finish(code=ExitCode.of_signal(event.signum))
+    leave = TellLeave(reason=f"received {signal.Signals(event.signum).name}")
+    state = replace(state, finish=finish, next_round=None)
+    if state.phase is Phase.JOINING:
+        return replace(state, phase=Phase.ENDED), (leave, finish)
+    if state.phase is Phase.STOPPING:
+        state, actions = _hurry(state) if event.guard_died else (state, ())
+    else:
+        state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
+    return state, (leave, *actions)
+
+
+_HANDLERS: dict[type, Any] = {
+    RoundFormed: _on_round_formed,
+    RoundBroken: _on_round_broken,
+    JobEnded: _on_job_ended,
+    RendezvousLost: _on_rendezvous_lost,
+    WorkerStarted: _on_worker_started,
+    WorkerExited: _on_worker_exited,
+    SpawnFailed: _on_spawn_failed,
+    Hung: _on_hung,
+    StacksTaken: _on_stacks_taken,
+    GraceOver: _on_grace_over,
+    TreeGone: _on_tree_gone,
+    SignalCame: _on_signal,
+    Fenced: _on_fenced,
+}

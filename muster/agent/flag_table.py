@@ -1,0 +1,268 @@
+"""Every flag of the agent, as data: parsing, `--help` and the tests against torchrun's parser all read this table.
+
+Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 for the flags that are not `ours`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag. `name` has dashes and no leading ones; underscores are as good on the command line."""
+
+    name: str
+    text: str
+    """What it means, for --help; says so where torchrun does otherwise."""
+    metavar: str = ""
+    """What its value is called; "" for a switch, which takes none."""
+    short: str = ""
+    """One letter: `-m`."""
+    default: str = ""
+    """For --help only; cli.py decides."""
+    ours: bool = False
+    """torchrun does not have it."""
+    has_variable: bool = True
+    """PET_<NAME> is its default."""
+
+    @property
+    def dest(self) -> str:
+        """`nproc_per_node`."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """`PET_NPROC_PER_NODE`."""
+        return "PET_" + self.dest.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """True when it takes no value."""
+        return not self.metavar
+
+
+NODES: Final = (
+    Flag(name="nnodes", metavar="N|MIN:MAX", default="1", text="How many nodes take part."),
+    Flag(
+        name="nproc-per-node",
+        metavar="N|KIND",
+        default="1",
+        text="Workers on this node: a number, or one per device: cpu, gpu, xpu, auto (gpu or what else torch finds, "
+        "otherwise cpu), or the name of a device torch knows. A throw-away process counts the devices; the agent "
+        "itself never imports torch.",
+    ),
+    Flag(
+        name="node-rank",
+        metavar="I",
+        default="0 for static, else none",
+        text="This node's number; decides the order of ranks, and node 0 leads. Unlike torchrun, it means this for "
+        "c10d too.",
+    ),
+    Flag(name="role", metavar="NAME", default="default", text="Name of the workers' role, in prefixes and ROLE_NAME."),
+    Flag(
+        name="local-addr",
+        metavar="ADDR",
+        default="found out",
+        text="This node's address for the others; MASTER_ADDR when it hosts rank 0.",
+    ),
+)
+
+RENDEZVOUS: Final = (
+    Flag(
+        name="standalone",
+        text="One node, this one: no address, no port, a fresh id (or --rdzv-id). Also what static means with one "
+        "node, no --rdzv-endpoint and no --master-port.",
+    ),
+    Flag(
+        name="rdzv-backend",
+        metavar="NAME",
+        default="static",
+        text="muster, or c10d, which means muster here: the agents agree among themselves, no store is needed. "
+        "static: fixed nodes, --master-addr and --master-port. c10d-torch, etcd, etcd-v2 and any torchrun.handlers "
+        "entry point: torch's own handlers.",
+    ),
+    Flag(
+        name="rdzv-endpoint",
+        metavar="HOST[:PORT]",
+        default="localhost:29400",
+        text="Where the leader listens; what torch's handlers take as their endpoint.",
+    ),
+    Flag(
+        name="rank0-env",
+        metavar="VARIABLE",
+        ours=True,
+        has_variable=False,
+        text="Name of the environment variable that holds node 0's address; implies --rdzv-backend muster. It must be "
+        "set on every node but node 0.",
+    ),
+    Flag(
+        name="rdzv-port",
+        metavar="PORT",
+        default="29400",
+        ours=True,
+        has_variable=False,
+        text="The leader's port when --rdzv-endpoint names none; MUSTER_RDZV_PORT beats it. Implies --rdzv-backend "
+        "muster.",
+    ),
+    Flag(
+        name="rdzv-id", metavar="ID", default="none", text="The job's id, the same on all nodes; also the log folder."
+    ),
+    Flag(
+        name="rdzv-conf",
+        metavar="K=V,...",
+        text="For muster: join_timeout (600), last_call_timeout (3), keep_alive_interval (1), keep_alive_max_attempt "
+        "(5): seconds, and how many intervals of silence lose a node; is_host (1: this node leads, 0: it does not); "
+        "timeout is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, read_timeout and "
+        "store_type=tcp are accepted and have no effect there: muster has no store to read or to close. torch's "
+        "handlers get every key as it is.",
+    ),
+    Flag(
+        name="last-call-timeout",
+        metavar="S",
+        default="3",
+        ours=True,
+        has_variable=False,
+        text="Seconds an elastic job waits for more nodes after the last one came, once it has its minimum; beats the "
+        "key of --rdzv-conf. torchrun waits 30.",
+    ),
+    Flag(name="master-addr", metavar="ADDR", default="127.0.0.1", text="static only: MASTER_ADDR."),
+    Flag(name="master-port", metavar="PORT", default="29500", text="static only: MASTER_PORT."),
+)
+
+LIFE: Final = (
+    Flag(
+        name="max-restarts",
+        metavar="N",
+        default="0",
+        text="How often workers may be restarted because one failed: one budget for the whole job, not one per node "
+        "as in torchrun. Lost and new nodes do not use it up.",
+    ),
+    Flag(
+        name="restart-backoff",
+        metavar="S",
+        default="0",
+        ours=True,
+        has_variable=False,
+        text="Base of an exponential pause, with jitter, before the second and later restarts.",
+    ),
+    Flag(
+        name="shutdown-timeout",
+        metavar="S",
+        default="30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+        text="Seconds between the polite signal and SIGKILL, whatever the reason for the stop.",
+    ),
+    Flag(
+        name="signals-to-handle",
+        metavar="SIG,...",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        text="Signals that stop this node: they are passed on to the workers.",
+    ),
+    Flag(
+        name="hang-timeout",
+        metavar="S",
+        default="off",
+        ours=True,
+        has_variable=False,
+        text="Take the workers as failed when no rank has used CPU time or written a line for S seconds; the report "
+        "then has the stacks of all ranks.",
+    ),
+    Flag(
+        name="monitor-interval",
+        metavar="S",
+        default="0.1",
+        text="Has no effect here: the agent is told of a worker's end by the kernel and polls nothing.",
+    ),
+)
+
+PROGRAM: Final = (
+    Flag(name="module", short="m", text="The script is a module name, as in `python -m`."),
+    Flag(name="no-python", text="The script is any executable."),
+    Flag(
+        name="run-path",
+        text="Run the script by runpy.run_path in an interpreter made by --start-method. Beats --no-python and -m.",
+    ),
+    Flag(
+        name="start-method",
+        metavar="HOW",
+        default="spawn",
+        text="spawn, fork or forkserver: how the interpreters of --run-path and of function workers are made.",
+    ),
+    Flag(
+        name="start",
+        metavar="HOW",
+        default="auto",
+        ours=True,
+        has_variable=False,
+        text="cold: a new interpreter per worker. warm: fork workers from one template that has imported torch. auto: "
+        "warm for Python scripts on Linux. (spawn, fork and forkserver are taken for --start-method, of which --start "
+        "is an abbreviation in torchrun.)",
+    ),
+    Flag(
+        name="preload",
+        metavar="MODULE,...",
+        default="auto",
+        ours=True,
+        has_variable=False,
+        text="What the warm template imports; auto is torch, when it is installed.",
+    ),
+    Flag(
+        name="virtual-local-rank",
+        text="Every worker has LOCAL_RANK=0 and sees one device, its own, through CUDA_VISIBLE_DEVICES.",
+    ),
+    Flag(
+        name="numa-binding",
+        metavar="HOW",
+        default="off",
+        has_variable=False,
+        text="node, socket, exclusive or core-complex: bind each worker to CPUs near its GPU, by numactl when it is "
+        "installed. On a machine without GPUs workers are dealt out over the NUMA nodes.",
+    ),
+)
+
+OUTPUT: Final = (
+    Flag(name="log-dir", metavar="DIR", default="a temporary folder", text="Base folder of logs; /dev/null for none."),
+    Flag(
+        name="redirects",
+        short="r",
+        metavar="WHAT",
+        default="0",
+        text="Write workers' streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by local "
+        "rank: 0:3,1:1.",
+    ),
+    Flag(name="tee", short="t", metavar="WHAT", default="0", text="Write them to files and to the console."),
+    Flag(
+        name="local-ranks-filter",
+        metavar="R,...",
+        default="all",
+        text="Local ranks whose output reaches the console; files get everything.",
+    ),
+    Flag(
+        name="duplicate-stdout-filters",
+        metavar="TEXT,...",
+        text="Lines with any of these texts also go to filtered_stdout.log; `,,` stands for a comma.",
+    ),
+    Flag(name="duplicate-stderr-filters", metavar="TEXT,...", text="The same for stderr and filtered_stderr.log."),
+    Flag(
+        name="logs-specs",
+        metavar="NAME",
+        has_variable=False,
+        text="A torchrun.logs_specs entry point that places the log files; `default` is the agent's own layout.",
+    ),
+    Flag(
+        name="event-log-handler",
+        metavar="NAME",
+        default="null",
+        text="console prints the agent's event records to stderr, one JSON object a line; null does not. They are "
+        "in events.jsonl of the log folder either way.",
+    ),
+)
+
+GROUPS: Final = (
+    ("Nodes and workers", NODES),
+    ("How nodes find each other", RENDEZVOUS),
+    ("Restarts and the end", LIFE),
+    ("The program and how it is started", PROGRAM),
+    ("Output", OUTPUT),
+)
+
+FLAGS: Final = tuple(flag for _, flags in GROUPS for flag in flags)

@@ -1,0 +1,10 @@
+"""Workers' output: captured, kept in files, shown on the console, remembered for the report.
+
+`LogRouter` is what the supervisor uses; `Console` also carries the agent's own lines.
+"""
+
+from muster.agent.logs.console import Console
+from muster.agent.logs.plan import WorkerStreams
+from muster.agent.logs.router import LogRouter
+
+__all__ = ["Console", "LogRouter", "WorkerStreams"]

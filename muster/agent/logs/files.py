@@ -1,0 +1,196 @@
+"""Files of a run: which folder is ours, which file is whose, and what happens when a disk is full."""
+
+import contextlib
+import fcntl
+import itertools
+import os
+from collections.abc import Callable
+
+from muster._contract import LogNames
+from muster.agent.config import Std
+from muster.agent.rendezvous import Round
+
+STACKS = "stacks.txt"
+"""Beside a worker's logs: where it appends its Python stacks when asked."""
+
+_LOCK = ".lock"
+
+
+class LogFile:
+    """A file that is appended to, and stops, once, with one call of `on_trouble`, when the disk will not have more.
+
+    Whoever made it closes it.
+    """
+
+    def __init__(self, path: str, on_trouble: Callable[[str], None]) -> None:
+        """Open or create.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        self.path = path
+        self._on_trouble = on_trouble
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.fd: int | None = os.open(path, flags, 0o644)
+        self.size_bytes = os.fstat(self.fd).st_size
+
+    def write(self, data: bytes) -> int:
+        """Append; returns how many bytes got in, fewer than given only when the file has just stopped or had before."""
+        if self.fd is None:
+            return 0
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self.fd, data[done:] if done else data)
+        except OSError as error:
+            self.size_bytes += done
+            self._stop(error)
+            return done
+        self.size_bytes += done
+        return done
+
+    def _stop(self, error: OSError) -> None:
+        self.close()
+        self._on_trouble(f"cannot write {self.path}: {error.strerror}")
+
+    def close(self) -> None:
+        """Release the descriptor. Idempotent."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+class RunFolder:
+    """`<base>/<run_id>/attempt_<n>/<local_rank>/...`, claimed by this agent.
+
+    With more than one node the agent's own files are one level deeper, in `node_<index>/`, so that agents that share
+    a folder (two on one host, or a network file system) never write the same file. A second live agent that would
+    have the same folder gets `agent_<host>_<pid>/` below it. What an earlier run with the same id left there is
+    moved to `earlier_<k>/`, never overwritten.
+    """
+
+    def __init__(self, base_dir: str | None, run_id: str) -> None:
+        """Make the run's folder.
+
+        Args:
+            base_dir: `--log-dir`; None: a temporary folder, which `tidy` removes when it holds no log, error or report.
+            run_id: a slash in it makes no sub-folder.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        self._temporary = base_dir is None
+        self._base = base_dir or _make_temporary()
+        self.run_dir = os.path.join(os.path.abspath(self._base), run_id.replace("/", "_") or "none")
+        os.makedirs(self.run_dir, exist_ok=True)
+        if not os.access(self.run_dir, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied", self.run_dir)
+        self._node_dir: str | None = None
+        self._lock_fd: int | None = None
+
+    def open_attempt(self, round: Round, nproc: int) -> str:  # noqa: A002
+        """Make the folders of the round's attempt, or find them again; returns the attempt's path.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        if self._node_dir is None:
+            self._node_dir = self._claim(round)
+        path = os.path.join(self._node_dir, LogNames.ATTEMPT_DIR.format(attempt=round.attempt))
+        for local_rank in range(nproc):
+            os.makedirs(name_rank_dir(path, local_rank), exist_ok=True)
+        return path
+
+    def _claim(self, round: Round) -> str:  # noqa: A002
+        path = self.run_dir
+        if round.group_world_size > 1:
+            path = os.path.join(path, f"node_{round.node_index}")
+        os.makedirs(path, exist_ok=True)
+        if not self._lock(path):
+            path = os.path.join(path, f"agent_{os.uname().nodename}_{os.getpid()}")
+            os.makedirs(path, exist_ok=True)
+        elif round.number <= 1:
+            # Only the first round of a job may find what another job left: an agent that comes later finds its own.
+            _set_aside(path, self.run_dir if round.group_rank == 0 else path)
+        return path
+
+    def _lock(self, path: str) -> bool:
+        """False when another live agent has the folder. A file system without locks counts as ours."""
+        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except OSError:
+            os.close(fd)
+            return True
+        self._lock_fd = fd
+        return True
+
+    def tidy(self) -> None:
+        """Give the claim back; remove a temporary folder nobody will look into. Idempotent."""
+        if self._lock_fd is not None:
+            if self._temporary:  # elsewhere it stays: removing a lock that someone just opened would make two owners
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._node_dir or self.run_dir, _LOCK))
+            os.close(self._lock_fd)
+            self._lock_fd = None
+        if self._temporary:
+            _remove_worthless(self._base)
+
+
+def _remove_worthless(base: str) -> None:
+    """Remove a temporary folder in which nobody will look for anything: no log, no error, no report."""
+    found = [(folder, name) for folder, _, names in os.walk(base) for name in names]
+    if any(name not in (STACKS, LogNames.EVENTS) for _, name in found):
+        return
+    for folder, name in found:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+    for folder, _, _ in os.walk(base, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def _make_temporary() -> str:
+    import tempfile  # several ms that an agent with --log-dir need not spend
+
+    return tempfile.mkdtemp(prefix="muster_")
+
+
+def _set_aside(path: str, report_dir: str) -> None:
+    """Move an earlier run's attempts below `path`, and its report in `report_dir`, out of the way."""
+    stem = LogNames.ATTEMPT_DIR.format(attempt="")
+    old = [os.path.join(path, name) for name in os.listdir(path) if name.startswith(stem)]
+    report = os.path.join(report_dir, LogNames.REPORT)
+    if os.path.exists(report):
+        old.append(report)
+    if not old:
+        return
+    target = _make_numbered(os.path.join(path, "earlier_"))
+    for name in old:
+        os.rename(name, os.path.join(target, os.path.basename(name)))
+
+
+def _make_numbered(stem: str) -> str:
+    for number in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(f"{stem}{number}")
+            break
+    return f"{stem}{number}"
+
+
+def name_rank_dir(attempt_dir: str, local_rank: int) -> str:
+    """Folder of one worker's files."""
+    return os.path.join(attempt_dir, str(local_rank))
+
+
+def name_log(attempt_dir: str, local_rank: int, std: Std) -> str:
+    """Path of one stream's log."""
+    return os.path.join(name_rank_dir(attempt_dir, local_rank), LogNames.STDOUT if std is Std.OUT else LogNames.STDERR)
+
+
+def name_filtered(attempt_dir: str, std: Std) -> str:
+    """Path of the attempt's filtered log of one stream, shared by its ranks."""
+    return os.path.join(attempt_dir, LogNames.FILTERED_STDOUT if std is Std.OUT else LogNames.FILTERED_STDERR)

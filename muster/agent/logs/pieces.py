@@ -1,0 +1,78 @@
+"""What waits for the console, in order: bytes, parts of log files, gaps, the agent's own lines, ends of streams."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from muster.agent.logs.lines import LineAssembler
+
+
+class Source(Protocol):
+    """What the device must know of a stream: `console.Feed`."""
+
+    assembler: LineAssembler
+    shown: bytes
+
+    @property
+    def fd(self) -> int:
+        """The descriptor its lines are written to."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Span:
+    """A part of a log file that is still to be printed; the device closes `fd`. Its end may move while it waits."""
+
+    fd: int
+    start: int
+    end: int
+    waits: bool = True
+
+
+@dataclass(kw_only=True)
+class Gap:
+    """Lines that were dropped here; the count may grow while it waits."""
+
+    lines: int
+    waits: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """The agent's own lines: kept when all else is given up."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The stream is over."""
+
+
+Piece = bytes | Span | Gap | Said | End
+
+
+def merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Neighbours with the same descriptor as one piece: one write instead of many."""
+    start = 0
+    for index in range(1, len(output) + 1):
+        if index == len(output) or output[index][0] != output[start][0]:
+            yield output[start][0], b"".join(data for _, data in output[start:index])
+            start = index
+
+
+def read_span(part: Span) -> bytes:
+    """The part's bytes; closes its descriptor when it was the last."""
+    try:
+        return os.pread(part.fd, part.end - part.start, part.start)
+    except OSError as error:
+        return b"\n[muster] %d bytes of output cannot be read again: %s\n" % (
+            part.end - part.start,
+            (error.strerror or "").encode(),
+        )
+    finally:
+        if not part.waits:
+            with contextlib.suppress(OSError):
+                os.close(part.fd)

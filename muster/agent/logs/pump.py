@@ -1,0 +1,198 @@
+"""One stream of one worker: from its pipe to its file, to the console, and into the memory a report draws on."""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from muster.agent.logs.console import Feed
+from muster.agent.logs.duplicates import Duplicator
+from muster.agent.logs.files import LogFile
+from muster.agent.loop import Loop, Timer
+
+_READ_BYTES = 256 << 10
+_PIPE_BYTES = 1 << 20
+_TAIL_BYTES = 64 << 10
+_PAUSE_S = 0.002
+"""How long a stream that writes without pause is left to gather: one read of 100 KiB costs what one of 8 KiB does."""
+_BUSY_BYTES = 4 << 10
+_BUSY_S = 0.004
+"""A stream that was read this short a time ago, or gave that much, writes without pause: with -u, line by line."""
+
+
+def open_pipe() -> tuple[int, int]:
+    """A pipe for a worker's output: (read end, non-blocking; write end, for the worker), as large as allowed.
+
+    Source: fcntl(2), F_SETPIPE_SZ; /proc/sys/fs/pipe-max-size and pipe-user-pages-soft limit it.
+
+    Raises:
+        OSError: too many open files.
+    """
+    import fcntl
+
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux only; Python knows the name from 3.10 on
+    size = _PIPE_BYTES
+    while resize is not None and size > 64 << 10:
+        try:
+            fcntl.fcntl(read_fd, resize, size)
+            break
+        except OSError:
+            size >>= 2
+    return read_fd, write_fd
+
+
+class StreamPump:
+    """Empties one pipe. Owns the read end, its file and its feed; `close` releases them.
+
+    Lives on the loop of the pump thread. `bytes_seen` and `tail` may be read from another thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        read_fd: int,
+        file: LogFile | None,
+        feed: Feed | None,
+        rescue_feed: Callable[[], Feed | None],
+        duplicator: Duplicator | None,
+        keeps_tail: bool,
+        on_end: Callable[["StreamPump"], None],
+    ) -> None:
+        self._loop = loop
+        self._read_fd: int | None = read_fd
+        self._file = file
+        self._feed = feed
+        self._rescue_feed = rescue_feed
+        self._duplicator = duplicator
+        self._keeps_tail = keeps_tail
+        self._on_end = on_end
+        self._read_s = float("-inf")
+        self.bytes_seen = 0
+        self.tail = b""
+        """The last bytes of the stream, when kept."""
+
+    def start(self) -> None:
+        """Begin to read."""
+        if self._read_fd is not None:
+            self._loop.watch_readable(self._read_fd, self._read)
+
+    def drain(self) -> None:
+        """Read what is there now, at most what a pipe can hold; more only a living writer could have put there."""
+        for _ in range(1 + _PIPE_BYTES // _READ_BYTES * 2):
+            if not self._take():
+                return
+
+    def close(self) -> None:
+        """Read what is there, print the unterminated last line, release everything. Idempotent."""
+        if self._read_fd is None:
+            return
+        self.drain()
+        self._finish()
+
+    def _read(self) -> None:
+        taken = self._take()
+        if taken is None:
+            self._finish()
+            return
+        now_s = self._loop.clock.now_s()
+        busy = taken > _BUSY_BYTES or now_s - self._read_s < _BUSY_S
+        self._read_s = now_s
+        if busy and self._read_fd is not None:
+            self._loop.unwatch_readable(self._read_fd)
+            self._loop.call_later(_PAUSE_S, self.start)
+
+    def _take(self) -> int | None:
+        """Move what one read gives; returns how much, 0 for nothing now, None at the end of the stream."""
+        if self._read_fd is None:
+            return 0
+        try:
+            chunk = os.read(self._read_fd, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not chunk:
+            return None
+        self.bytes_seen += len(chunk)
+        if self._keeps_tail:
+            self.tail = chunk[-_TAIL_BYTES:] if len(chunk) >= _TAIL_BYTES else (self.tail + chunk)[-_TAIL_BYTES:]
+        self._store(chunk)
+        if self._duplicator is not None:
+            self._duplicator.push(chunk)
+        return len(chunk)
+
+    def _store(self, chunk: bytes) -> None:
+        file = self._file
+        if file is None:
+            if self._feed is not None:
+                self._feed.offer(chunk)
+            return
+        written = file.write(chunk)
+        if file.fd is not None:
+            if self._feed is not None:
+                self._feed.offer(chunk, file.fd, file.size_bytes)
+            return
+        # The disk is full: from the first byte that did not get in, the console is all there is.
+        self._file = None
+        if self._feed is not None:
+            self._feed.offer(chunk)
+        else:
+            self._feed = self._rescue_feed()
+            if self._feed is not None:
+                self._feed.offer(chunk[written:])
+
+    def _finish(self) -> None:
+        if self._read_fd is None:
+            return
+        self._loop.unwatch(self._read_fd)
+        os.close(self._read_fd)
+        self._read_fd = None
+        if self._duplicator is not None:
+            self._duplicator.finish()
+        if self._feed is not None:
+            self._feed.end()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what a network file system says late is said too late to act on
+                self._file.close()
+        self._on_end(self)
+
+
+class PumpGroup:
+    """The pumps of a round, all on one loop; tells when the last one is done."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._open: set[StreamPump] = set()
+        self._on_drained: Callable[[], None] | None = None
+        self._limit: Timer | None = None
+
+    def add(self, pump: StreamPump) -> None:
+        """Begin to empty a pipe."""
+        self._open.add(pump)
+        pump.start()
+
+    def ended(self, pump: StreamPump) -> None:
+        """A pump's stream is over."""
+        self._open.discard(pump)
+        if not self._open and self._on_drained is not None:
+            on_drained, self._on_drained = self._on_drained, None
+            if self._limit is not None:
+                self._limit.cancel()
+            on_drained()
+
+    def finish(self, limit_s: float, on_drained: Callable[[], None]) -> None:
+        """Call back when every stream has ended; those that have not after `limit_s` are ended then.
+
+        A stream goes on when some process that outlived the worker holds its pipe.
+        """
+        self._on_drained = on_drained
+        if self._open:
+            self._limit = self._loop.call_later(limit_s, self.close)
+        else:
+            self._on_drained = None
+            on_drained()
+
+    def close(self) -> None:
+        """End every stream now, with what it has."""
+        for pump in list(self._open):
+            pump.close()

@@ -1,0 +1,49 @@
+"""The live rows at the foot of a terminal: one per worker with an unfinished line, a progress bar mostly. Pure."""
+
+import os
+from collections.abc import Callable, Sequence
+
+
+class Screen:
+    """Remembers how many rows stand at the foot, to take them away before lines are printed above."""
+
+    def __init__(self, size: Callable[[], os.terminal_size]) -> None:
+        self._size = size
+        self._rows = 0
+
+    def erase(self) -> bytes:
+        """The bytes that take the rows away and leave the cursor where they began."""
+        rows, self._rows = self._rows, 0
+        if not rows:
+            return b""
+        up = b"\x1b[%dA" % (rows - 1) if rows > 1 else b""
+        return b"\r" + up + b"\x1b[J"
+
+    def draw(self, rows: Sequence[bytes]) -> bytes:
+        """The bytes that put rows at the foot, as many as there is room for; call `erase` first."""
+        columns, lines = self._size()
+        shown = rows[: max(1, lines - 1)]
+        self._rows = len(shown)
+        return b"\n".join(fit_row(row, max(1, columns - 1)) for row in shown)
+
+
+def fit_row(row: bytes, columns: int) -> bytes:
+    """A row cut so that it does not wrap: colours and other escapes go, wide characters count twice."""
+    text = _strip_escapes(row.decode("utf-8", "replace")) if b"\x1b" in row else row.decode("utf-8", "replace")
+    text = "".join(c if c.isprintable() else " " for c in text.replace("\t", "    "))
+    if text.isascii():
+        return text[:columns].encode()
+    from unicodedata import combining, east_asian_width
+
+    width = 0
+    for index, character in enumerate(text):
+        width += 0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
+        if width > columns:
+            return text[:index].encode()
+    return text.encode()
+
+
+def _strip_escapes(text: str) -> str:
+    import re
+
+    return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|.)?", "", text)

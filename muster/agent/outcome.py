@@ -1,0 +1,67 @@
+"""How the job ended, told to everybody who listens: console, report.json, torch's error file, the termination log."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+from muster._contract import ExitCode, LogNames
+from muster.agent.config import AgentConfig
+from muster.agent.decisions import Finish
+from muster.agent.logs import LogRouter
+from muster.agent.report import Report
+from muster.agent.stacks import group_stacks
+
+
+def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
+    """Say and write what there is to say; the agent's exit code.
+
+    Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
+    """
+    if finish.lost is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
+        logs.say(finish.lost.reason)
+        _write_termination_log(config, finish.lost.reason.encode(), logs)
+    if finish.ended is not None and finish.ended.report is not None:
+        _tell_report(finish.ended.report, finish.ended.prints_report, config, logs)
+    return int(finish.code)
+
+
+def _tell_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
+    from muster.agent import printing  # only a failed job needs it
+
+    if prints:
+        logs.print_page(printing.format_report(report))
+    if logs.run_dir is not None:
+        path = os.path.join(logs.run_dir, LogNames.REPORT)
+        _attempt(path, logs, lambda: printing.write_report(report, path))
+    error_file = config.agent_error_file
+    if error_file is not None:
+        _attempt(error_file, logs, lambda: printing.write_torch_error_file(report, error_file))
+    _write_termination_log(config, printing.termination_message(report), logs)
+
+
+def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        logs.say(f"cannot write {path}: {error.strerror}")
+
+
+def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:
+    path = config.termination_log
+    if path is not None:
+        _attempt(path, logs, lambda: _write(path, message))
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
+    """Lines for the console: stacks by global rank, equal ones once; `missing` workers gave none."""
+    from muster.agent.printing import name_ranks  # only who asks for stacks needs it
+
+    for ranks, text in group_stacks(by_rank):
+        yield f"stacks of {name_ranks(ranks)}:"
+        yield from (f"  {line}" for line in text.splitlines())
+    if missing > 0:
+        yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or only just started"

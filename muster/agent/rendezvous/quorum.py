@@ -1,0 +1,115 @@
+"""Who may form a round when some of the last one cannot be heard: pure arithmetic over counts of ranks.
+
+Silence proves nothing: the silent ones may be training on the other side of a partition. A process end that was
+*observed* proves that its workers are gone. So ended members leave the sum, and of the rest at most one side may win:
+
+- The leader in office may go on with at least `min` members of the last round, or with half of those not ended.
+- Others may go on without a leader seen to end only with more than half, and only when those who are left cannot
+  reach `min` (else the old leader, alive behind a partition, would go on as well).
+- Once the leader was seen to end, half is enough for the side that holds the lowest rank not seen to end.
+- When every member is accounted for, joined or ended, nobody is left to collide with.
+
+No two of these can hold at once for disjoint sides. Counting the ended *for* a candidate instead of leaving them out
+(joined + ended > half) is not safe: with three nodes and the leader dead, both survivors would win alone.
+
+An end is only *seen* by who was linked until then. That a node's index was claimed by a new process also proves the
+old one's end, but not when it came: before it, the old process may have formed rounds that we never heard of. Such
+late evidence counts for the last rule only.
+
+A round that not all of its members have confirmed is not yet a base on its own: those who never heard of it act on
+the one before. Until then a majority of both is needed (as in Raft's joint consensus).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from muster.agent.records import record
+from muster.agent.rendezvous.ledger import Ledger
+
+INDICES_KEPT = 64
+"""What every member carries of a round must not grow with the number of members."""
+
+
+@record
+class Base:
+    """A round that was formed, and who of it is accounted for."""
+
+    number: int
+    size: int
+    leader: int
+    """Group rank of the leader's own node in that round."""
+    indices: tuple[int | None, ...] = ()
+    """Node index of each group rank, as far as `INDICES_KEPT`; empty when every rank is its node's index."""
+    held: Ledger[str, int] = Ledger()
+    """Member id -> group rank, of those connected now."""
+    ended: frozenset[int] = frozenset()
+    """Group ranks whose process end was seen."""
+    claimed: frozenset[int] = frozenset()
+    """Group ranks whose node index was claimed by a new process."""
+
+    def find_rank(self, index: int) -> int | None:
+        """The group rank that the node with this index had."""
+        if not self.indices:
+            return index if 0 <= index < self.size else None
+        return self.indices.index(index) if index in self.indices else None
+
+    def lowest_alive(self) -> int:
+        """The lowest rank not seen to end; `size` when all have ended."""
+        return next((rank for rank in range(self.size) if rank not in self.ended), self.size)
+
+    def missing(self) -> int:
+        """How many are neither connected nor known to have ended."""
+        return self.size - len(self.ended.union(self.claimed, self.held.values()))
+
+    def is_missing_some(self) -> bool:
+        """True when `missing` is not 0; mostly found without looking at each, and asked at every join."""
+        at_most = len(self.ended) + len(self.claimed) + len(self.held)
+        return at_most < self.size or self.missing() > 0
+
+    def to_json(self, own_id: str) -> dict[str, Any]:
+        """What one member carries of a base: the counts, its own rank, the ends it knows of."""
+        return {
+            "number": self.number,
+            "size": self.size,
+            "leader": self.leader,
+            "indices": list(self.indices),
+            "rank": self.held.get(own_id),
+            "ended": sorted(self.ended),
+        }
+
+
+def build_base(data: Mapping[str, Any], member_id: str) -> Base:
+    """The inverse of `Base.to_json`, holding only the member that carried it."""
+    rank = data["rank"]
+    return Base(
+        number=data["number"],
+        size=data["size"],
+        leader=data["leader"],
+        indices=tuple(data["indices"]),
+        held=Ledger() if rank is None else Ledger({member_id: rank}),
+        ended=frozenset(data["ended"]),
+    )
+
+
+def may_go_on(base: Base, min_nodes: int) -> bool:
+    """True when the leader in office may form the next round with the members it holds."""
+    held = len(set(base.held.values()) - base.ended)
+    alive = base.size - len(base.ended)
+    return held >= min_nodes or 2 * held >= alive or not base.is_missing_some()
+
+
+def may_take_over(base: Base, min_nodes: int) -> bool:
+    """True when a candidate, or a leader that lost its state, may form the next round with those who joined it."""
+    if not base.is_missing_some():
+        return True
+    ranks = set(base.held.values()) - base.ended
+    alive = base.size - len(base.ended)
+    if base.leader not in base.ended and base.leader not in ranks:
+        return 2 * len(ranks) > alive and alive - len(ranks) < min_nodes
+    return 2 * len(ranks) > alive or (2 * len(ranks) == alive and base.lowest_alive() in ranks)
+
+
+def may_form(bases: Iterable[Base], min_nodes: int, *, in_office: bool) -> bool:
+    """True when every base allows it; without any base there is nobody to collide with."""
+    rule = may_go_on if in_office else may_take_over
+    return all(rule(base, min_nodes) for base in bases)

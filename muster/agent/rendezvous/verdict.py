@@ -1,0 +1,77 @@
+"""Whose failure it was: order, root cause, repeated start-up errors, the job's report. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from muster.agent.records import record
+from muster.agent.report import Failure, Report, Stack
+
+
+@record
+class Seen:
+    """A failure and when it happened by the leader's clock: arrival minus its age."""
+
+    when_s: float
+    failure: Failure
+
+
+def order_failures(seen: Iterable[Seen]) -> tuple[Failure, ...]:
+    """The root cause first, then by time; all but the root marked collateral.
+
+    What ended after the agent had sent it a signal is always collateral, however early its node's clock claims it was.
+    Of one worker only the first word counts.
+    """
+    ordered = sorted(seen, key=lambda s: (s.failure.stopped_by_us, s.when_s, s.failure.global_rank))
+    unique: dict[tuple[int, int], Failure] = {}
+    for entry in ordered:
+        unique.setdefault((entry.failure.node, entry.failure.local_rank), entry.failure)
+    failures = tuple(unique.values())
+    return tuple(
+        replace(failure, collateral=failure.stopped_by_us or place > 0) for place, failure in enumerate(failures)
+    )
+
+
+def choose_root(seen: Iterable[Seen]) -> Failure | None:
+    """The root cause, None when every failure was our own doing."""
+    ordered = order_failures(seen)
+    return ordered[0] if ordered and not ordered[0].collateral else None
+
+
+def find_signature(root: Failure | None) -> str | None:
+    """What makes two start-up failures the same; None when this one was no start-up failure."""
+    if root is None or not root.early:
+        return None
+    return root.exception or root.signal or f"exit code {root.exit_code}: {root.reason}".rstrip(": ")
+
+
+def describe_failure(root: Failure | None) -> str:
+    """One clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
+    if root is None:
+        return "a worker failed"
+    if root.reason:
+        how = root.reason
+    elif root.signal:
+        how = f"was ended by {root.signal}"
+    else:
+        how = f"exited with code {root.exit_code}"
+    what = f" ({root.exception.splitlines()[0][:200]})" if root.exception else ""
+    return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
+
+
+def build_report(
+    run_id: str,
+    reason: str,
+    attempt: int,
+    max_restarts: int,
+    seen: Iterable[Seen],
+    stacks: tuple[Stack, ...],
+) -> Report:
+    """The one report of the job."""
+    return Report(
+        run_id=run_id,
+        reason=reason,
+        attempt=attempt,
+        max_restarts=max_restarts,
+        failures=order_failures(seen),
+        stacks=tuple(sorted(stacks, key=lambda stack: stack.global_rank)),
+    )

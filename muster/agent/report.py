@@ -1,0 +1,111 @@
+"""What failed, as data: one `Failure` per worker, one `Report` per job."""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from muster._contract import REPORT_SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class OomEvidence:
+    """Why a SIGKILL is taken for the work of the OOM killer."""
+
+    certain: bool
+    """True when the cgroup's counter went up; False is a guess and is called one."""
+    limit_bytes: int | None = None
+    peak_bytes: int | None = None
+    source: str = ""
+    """The file the evidence was read from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One worker that did not end well. `time_s` is the node's own wall clock, for reading, not for ordering."""
+
+    node: int
+    """The node's group rank in the round."""
+    node_index: int
+    host: str
+    local_rank: int
+    global_rank: int
+    attempt: int
+    round: int
+    pid: int
+    time_s: float
+    age_s: float = 0.0
+    """Seconds since it happened when it was sent; the leader orders by arrival minus age, never by wall clocks."""
+    exit_code: int | None = None
+    """None when a signal ended it."""
+    signal: str | None = None
+    """"SIGKILL"; None when it exited."""
+    reason: str = ""
+    """One line when there was no process to exit: could not be started, hung."""
+    exception: str | None = None
+    """"ValueError: the text", from error.json."""
+    traceback: str | None = None
+    """The traceback's text, its last frames when it is long; the faulthandler's for a fatal signal."""
+    error_file: str | None = None
+    stderr_tail: tuple[str, ...] = ()
+    """Last lines of the rank's stderr, oldest first; empty when it was not captured."""
+    log_path: str | None = None
+    oom: OomEvidence | None = None
+    stopped_by_us: bool = False
+    """Ended after the agent had sent it a signal: always collateral."""
+    collateral: bool = False
+    """Died because of the root cause."""
+    early: bool = False
+    """Died of a start-up error within seconds; the same twice in a row is not retried."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Failure":
+        """The inverse of `to_json`; ignores keys of newer versions."""
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        values["stderr_tail"] = tuple(values.get("stderr_tail") or ())
+        if values.get("oom"):
+            values["oom"] = OomEvidence(**values["oom"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Python stacks of one rank, taken while it lived."""
+
+    global_rank: int
+    node: int
+    local_rank: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The one report of a failed job. `failures` is ordered by time as the leader saw it: the root cause first."""
+
+    run_id: str
+    reason: str
+    """One line: why the job ended."""
+    attempt: int
+    max_restarts: int
+    failures: tuple[Failure, ...] = ()
+    stacks: tuple[Stack, ...] = field(default=())
+    schema: int = REPORT_SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Report":
+        """The inverse of `to_json`; ignores keys of newer versions."""
+        return cls(
+            run_id=data["run_id"],
+            reason=data["reason"],
+            attempt=data["attempt"],
+            max_restarts=data["max_restarts"],
+            failures=tuple(Failure.from_json(f) for f in data.get("failures", ())),
+            stacks=tuple(Stack(**s) for s in data.get("stacks", ())),
+        )

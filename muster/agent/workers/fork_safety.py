@@ -1,0 +1,98 @@
+"""May this process be forked into workers? Looked at in the template, after its imports and before each fork."""
+
+import os
+import stat
+import sys
+import warnings
+from collections.abc import Container
+from typing import Final
+
+_HARMLESS_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+def list_descriptors() -> frozenset[int]:
+    """Numbers of the open descriptors."""
+    found = {int(name) for name in os.listdir("/proc/self/fd")}
+    return frozenset(fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}"))  # less the one the listing used
+
+
+def find_hazard(known_fds: Container[int]) -> str | None:
+    """Why workers must not be forked from this process, as one line; None: they may.
+
+    Args:
+        known_fds: descriptors that were open before the imports, ours.
+    """
+    return _find_tracer() or _find_reader() or find_hazard_now() or _find_open_file(known_fds)
+
+
+def find_hazard_now() -> str | None:
+    """The part of `find_hazard` that may change while the template waits."""
+    return _find_device() or _find_threads()
+
+
+def _find_tracer() -> str | None:
+    monitoring = getattr(sys, "monitoring", None)
+    tools = [monitoring.get_tool(i) for i in range(6)] if monitoring is not None else []
+    if sys.gettrace() is not None or sys.getprofile() is not None or any(tools):
+        return "a profiler, debugger or coverage tool is active in the interpreter"
+    return None
+
+
+def _find_reader() -> str | None:
+    """A start-up module of the user's may look at the worker's rank, which the template does not have."""
+    for name in ("sitecustomize", "usercustomize"):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is None:
+            continue
+        with open(path, "rb") as file:
+            source = file.read()
+        if b"environ" in source or b"getenv" in source:
+            return f"{path} reads the environment when Python starts"
+    return None
+
+
+def _find_device() -> str | None:
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name, None)
+        is_initialized = getattr(module, "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            return f"an import has initialised {name}"
+    return None
+
+
+def _find_threads() -> str | None:
+    """Threads do not survive a fork, and what they held stays locked.
+
+    OpenBLAS starts its pool when numpy is imported, and has fork handlers that stop it: after a first, throw-away fork
+    only threads without such handlers are left.
+    """
+    if _count_threads() == 1:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of just what is being found out here
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    count = _count_threads()
+    if count == 1:
+        return None
+    threading = sys.modules.get("threading")
+    names = [thread.name for thread in threading.enumerate()[1:]] if threading else []
+    return f"an import has left {count - 1} thread(s) running ({', '.join(names) or 'not started by Python'})"
+
+
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _find_open_file(known_fds: Container[int]) -> str | None:
+    """A socket or pipe opened by an import would be shared among all workers; a plain file at least shows no more."""
+    for fd in sorted(list_descriptors()):
+        if fd in known_fds:
+            continue
+        target = os.readlink(f"/proc/self/fd/{fd}")
+        if not stat.S_ISREG(os.fstat(fd).st_mode) and target not in _HARMLESS_DEVICES:
+            return f"an import has left descriptor {fd} open ({target})"
+    return None

@@ -1,0 +1,377 @@
+"""The user's program inside a worker, cold and warm: run it as `python main.py` or `python -m module` would.
+
+A cold worker is `python <flags> entry.py --muster-worker ...`; in the bundle, the zip stands for `entry.py` and its
+`__main__` hands on to `main`. A warm worker is a fork of the template and calls `run`. Both run the program in a fresh
+`__main__`, from the interpreter's outermost frames, and let every exception leave through the interpreter itself: what
+`sys.exit`, KeyboardInterrupt, atexit and non-daemon threads mean is never imitated.
+
+What a worker has beyond plain Python: an uncaught exception is also written in torch's error.json format, faulthandler
+is on, and one real-time signal writes all threads' stacks to a file. What cannot be hidden: three frames of this file
+lie below the program's own in `inspect.stack()`.
+
+This file runs before the user's `sys.path` is right, and its time is added to every cold start: only `sys` and `os`,
+which every interpreter has loaded by then, are imported at the top.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # not typing's: importing typing would cost every worker 10 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import CodeType, ModuleType, TracebackType
+    from typing import Any
+
+    from muster.agent.workers.base import Program
+
+WORKER_FLAG = "--muster-worker"
+"""First argument of our own processes; in the bundle, `__main__` hands what follows it to `main`."""
+
+TEMPLATE = "template"
+"""Stands where a worker's kind stands, to be a template instead."""
+_FLAGS_WITH_VALUE = "XW"
+_LAST_FLAGS = "cm"
+_DROPPED_FLAGS = "ixhV?"
+"""-i waits for a terminal at the end; -x skips the first line of *our* file; the rest print and leave."""
+
+
+# -- in the agent -----------------------------------------------------------------------------------------------------
+
+
+def cold_argv(program: "Program", *, error_file: "str | None", stack_file: "str | None") -> "list[str]":
+    """The command line of a cold Python worker, all that follows the interpreter.
+
+    Args:
+        program: of kind SCRIPT, MODULE or RUN_PATH.
+        error_file: where an uncaught exception is written; None: nowhere.
+        stack_file: where stacks go; None: the stack signal is not caught.
+    """
+    from muster.agent.workers.base import stack_signal
+
+    signum = stack_signal() if stack_file else None
+    flags = interpreter_flags(sys.orig_argv)
+    return [
+        *flags,
+        entry_path(),
+        WORKER_FLAG,
+        program.kind.value,
+        error_file or "",
+        str(signum or 0),
+        stack_file or "",
+        program.target,
+        *program.args,
+    ]
+
+
+def entry_path() -> str:
+    """What the interpreter is given to run: `entry.py` beside this file, or the zip it is in."""
+    entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
+    if os.path.isfile(entry):
+        return entry
+    return os.path.abspath(__loader__.archive)  # type: ignore[name-defined, no-any-return]  # a zipimporter
+
+
+def interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
+    """The options the agent's own Python was given (-X, -W, -E, -I, ...), to be given to its workers too.
+
+    `-u` is always among them, as with torchrun: a worker that is killed loses no output.
+
+    Args:
+        orig_argv: `sys.orig_argv` of the agent.
+    """
+    flags: list[str] = []
+    unbuffered = False
+    words = iter(orig_argv[1:])
+    for word in words:
+        if word == "--check-hash-based-pycs":
+            flags += [word, next(words, "default")]
+            continue
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            break
+        letters, value, last = _split_cluster(word)
+        letters = "".join(letter for letter in letters if letter not in _DROPPED_FLAGS)
+        if letters:
+            flags.append(f"-{letters}")
+            unbuffered = unbuffered or "u" in letters
+        if value:
+            flags += [value] if len(value) > 2 else [value, next(words, "")]
+        if last:
+            break
+    return flags if unbuffered else ["-u", *flags]
+
+
+def _split_cluster(word: str) -> "tuple[str, str, bool]":
+    """`-sEm` -> ("sE", "", True); `-uXdev` -> ("u", "-Xdev", False)."""
+    for at, letter in enumerate(word[1:], start=1):
+        if letter in _LAST_FLAGS:
+            return word[1:at], "", True
+        if letter in _FLAGS_WITH_VALUE:
+            return word[1:at], f"-{word[at:]}", False
+    return word[1:], "", False
+
+
+# -- in the worker ----------------------------------------------------------------------------------------------------
+
+
+def main(argv: "list[str]") -> None:
+    """Be a worker, or the template that forks them. `argv` is what follows `WORKER_FLAG`."""
+    interpreter_words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
+    own_root = _leave_own_folder(sys.argv[0])
+    if argv[0] == TEMPLATE:
+        serve = _import_template_process(own_root)
+        kind, error_file, stack_signum, stack_file, target, args = serve(argv[1:])
+    else:
+        kind, error_file, stack_signum, stack_file, target = argv[0], argv[1], int(argv[2]), argv[3], argv[4]
+        args = argv[5:]
+    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_words)
+
+
+def _leave_own_folder(entry: str) -> str:
+    """Take off `sys.path` what the interpreter put there for our sake; the folder that holds the package."""
+    folder = os.path.dirname(os.path.realpath(entry))
+    if sys.path and sys.path[0] in (entry, folder):
+        del sys.path[0]
+    return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
+
+
+def _import_template_process(own_root: str) -> "Callable[[list[str]], tuple[str, str, int, str, str, list[str]]]":
+    sys.path.insert(0, own_root)
+    try:
+        from muster.agent.workers.template_process import serve
+    finally:
+        sys.path.remove(own_root)
+    return serve
+
+
+def run(
+    kind: str,
+    target: str,
+    args: "list[str]",
+    error_file: str,
+    stack_signum: int,
+    stack_file: str,
+    interpreter_words: "list[str]",
+) -> None:
+    """Run the user's program in this process; what it raises passes through.
+
+    Args:
+        kind: value of a `base.ProgramKind`, not COMMAND.
+        target: script path or module name.
+        args: the program's own.
+        error_file: "" for none.
+        stack_signum: 0 for none.
+        stack_file: "" for none.
+        interpreter_words: the interpreter and its flags, for `sys.orig_argv`.
+    """
+    for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
+        del sys.modules[name]  # ours, from the bundle or the template; the user's `import muster` finds their own
+    words = [*interpreter_words, *(("-m", target) if kind == "module" else (target,)), *args]
+    sys.orig_argv[:] = words
+    rename_process(words)
+    _watch_faults(stack_signum, stack_file)
+    began = (os.getpid(), _signature(error_file))
+    try:
+        prepare_main(kind, target, args)
+        call, arguments = choose_call(kind, target)
+        call(*arguments)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        shown = _user_frames(error.__traceback__)
+        _show_only(error, shown)
+        if error_file and not isinstance(error, KeyboardInterrupt) and began == (os.getpid(), _signature(error_file)):
+            _record(error, shown, error_file)
+        raise
+
+
+def prepare_main(kind: str, target: str, args: "list[str]") -> None:
+    """Make `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` what the program expects.
+
+    Source: pymain_run_python in CPython's Modules/main.c.
+    """
+    sys.argv[:] = ["-m" if kind == "module" else target, *args]
+    _fresh_main()
+    if kind == "module":
+        _put_first(os.getcwd())
+    elif kind == "script" and _is_importable(target):  # a folder or a zip with a __main__.py
+        sys.path.insert(0, target)
+    else:
+        _put_first(os.path.dirname(os.path.realpath(target)))
+
+
+def choose_call(kind: str, target: str) -> "tuple[Callable[..., None], tuple[Any, ...]]":
+    """What runs the prepared program, and its arguments: as few of our frames as can be lie below the program's."""
+    if kind == "module":
+        return _find_module_runner(), (target, True)
+    if kind == "run_path":
+        import runpy
+
+        return runpy.run_path, (target, None, "__main__")  # type: ignore[return-value]  # its result is dropped
+    if _is_importable(target):
+        return _find_module_runner(), ("__main__", False)
+    main_module = sys.modules["__main__"]
+    path = target if os.path.isabs(target) else os.path.join(os.getcwd(), target)
+    return exec, (_load_script(path, main_module), main_module.__dict__)
+
+
+def _put_first(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path.insert(0, folder)
+
+
+def _fresh_main() -> None:
+    """A new `__main__` with what the interpreter puts into its own, in that order."""
+    main_module = type(sys)("__main__")
+    if sys.version_info < (3, 14):
+        main_module.__annotations__ = {}
+    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
+    main_module.__loader__ = sys.modules["_frozen_importlib"].BuiltinImporter
+    sys.modules["__main__"] = main_module
+
+
+def _is_importable(target: str) -> bool:
+    for hook in sys.path_hooks:
+        try:
+            hook(target)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _find_module_runner() -> "Callable[..., None]":
+    """What the interpreter itself calls for -m, folders and zips; runpy's public functions leave other frames."""
+    import runpy
+
+    return runpy._run_module_as_main  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001
+
+
+def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
+    """Compile a script file, or take it as compiled when it is a .pyc, and complete its `__main__`."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {os.strerror(error.errno or 0)}"
+        sys.stderr.write(f"{sys.orig_argv[0]}: can't open file {path!r}: {reason}\n")
+        raise SystemExit(2) from None
+    machinery = sys.modules["_frozen_importlib_external"]
+    compiled = path.endswith(".pyc")
+    loader = (machinery.SourcelessFileLoader if compiled else machinery.SourceFileLoader)("__main__", path)
+    main_module.__file__ = path
+    if sys.version_info < (3, 15):
+        main_module.__dict__["__cached__"] = None
+    main_module.__loader__ = loader
+    return loader.get_code("__main__") if compiled else compile(content, path, "exec", dont_inherit=True)
+
+
+# -- faults and exceptions --------------------------------------------------------------------------------------------
+
+
+def _watch_faults(stack_signum: int, stack_file: str) -> None:
+    """Fatal signals print the Python stack; the stack signal appends it to `stack_file`, whatever the main thread does.
+
+    PYTHONFAULTHANDLER, set to anything, is the user's decision and is left alone.
+    """
+    import faulthandler
+
+    if "PYTHONFAULTHANDLER" not in os.environ and sys.stderr is not None:
+        faulthandler.enable()
+    if not (stack_signum and stack_file):
+        return
+    try:
+        opened = os.open(stack_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError:
+        return  # no folder to write to: the agent sees that the signal is not caught and does not send it
+    # Out of the way: the program's own files get the numbers they get in plain Python.
+    number = min(os.sysconf("SC_OPEN_MAX"), 1024) - 1
+    os.dup2(opened, number, inheritable=False)
+    os.close(opened)
+    os.write(number, f"--- stacks of process {os.getpid()}\n".encode())
+    faulthandler.register(stack_signum, number, all_threads=True, chain=False)
+
+
+def _user_frames(tb: "TracebackType | None") -> "TracebackType | None":
+    """The traceback without the frames of this file at its outer end."""
+    while tb is not None and tb.tb_frame.f_globals is globals():
+        tb = tb.tb_next
+    return tb
+
+
+def _show_only(error: BaseException, shown: "TracebackType | None") -> None:
+    """Let the interpreter's last word on `error`, through whatever hook the user set, show the user's frames only."""
+    hook = getattr(sys, "excepthook", None)
+
+    def show(kind: type[BaseException], value: BaseException, tb: "TracebackType | None") -> None:
+        if value is error:
+            tb = sys.last_traceback = error.__traceback__ = shown
+        if hook is None:
+            del sys.excepthook
+            sys.stderr.write("sys.excepthook is missing\n")
+            sys.__excepthook__(kind, value, tb)
+            return
+        sys.excepthook = hook
+        hook(kind, value, tb)
+
+    sys.excepthook = show
+
+
+def _signature(path: str) -> "tuple[int, int, int] | None":
+    """Changes when the file is written: torch's @record, if the user has it, knows more than we do."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _record(error: BaseException, shown: "TracebackType | None", error_file: str) -> None:
+    """Write torch's error.json: `{"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}}`.
+
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
+    """
+    error.__traceback__ = shown
+    path = sys.path[:]
+    try:
+        del sys.path[:1]  # a json.py beside the user's script is not what we mean
+        import json
+        import time
+        import traceback
+
+        extra = {
+            "py_callstack": "".join(traceback.format_exception(type(error), error, shown)),
+            "timestamp": str(int(time.time())),
+        }
+        data = {"message": {"message": f"{type(error).__name__}: {_read_text(error)}", "extraInfo": extra}}
+        temporary = f"{error_file}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+        os.replace(temporary, error_file)
+    except Exception as trouble:  # noqa: BLE001  # nothing that goes wrong here may keep their traceback from showing
+        sys.stderr.write(f"muster: cannot record the exception in {error_file}: {type(trouble).__name__}\n")
+    finally:
+        sys.path[:] = path
+
+
+def _read_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # __str__ is user code
+        return "<exception str() failed>"
+
+
+def rename_process(words: "list[str]") -> None:
+    """Make `ps` and `pgrep -f` show these words as the command line, as far as they fit over the real one.
+
+    Source: proc(5), arg_start and arg_end in /proc/<pid>/stat.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            memory.write(text.ljust(end - start, b"\0"))
+    except OSError:
+        return  # not Linux, or a kernel that forbids it: the name is a courtesy

@@ -1,0 +1,144 @@
+"""Builds the AppDef of a distributed PyTorch job: one role, whose every replica runs the agent. No shell."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torchx import specs
+from torchx.specs import macros
+
+from muster._contract import AGENT_MODULE
+from muster.components.errors import ComponentError
+from muster.components.names import JobNames, parse_names
+from muster.components.resources import ResourceRequest
+from muster.components.topology import Bare, Topology, parse_topology
+
+DEBUG_ENV: Final = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "NCCL_DESYNC_DEBUG": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+}
+"""What `debug` sets. Source: torchx/components/dist.py, the same four on both lines."""
+
+_STARTS: Final = ("auto", "warm", "cold")
+_TEES: Final = (0, 1, 2, 3)
+_PORT_LIMIT: Final = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A component's arguments, as the caller gave them."""
+
+    script_args: Sequence[str]
+    script: str | None
+    module: str | None
+    image: str
+    name: str
+    resources: ResourceRequest
+    j: str
+    bare: Bare
+    """What a number alone means in `j`."""
+    env: Mapping[str, str] | None
+    metadata: Mapping[str, str] | None
+    max_retries: int
+    mounts: Sequence[str] | None
+    debug: bool
+    start: str
+    preload: str
+    hang_timeout_s: float
+    """0: off."""
+    rdzv_port: int = 29500
+    rdzv_backend: str = "c10d"
+    rdzv_conf: str | None = None
+    tee: int = 3
+
+
+def build_application(request: JobRequest) -> Any:
+    """The `torchx.specs.AppDef` of a job. Pure but for the default of LOGLEVEL; nothing of the caller's is mutated.
+
+    Raises:
+        ComponentError: an argument is wrong.
+    """
+    _check(request)
+    names = parse_names(request.name, script=request.script, module=request.module)
+    topology = parse_topology(request.j, bare=request.bare, host=request.resources.find_host())
+    if request.rdzv_port == 0 and topology.max_nodes > 1:
+        raise ComponentError("--rdzv_port 0 cannot be known to the other nodes; name a port from 1 to 65535")
+    role = specs.Role(
+        name=names.role,
+        image=request.image,
+        min_replicas=topology.min_nodes,
+        num_replicas=topology.max_nodes,
+        entrypoint="python3",
+        args=_build_args(request, names, topology),
+        env=_build_env(request, names),
+        resource=request.resources.resource(),
+        port_map={"c10d": request.rdzv_port},
+        max_retries=request.max_retries,
+        retry_policy=specs.RetryPolicy.REPLICA,
+        mounts=_parse_mounts(request.mounts),
+        metadata=request.resources.role_metadata(topology),
+    )
+    return specs.AppDef(name=names.run, roles=[role], metadata=dict(request.metadata or {}))
+
+
+def _check(request: JobRequest) -> None:
+    if request.max_retries < 0:
+        raise ComponentError(f"--max_retries {request.max_retries} is negative; 0 means none")
+    if request.tee not in _TEES:
+        raise ComponentError(f"--tee {request.tee} is not one of 0 (none), 1 (stdout), 2 (stderr), 3 (both)")
+    if not 0 <= request.rdzv_port <= _PORT_LIMIT:
+        raise ComponentError(f"--rdzv_port {request.rdzv_port} is not a port; from 1 to {_PORT_LIMIT}")
+    if request.start not in _STARTS:
+        raise ComponentError(f"--start {request.start!r} is not one of {', '.join(_STARTS)}")
+    # written so that NaN is refused too
+    if not 0 <= request.hang_timeout_s < float("inf"):
+        raise ComponentError(f"--hang_timeout {request.hang_timeout_s} is not a number of seconds; 0 means off")
+    for pair in request.rdzv_conf.split(",") if request.rdzv_conf else ():
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if not (key and value):
+            example = "join_timeout=600,last_call_timeout=30"
+            raise ComponentError(
+                f"--rdzv_conf {request.rdzv_conf!r}: {pair!r} is not key=value; for example: {example}"
+            )
+
+
+def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> list[str]:
+    args = ["-m", AGENT_MODULE]
+    args += ["--nnodes", topology.nnodes, "--nproc-per-node", topology.processes]
+    args += ["--node-rank", macros.replica_id, "--rank0-env", macros.rank0_env]
+    args += ["--rdzv-backend", request.rdzv_backend, "--rdzv-port", str(request.rdzv_port), "--rdzv-id", macros.app_id]
+    if request.rdzv_conf:
+        args += ["--rdzv-conf", request.rdzv_conf]
+    args += ["--max-restarts", str(request.max_retries), "--role", names.role, "--tee", str(request.tee)]
+    args += ["--start", request.start, "--preload", request.preload]
+    if request.hang_timeout_s:
+        args += ["--hang-timeout", f"{request.hang_timeout_s:g}"]
+    # the program is the first word that is no option: whatever follows is its own, dashes included
+    args += [request.script] if request.script is not None else ["-m", str(request.module)]
+    return [*args, *request.script_args]
+
+
+def _build_env(request: JobRequest, names: JobNames) -> dict[str, str]:
+    env = dict(request.env or {})
+    env["TORCHX_TRACKING_EXPERIMENT_NAME"] = names.experiment
+    env["TORCHX_TRACKING_RUN_NAME"] = names.run
+    env.setdefault("LOGLEVEL", os.getenv("LOGLEVEL", "WARNING"))
+    if request.debug:
+        env.update(DEBUG_ENV)
+    return env
+
+
+def _parse_mounts(mounts: Sequence[str] | None) -> list[Any]:
+    if not mounts:
+        return []
+    try:
+        return list(specs.parse_mounts(list(mounts)))
+    except (KeyError, ValueError) as error:
+        # a KeyError of a missing src or dst carries only that word
+        problem = str(error.args[0])
+        problem = f"{problem} is missing" if problem in {"src", "dst"} else problem
+        example = "type=bind,src=/host,dst=/job,readonly"
+        raise ComponentError(f"--mounts {','.join(mounts)!r}: {problem}; for example: {example}") from error

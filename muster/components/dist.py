@@ -1,0 +1,237 @@
+"""dist.ddp, dist.spmd, dist.torchrun: TorchX's distributed components, run by muster's agent.
+
+Every parameter of both TorchX lines is here, with its name and default, so that a command line or a pipeline need not
+change; `start`, `preload` and `hang_timeout` are added. The three differ only in their defaults and in what a bare
+number in `-j` means.
+
+TorchX lists every function of this module as a component and parses the source of each; it cannot read `X | None`
+(0.7) nor `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import
+of annotations.
+"""
+
+from typing import Dict, List, Optional
+
+import torchx
+from torchx import specs
+
+from muster.components import application, resources, topology
+
+
+def ddp(
+    *script_args: str,
+    script: Optional[str] = None,
+    m: Optional[str] = None,
+    image: str = torchx.IMAGE,
+    name: str = "/",
+    h: Optional[str] = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
+    j: str = "1x2",
+    env: Optional[Dict[str, str]] = None,
+    metadata: Optional[Dict[str, str]] = None,
+    max_retries: int = 0,
+    rdzv_port: int = 29500,
+    rdzv_backend: str = "c10d",
+    rdzv_conf: Optional[str] = None,
+    mounts: Optional[List[str]] = None,
+    debug: bool = False,
+    tee: int = 3,
+    start: str = "auto",
+    preload: str = "auto",
+    hang_timeout: float = 0,
+) -> specs.AppDef:
+    """Distributed PyTorch job (DDP, FSDP, ...): NODES x PROCESSES copies of one program.
+
+    Usage: torchx run dist.ddp -j 2x4 --script main.py -- --lr 0.1
+
+    Args:
+        script_args: arguments of the script or module
+        script: path of the script to run, relative to the workspace
+        m: dotted name of the module to run, as in python -m
+        image: image of the nodes (e.g. docker)
+        name: {experiment}/{run} or {experiment}/ or /{run} or {run}; the run defaults to the script's or module's name
+        h: a named resource; takes precedence over cpu, gpu, memMB
+        cpu: number of cpus per node
+        gpu: number of gpus per node
+        memMB: memory per node in MB, also its limit; when neither this nor h is given, no limit is set
+        j: [[MIN:]NODESx]PROCESSES, PROCESSES per node being a number, gpu, cpu or auto; one number is processes
+        env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
+        metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
+        max_retries: how many worker failures (restarted in place) and how many lost nodes the job survives
+        rdzv_port: port on node 0 where the nodes meet; a scheduler that picks a free one itself ignores it
+        rdzv_backend: how the nodes meet; c10d means muster's own rendezvous, others are torch's
+        rdzv_conf: settings of the rendezvous (e.g. join_timeout=600,last_call_timeout=30), in seconds
+        mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
+        debug: set TorchX's four debug variables of CUDA, NCCL and torch
+        tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
+        start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
+        preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
+        hang_timeout: seconds without CPU time or output after which a worker counts as failed; 0: never
+    """
+    return application.build_application(
+        application.JobRequest(
+            script_args=script_args,
+            script=script,
+            module=m,
+            image=image,
+            name=name,
+            resources=resources.ResourceRequest(cpu=cpu, gpu=gpu, memory_mb=memMB, h=h),
+            j=j,
+            bare=topology.Bare.PROCESSES,
+            env=env,
+            metadata=metadata,
+            max_retries=max_retries,
+            rdzv_port=rdzv_port,
+            rdzv_backend=rdzv_backend,
+            rdzv_conf=rdzv_conf,
+            mounts=mounts,
+            debug=debug,
+            tee=tee,
+            start=start,
+            preload=preload,
+            hang_timeout_s=hang_timeout,
+        )
+    )
+
+
+def torchrun(
+    *script_args: str,
+    script: Optional[str] = None,
+    m: Optional[str] = None,
+    image: str = torchx.IMAGE,
+    name: str = "/",
+    h: Optional[str] = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
+    j: str = "1x2",
+    env: Optional[Dict[str, str]] = None,
+    metadata: Optional[Dict[str, str]] = None,
+    max_retries: int = 0,
+    rdzv_port: int = 29500,
+    rdzv_backend: str = "c10d",
+    rdzv_conf: Optional[str] = None,
+    mounts: Optional[List[str]] = None,
+    debug: bool = False,
+    tee: int = 3,
+    start: str = "auto",
+    preload: str = "auto",
+    hang_timeout: float = 0,
+) -> specs.AppDef:
+    """Distributed PyTorch job (DDP, FSDP, ...), by the name TorchX's nightly line recommends.
+
+    Usage: torchx run dist.torchrun -j 2x4 --script main.py -- --lr 0.1
+
+    The same as dist.ddp, but one number in -j means nodes when a host is named with -h.
+
+    Args:
+        script_args: arguments of the script or module
+        script: path of the script to run, relative to the workspace
+        m: dotted name of the module to run, as in python -m
+        image: image of the nodes (e.g. docker)
+        name: {experiment}/{run} or {experiment}/ or /{run} or {run}; the run defaults to the script's or module's name
+        h: a named resource; takes precedence over cpu, gpu, memMB
+        cpu: number of cpus per node
+        gpu: number of gpus per node
+        memMB: memory per node in MB, also its limit; when neither this nor h is given, no limit is set
+        j: [[MIN:]NODESx]PROCESSES, PROCESSES per node being a number, gpu, cpu or auto; one number is nodes of the
+            named host (processes: its GPUs), or processes when no host is named
+        env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
+        metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
+        max_retries: how many worker failures (restarted in place) and how many lost nodes the job survives
+        rdzv_port: port on node 0 where the nodes meet; a scheduler that picks a free one itself ignores it
+        rdzv_backend: how the nodes meet; c10d means muster's own rendezvous, others are torch's
+        rdzv_conf: settings of the rendezvous (e.g. join_timeout=600,last_call_timeout=30), in seconds
+        mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
+        debug: set TorchX's four debug variables of CUDA, NCCL and torch
+        tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
+        start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
+        preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
+        hang_timeout: seconds without CPU time or output after which a worker counts as failed; 0: never
+    """
+    return application.build_application(
+        application.JobRequest(
+            script_args=script_args,
+            script=script,
+            module=m,
+            image=image,
+            name=name,
+            resources=resources.ResourceRequest(cpu=cpu, gpu=gpu, memory_mb=memMB, h=h),
+            j=j,
+            bare=topology.Bare.NODES if h else topology.Bare.PROCESSES,
+            env=env,
+            metadata=metadata,
+            max_retries=max_retries,
+            rdzv_port=rdzv_port,
+            rdzv_backend=rdzv_backend,
+            rdzv_conf=rdzv_conf,
+            mounts=mounts,
+            debug=debug,
+            tee=tee,
+            start=start,
+            preload=preload,
+            hang_timeout_s=hang_timeout,
+        )
+    )
+
+
+def spmd(
+    *args: str,
+    script: Optional[str] = None,
+    m: Optional[str] = None,
+    image: str = torchx.IMAGE,
+    name: str = "/",
+    h: str = "gpu.small",
+    j: str = "1x1",
+    env: Optional[Dict[str, str]] = None,
+    metadata: Optional[Dict[str, str]] = None,
+    max_retries: int = 0,
+    mounts: Optional[List[str]] = None,
+    debug: bool = False,
+    start: str = "auto",
+    preload: str = "auto",
+    hang_timeout: float = 0,
+) -> specs.AppDef:
+    """Distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.
+
+    Usage: torchx run dist.spmd -j 2 -h aws_p4d.24xlarge --script main.py -- --lr 0.1 (the same as -j 2x8)
+
+    Args:
+        args: arguments of the script or module
+        script: path of the script to run, relative to the workspace
+        m: dotted name of the module to run, as in python -m
+        image: image of the nodes (e.g. docker)
+        name: {experiment}/{run} or {experiment}/ or /{run} or {run}; the run defaults to the script's or module's name
+        h: the named resource of a node (e.g. aws_p4d.24xlarge)
+        j: [[MIN:]NODESx]PROCESSES, PROCESSES per node being a number, gpu, cpu or auto; one number is nodes, and
+            the processes are then as many as the host has GPUs
+        env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
+        metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
+        max_retries: how many worker failures (restarted in place) and how many lost nodes the job survives
+        mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
+        debug: set TorchX's four debug variables of CUDA, NCCL and torch
+        start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
+        preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
+        hang_timeout: seconds without CPU time or output after which a worker counts as failed; 0: never
+    """
+    return application.build_application(
+        application.JobRequest(
+            script_args=args,
+            script=script,
+            module=m,
+            image=image,
+            name=name,
+            resources=resources.ResourceRequest(h=h),
+            j=j,
+            bare=topology.Bare.NODES,
+            env=env,
+            metadata=metadata,
+            max_retries=max_retries,
+            mounts=mounts,
+            debug=debug,
+            start=start,
+            preload=preload,
+            hang_timeout_s=hang_timeout,
+        )
+    )

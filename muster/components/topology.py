@@ -1,0 +1,155 @@
+"""The -j grammar: `[[MIN:]N x] M`, how many nodes and how many processes on each of them.
+
+    4        one value alone: processes (ddp, torchrun) or nodes (spmd, torchrun with -h)
+    2x4      2 nodes, 4 processes each
+    1:4x8    1 to 4 nodes, 8 processes each
+    2xgpu    2 nodes, as many processes as the node has GPUs; also `cpu` and `auto` (GPUs if any, else CPUs)
+
+Strict, because a wrong number here costs a queue's worth of waiting: TorchX takes `4:2x8`, `2x0`, `0:2x4`, a trailing
+newline and non-ASCII digits, and fails hours later or never.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from muster.components.errors import ComponentError
+
+COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
+"""What M can be besides a number: the agent counts on the node itself."""
+
+_GRAMMAR: Final = re.compile(r"(?:(?:([0-9]+):)?([0-9]+)x)?([0-9]+|gpu|cpu|auto)")
+_SHOWN_CHARACTERS: Final = 60
+_DIGITS_LIMIT: Final = 100  # beyond any machine; int() itself refuses more than 4300 digits with an error of its own
+
+
+class Bare(Enum):
+    """What a number alone means."""
+
+    PROCESSES = "processes"
+    NODES = "nodes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The machine a node runs on, as far as -j needs it."""
+
+    label: str
+    """How the caller named it: `-h aws_p4d.24xlarge` or `--gpu 4`."""
+    gpus: int
+    """0 or less: no GPUs, or not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Nodes and processes of a job; `str()` gives the -j form that parses to an equal value."""
+
+    min_nodes: int
+    max_nodes: int
+    processes: str
+    """Per node: a positive decimal number without leading zeros, or one of `COUNTED_PROCESSES`."""
+
+    @property
+    def nnodes(self) -> str:
+        """What the agent's --nnodes takes: `N` or `MIN:MAX`."""
+        return str(self.max_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes}:{self.max_nodes}"
+
+    def __str__(self) -> str:
+        return f"{self.nnodes}x{self.processes}"
+
+
+def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = None) -> Topology:
+    """Read a -j value.
+
+    Args:
+        j: the value, see the module's docstring.
+        bare: what a number alone means. Nodes need a host with GPUs, which then give the processes.
+        host: checked against: at most one process for each of its GPUs.
+
+    Raises:
+        ComponentError: one line with the value, what is wrong with it and one right example.
+    """
+    try:
+        low, high, processes = _match(j)
+        if high is None and bare is Bare.NODES and processes.isdecimal():
+            high, processes = processes, _count_gpus(int(processes), host)
+        max_nodes = int(high or "1")
+        min_nodes = int(low) if low is not None else max_nodes
+        if processes.isdecimal():
+            processes = str(int(processes))
+        _check_counts(min_nodes, max_nodes, processes)
+        _check_gpus(max_nodes, processes, host)
+    except _RefusedError as refused:
+        raise ComponentError(f"-j {_show(j)} {refused}; for example: -j {_fit(refused.example, host)}") from None
+    return Topology(min_nodes=min_nodes, max_nodes=max_nodes, processes=processes)
+
+
+class _RefusedError(Exception):
+    """What is wrong, and numbers near the caller's that would be right but for the host."""
+
+    def __init__(self, problem: str, min_nodes: int = 2, max_nodes: int = 2, processes: str = "4") -> None:
+        super().__init__(problem)
+        self.example = Topology(min_nodes=min_nodes, max_nodes=max_nodes, processes=processes)
+
+
+def _match(j: str) -> tuple[str | None, str | None, str]:
+    if not isinstance(j, str):
+        raise _RefusedError("must be a string")
+    match = _GRAMMAR.fullmatch(j)
+    if match is None:
+        raise _RefusedError("is not [[MIN:]NODESx]PROCESSES, in plain digits or gpu, cpu, auto for PROCESSES")
+    low, high, processes = match.groups()
+    if any(len(number or "") > _DIGITS_LIMIT for number in (low, high, processes)):
+        raise _RefusedError(f"has a number of more than {_DIGITS_LIMIT} digits")
+    return low, high, processes
+
+
+def _check_counts(min_nodes: int, max_nodes: int, processes: str) -> None:
+    if processes == "0":
+        nodes = max(max_nodes, 1)
+        raise _RefusedError("asks for 0 processes on each node; at least 1 is needed", nodes, nodes, "1")
+    if max_nodes < 1:
+        raise _RefusedError("asks for 0 nodes; at least 1 is needed", 1, 1, processes)
+    if min_nodes < 1:
+        raise _RefusedError("has a minimum of 0 nodes; at least 1 is needed", 1, max_nodes, processes)
+    if min_nodes > max_nodes:
+        problem = f"has a minimum of {min_nodes} nodes, more than the {max_nodes} it asks for"
+        raise _RefusedError(problem, max_nodes, min_nodes, processes)
+
+
+def _count_gpus(nodes: int, host: Host | None) -> str:
+    if host is None or host.gpus < 1:
+        where = "without -h there are no GPUs" if host is None else f"{host.label} has no GPUs"
+        raise _RefusedError(f"names only nodes, and {where} to count processes by", max(nodes, 1), max(nodes, 1), "8")
+    return str(host.gpus)
+
+
+def _check_gpus(max_nodes: int, processes: str, host: Host | None) -> None:
+    if host is None:
+        return
+    if processes == "gpu" and host.gpus == 0:
+        problem = f"asks for one process per GPU, and {host.label} has no GPUs"
+        raise _RefusedError(problem, max_nodes, max_nodes, processes)
+    if host.gpus > 0 and processes.isdecimal() and int(processes) > host.gpus:
+        count = f"{host.gpus} GPU{'s' if host.gpus > 1 else ''}"
+        problem = f"asks for {processes} processes on each node, more than the {count} of {host.label}"
+        raise _RefusedError(problem, max_nodes, max_nodes, processes)
+
+
+def _fit(example: Topology, host: Host | None) -> Topology:
+    """The example, made right for the host: an example that is refused in its turn helps nobody."""
+    if host is None:
+        return example
+    if example.processes == "gpu" and host.gpus == 0:
+        return replace(example, processes="cpu")
+    if host.gpus > 0 and example.processes.isdecimal() and int(example.processes) > host.gpus:
+        return replace(example, processes=str(host.gpus))
+    return example
+
+
+def _show(j: object) -> str:
+    shown = ascii(j)  # not repr: a look-alike digit must not read like a right value
+    if len(shown) <= _SHOWN_CHARACTERS:
+        return shown
+    return f"{shown[:_SHOWN_CHARACTERS]}... ({len(shown)} characters)"

@@ -1,0 +1,104 @@
+"""Which GPUs a replica gets: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
+
+import re
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from muster.schedulers.docker.faults import DockerFault
+
+_GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)", re.ASCII)
+_MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", re.ASCII)
+
+
+def parse_gpus(listing: str) -> dict[str, str]:
+    """Read `nvidia-smi -L`: UUID of every usable device -> the index of its GPU.
+
+    A GPU that is cut into MIG slices counts as its slices.
+    """
+    gpus: dict[str, str] = {}
+    index, uuid = "", ""
+    for line in listing.splitlines():
+        gpu, mig = _GPU_LINE.match(line), _MIG_LINE.match(line)
+        if gpu:
+            index, uuid = gpu[1], gpu[2]
+            gpus[uuid] = index
+        elif mig:
+            gpus.pop(uuid, None)
+            gpus[mig[1]] = index
+    return gpus
+
+
+def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
+    """The devices the caller may see, in its order: CUDA_VISIBLE_DEVICES as indices or (the beginnings of) UUIDs."""
+    if visible is None:
+        return list(gpus)
+    chosen: list[str] = []
+    for word in filter(None, (part.strip() for part in visible.split(","))):
+        found = [
+            uuid
+            for uuid, index in gpus.items()
+            if word in (index, uuid) or (not word.isdigit() and uuid.startswith(word))
+        ]
+        if not found:
+            break  # as CUDA does: the first unknown device ends the list
+        chosen += [uuid for uuid in found if uuid not in chosen]
+    return chosen
+
+
+def assign_gpus(wanted: Sequence[int], free: Sequence[str], taken: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """Give each replica its own devices.
+
+    Args:
+        wanted: devices per replica, in the order of the request.
+        free: ids of the devices the caller may use.
+        taken: ids used by other containers on this engine.
+
+    Returns:
+        One tuple of ids per replica, disjoint.
+
+    Raises:
+        DockerFault: there are fewer than wanted.
+    """
+    pool = [device for device in free if device not in taken]
+    if sum(wanted) > len(pool):
+        used = len(free) - len(pool)
+        raise DockerFault(
+            f"the app wants {sum(wanted)} GPUs ({'+'.join(str(n) for n in wanted if n)}), this host has {len(free)}"
+            + (f", {used} of them in use by other containers" if used else "")
+        )
+    devices = iter(pool)
+    return [tuple(next(devices) for _ in range(count)) for count in wanted]
+
+
+def list_gpus() -> dict[str, str]:
+    """Ask the driver of this machine.
+
+    Raises:
+        DockerFault: there is no driver here, or it does not answer within 30 s.
+    """
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DockerFault(f"the app wants GPUs, but nvidia-smi -L failed on this machine: {error}") from error
+    return parse_gpus(listed.stdout)
+
+
+def check_runtime(info: Mapping[str, object]) -> None:
+    """Refuse an engine that cannot hand GPUs to containers.
+
+    Args:
+        info: what the engine says of itself (`GET /info`).
+
+    Raises:
+        DockerFault: neither NVIDIA's runtime nor a CDI description of devices is there.
+    """
+    runtimes = info.get("Runtimes")
+    names: Collection[str] = runtimes if isinstance(runtimes, Mapping) else ()
+    discovered = info.get("DiscoveredDevices")
+    cdi = isinstance(discovered, list) and any("nvidia" in str(device) for device in discovered)
+    if not cdi and not any("nvidia" in name for name in names):
+        raise DockerFault(
+            f"the app wants GPUs, but the engine has no NVIDIA runtime (it has: {', '.join(sorted(names)) or 'none'}); "
+            "install the NVIDIA Container Toolkit on its host"
+        )

@@ -1,0 +1,21 @@
+"""What can go wrong with the engine. No torchx here; the scheduler makes one console line of each."""
+
+
+class DockerFault(RuntimeError):
+    """The engine or the machine: one line that says what was asked and what the engine said."""
+
+
+class EngineGone(DockerFault):
+    """No engine answers (any more). It may come back."""
+
+
+class NotThere(DockerFault):
+    """What was asked for does not exist on the engine."""
+
+
+class Conflict(DockerFault):
+    """The name is taken, or the thing is in use."""
+
+
+class NoAddressPool(DockerFault):
+    """The engine has no address pool left for another network (about 31 with its defaults)."""

@@ -1,0 +1,218 @@
+"""From an AppDef to what will be asked of the engine: pure, offline, deterministic. This is the dry run."""
+
+import fnmatch
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
+
+from muster._contract import Env, RoleKey
+from muster.schedulers import naming
+from muster.schedulers.docker.options import DockerOptions
+from muster.schedulers.docker.plan import (
+    AGENT_DIR,
+    DEFAULT_SHM_BYTES,
+    ERROR_FILE,
+    HOST_NETWORK,
+    LOG_DIR,
+    REPORT_FILE,
+    AppRequest,
+    ContainerRequest,
+    share_network,
+)
+from muster.schedulers.entrypoint import is_agent_role, rewrite_agent_args
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.torchx_lines import apply_macros, check_roles
+
+WORKSPACE_KEY: Final = "muster.docker_workspace"
+"""In `Role.metadata`: the key of the role's packed workspace."""
+
+_HOST_PORTS: Final = range(20_000, 32_000)
+
+
+def build_request(
+    app: AppDef,
+    options: DockerOptions,
+    *,
+    name: str,
+    token: str,
+    user: str,
+    adapter: str = "local_docker",
+    environ: Mapping[str, str] | None = None,
+) -> AppRequest:
+    """Say what will be asked of the engine.
+
+    Args:
+        app: what to run; not changed.
+        options: of `-cfg`.
+        name: the app's id, unique on this engine.
+        token: the job's secret, handed to agents.
+        user: who submits; later commands see only apps of their own user.
+        adapter: the scheduler's name, for reports.
+        environ: where `copy_env` copies from.
+
+    Raises:
+        SchedulerError: one line that names the role, the value and what is allowed.
+    """
+    check_roles(app)
+    base_env = _copied_env(options.copy_env, environ or {}) | dict(options.env)
+    builder = _Builder(
+        app=app,
+        options=options,
+        name=name,
+        token=token,
+        adapter=adapter,
+        env=base_env,
+        labels=naming.build_role_labels([role.name for role in app.roles]),
+    )
+    request = AppRequest(
+        app_id=name,
+        network=options.network or name,
+        owns_network=options.network is None,
+        pull=options.pull,
+        grace_s=options.grace_s,
+        keep=options.keep,
+        user=user,
+        given_ulimits=tuple(limit.to_engine() for limit in options.given_ulimits),
+        containers=tuple(
+            builder.build_container(role, replica) for role in app.roles for replica in range(role.num_replicas)
+        ),
+    )
+    return request if options.network in (None, HOST_NETWORK) else share_network(request, request.network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Builder:
+    """What all containers of one app have in common while they are built."""
+
+    app: AppDef
+    options: DockerOptions
+    name: str
+    token: str
+    adapter: str
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    """Role name -> what it is called in names."""
+
+    def build_container(self, role: Role, replica: int) -> ContainerRequest:
+        """One replica of one role."""
+        if not role.image:
+            raise SchedulerError(f"role {role.name!r} names no image; give one, such as --image pytorch/pytorch")
+        applied = apply_macros(role, app_id=self.name, replica_id=replica)
+        runs_agent = is_agent_role(role)
+        bundled = runs_agent and self.options.agent == "bundled"
+        args = rewrite_agent_args(applied.args, AGENT_DIR) if bundled else applied.args
+        hostname = f"{self.labels[role.name]}-{replica}"
+        resource = role.resource
+        memory_bytes = _memory_bytes(role)
+        workspace = role.metadata.get(WORKSPACE_KEY)
+        builds = workspace is not None and self.options.image_repo is not None
+        return ContainerRequest(
+            role=role.name,
+            replica=replica,
+            image=self._built_image(role) if builds else role.image,
+            base_image=role.image if builds else None,
+            name=naming.build_replica_name(self.name, self.labels[role.name], replica),
+            command=(applied.entrypoint, *args),
+            env=self._env(role, applied.env, hostname, runs_agent),
+            hostname=hostname,
+            aliases=self._aliases(role, replica, hostname),
+            runs_agent=runs_agent,
+            bundled=bundled,
+            workspace=workspace,
+            mounts=tuple(_build_mount(role, mount) for mount in role.mounts if not isinstance(mount, DeviceMount)),
+            devices=_build_devices(role),
+            memory_bytes=memory_bytes,
+            cpus=float(resource.cpu) if resource.cpu > 0 else None,
+            gpus=max(0, int(resource.gpu)),
+            shm_size_bytes=self._shm_bytes(memory_bytes),
+            ipc=self.options.ipc,
+            ulimits=tuple(limit.to_engine() for limit in self.options.ulimits),
+            privileged=self.options.privileged,
+            read_only=self.options.read_only,
+        )
+
+    def _env(self, role: Role, role_env: Mapping[str, str], hostname: str, runs_agent: bool) -> dict[str, str]:
+        env = {**self.env, **role_env}
+        env[Env.RANK0_HOST] = self._rank0_host(role, runs_agent)
+        env[Env.NODE_NAME] = hostname
+        env[Env.ADAPTER] = self.adapter
+        env[Env.APP_ID] = self.name
+        if runs_agent:
+            if self.options.network == HOST_NETWORK:
+                env[Env.RDZV_PORT] = str(_host_port(self.name, role.name))
+            env[Env.TOKEN] = self.token
+            env[Env.REQUIRE_TOKEN] = "1"
+            env[Env.TERMINATION_LOG] = REPORT_FILE
+            env.setdefault(Env.LOG_DIR, LOG_DIR)
+            env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
+        return env
+
+    def _rank0_host(self, role: Role, runs_agent: bool) -> str:
+        """Each role of agents is a gang of its own; everybody else meets at the first role, as TorchX has it."""
+        if self.options.network == HOST_NETWORK:
+            return "localhost"
+        if runs_agent and role.name != self.app.roles[0].name:
+            return f"{self.labels[role.name]}-0"
+        return "rank0"
+
+    def _aliases(self, role: Role, replica: int, hostname: str) -> tuple[str, ...]:
+        if self.options.network == HOST_NETWORK:
+            return ()
+        return (hostname, "rank0") if replica == 0 and role.name == self.app.roles[0].name else (hostname,)
+
+    def _built_image(self, role: Role) -> str:
+        return f"{self.options.image_repo}:{self.name}-{self.labels[role.name]}"
+
+    def _shm_bytes(self, memory_bytes: int | None) -> int | None:
+        if self.options.ipc in ("host", "none"):
+            return None
+        return self.options.shm_size_bytes or memory_bytes or DEFAULT_SHM_BYTES
+
+
+def _copied_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in sorted(environ) if any(fnmatch.fnmatch(name, p) for p in patterns)}
+
+
+def _host_port(*words: str) -> int:
+    """A port for a gang on the host's own network, where other apps are too: below the ephemeral ones, by name."""
+    digest = hashlib.sha256("/".join(words).encode()).digest()
+    return _HOST_PORTS[int.from_bytes(digest[:4], "big") % len(_HOST_PORTS)]
+
+
+def _memory_bytes(role: Role) -> int | None:
+    """The memory limit; None when nobody asked for one (`RoleKey.MEMORY_REQUEST_MB`)."""
+    if RoleKey.MEMORY_REQUEST_MB in role.metadata or role.resource.memMB <= 0:
+        return None
+    return int(role.resource.memMB) << 20
+
+
+def _build_mount(role: Role, mount: Any) -> dict[str, Any]:
+    if isinstance(mount, BindMount):
+        if not mount.src_path.startswith("/"):
+            raise SchedulerError(f"role {role.name!r}: bind mount of {mount.src_path!r} needs an absolute path")
+        return _mount("bind", mount.src_path, mount.dst_path, mount.read_only)
+    if isinstance(mount, VolumeMount):
+        return _mount("volume", mount.src, mount.dst_path, mount.read_only)
+    raise SchedulerError(f"role {role.name!r}: {mount!r} is not a bind mount, a volume mount or a device mount")
+
+
+def _mount(kind: str, source: str, target: str, read_only: bool) -> dict[str, Any]:
+    return {"Type": kind, "Source": source, "Target": target, "ReadOnly": read_only}
+
+
+def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
+    from torchx.schedulers.devices import DEVICES, get_device_mounts
+
+    unknown = sorted(set(role.resource.devices) - set(DEVICES))
+    if unknown:
+        raise SchedulerError(
+            f"role {role.name!r}: no device is called {unknown[0]!r}; known are {', '.join(sorted(DEVICES))}"
+        )
+    mounts = [mount for mount in role.mounts if isinstance(mount, DeviceMount)]
+    mounts += get_device_mounts(role.resource.devices)
+    return tuple(
+        {"PathOnHost": m.src_path, "PathInContainer": m.dst_path, "CgroupPermissions": m.permissions} for m in mounts
+    )

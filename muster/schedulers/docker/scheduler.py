@@ -1,0 +1,374 @@
+"""What TorchX calls: `local_docker` and `docker`."""
+
+import hashlib
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role
+from torchx.workspace.api import WorkspaceMixin
+
+from muster._contract import LogNames
+from muster.schedulers import naming
+from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
+from muster.schedulers.docker import creation, devices, leftovers
+from muster.schedulers.docker.creation import Cargo
+from muster.schedulers.docker.driver import ENGINE_KEY, pack_cargo
+from muster.schedulers.docker.endings import COULD_NOT_START
+from muster.schedulers.docker.engine import Engine, pick_address
+from muster.schedulers.docker.faults import DockerFault
+from muster.schedulers.docker.logs import LogQuery, LogReader
+from muster.schedulers.docker.options import DEFAULT_GRACE_S, add_options, parse_options
+from muster.schedulers.docker.plan import AppRequest, Label
+from muster.schedulers.docker.preflight import check_images
+from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.options import StrictOpts
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.policy import RolePlan
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
+from muster.schedulers.torchx_lines import (
+    PluginScheduler,
+    build_describe_response,
+    build_dryrun_info,
+    build_role_plan,
+    describe_roles,
+    get_workspace_path,
+    mask_env,
+)
+
+_DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
+_REGISTRY: Final = "docker"
+"""Both schedulers keep their apps in one place, so that either finds them."""
+
+_ROLE_AND_INDEX: Final = 30
+"""Room that names of containers and networks need behind the app's."""
+
+_POLL_S: Final = 0.05
+_FLUSH_S: Final = 30.0
+"""What ending an app takes beyond its grace period: the engine is asked to remove things."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What a dry run makes and `schedule` carries out."""
+
+    request: AppRequest
+    roles: tuple[RolePlan, ...]
+    description: Mapping[str, Any]
+    quiet: bool
+
+
+class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+    """Runs apps on the Docker engine that DOCKER_HOST names.
+
+    Args:
+        name: "local_docker" or "docker".
+        session_name: TorchX's.
+        detached: apps outlive the command that submits them.
+    """
+
+    def __init__(self, name: str, session_name: str, *, detached: bool) -> None:
+        super().__init__(name, session_name)
+        self._detached = detached
+        self._engine = Engine(os.environ)
+        self._workspaces: dict[str, bytes] = {}
+        self._attached: list[AppFolder] = []
+
+    def close(self) -> None:
+        """End the apps that belong to this command, politely, and release the engine. Idempotent.
+
+        TorchX calls this when its command line is interrupted. A second Ctrl-C, while this waits, kills.
+        """
+        end_attached(self._attached)
+        self._attached.clear()
+        self._engine.close()
+
+    # -- submitting ---------------------------------------------------------------------------------------------------
+
+    def add_options(self, opts: StrictOpts) -> None:
+        """See `PluginScheduler`."""
+        add_options(opts)
+
+    def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Pack the workspace; it is copied into the containers, or built into an image, when the app is submitted."""
+        try:
+            content = build_workspace_bundle(get_workspace_path(workspace))
+        except BundleError as error:
+            raise SchedulerError(str(error)) from error
+        key = f"workspace-{hashlib.sha256(content).hexdigest()[:12]}.tar.gz"
+        self._workspaces[key] = content
+        role.metadata[WORKSPACE_KEY] = key
+
+    def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
+        request = build_request(
+            app,
+            parse_options(cfg),
+            name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
+            token=naming.make_secret(),
+            user=_user(),
+            adapter=self.backend,
+            environ=os.environ,
+        )
+        submission = Submission(
+            request=request,
+            roles=tuple(build_role_plan(role) for role in app.roles),
+            description=describe_roles(app),
+            quiet=bool(cfg.get("quiet")),
+        )
+        return build_dryrun_info(submission, lambda made: str(made.request.show(mask_env)))
+
+    def schedule(self, dryrun_info: AppDryRunInfo) -> str:
+        """Carry out a dry run. All of it, or nothing.
+
+        Raises:
+            EngineError: one line that says what the engine or the image lacks.
+            SchedulerError: there is such an app already.
+        """
+        submission: Submission = dryrun_info.request
+        tell = _be_quiet if submission.quiet else _tell
+        with _one_line(), ExitStack() as undo:
+            request = self._prepare(submission.request, tell)
+            cargo = self._cargo(request)
+            request = creation.create_app(self._engine, request, cargo)
+            undo.callback(creation.remove_app, self._engine, request.labels)
+            spec = self._spec(submission, request)
+            client.submit(spec, self._registry(), files=pack_cargo(cargo))
+            undo.callback(self._take_back, spec)
+            self._await_started(spec, request)
+            undo.pop_all()
+        if not self._detached:
+            self._attached.append(AppFolder(spec.folder))
+        return request.app_id
+
+    def _prepare(self, request: AppRequest, tell: Callable[[str], None]) -> AppRequest:
+        """Everything that can be found wrong before anything is made."""
+        if self._registry().find(request.app_id) is not None:
+            raise SchedulerError(f"there is an app {request.app_id!r} already; give this one another name")
+        request = self._assign_gpus(request)
+        creation.fetch_images(self._engine, request, tell)
+        creation.build_images(self._engine, request, self._workspaces, tell)
+        return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
+
+    def _assign_gpus(self, request: AppRequest) -> AppRequest:
+        wanted = [container.gpus for container in request.containers]
+        if not any(wanted):
+            return request
+        devices.check_runtime(self._engine.info())
+        running = self._engine.list_containers({}, running_only=True)
+        taken = {gpu for facts in running for gpu in facts.gpu_ids}
+        free = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return creation.assign_devices(request, devices.assign_gpus(wanted, free, taken))
+
+    def _cargo(self, request: AppRequest) -> Cargo:
+        keys = {container.workspace for container in request.containers if container.workspace is not None}
+        missing = sorted(keys - set(self._workspaces))
+        if missing:
+            raise SchedulerError(f"{missing[0]} was packed by another command; give the workspace again")
+        return Cargo(agent=build_agent_bundle(), workspaces={key: self._workspaces[key] for key in keys})
+
+    def _spec(self, submission: Submission, request: AppRequest) -> AppSpec:
+        folder = find_state_dir(os.environ) / "docker-apps" / request.app_id
+        return AppSpec(
+            app_id=request.app_id,
+            scheduler=self.backend,
+            folder=str(folder),
+            driver=_DRIVER,
+            roles=submission.roles,
+            grace_s=request.grace_s,
+            owner=None if self._detached else ProcessId.of(os.getpid()),
+            description={**submission.description, ENGINE_KEY: pick_address(os.environ)},
+            details={"request": request.to_json()},
+        )
+
+    def _await_started(self, spec: AppSpec, request: AppRequest) -> None:
+        """Wait until every container was started once; when one could not be, take all back."""
+        folder = AppFolder(spec.folder)
+        while self._engine.has_unstarted(request.labels) and not client.is_over(folder.read_record()):
+            time.sleep(_POLL_S)
+        record = folder.read_record()
+        if record is None or record.gang.outcome is None or COULD_NOT_START not in record.gang.reason:
+            return
+        raise EngineError(record.gang.reason)
+
+    def _take_back(self, spec: AppSpec) -> None:
+        """A submission that failed, or was interrupted, after its supervisor began."""
+        folder = AppFolder(spec.folder)
+        client.request_stop(folder, "kill")
+        client.wait_ended(folder, limit_s=_FLUSH_S)
+        client.delete(folder, self._registry(), spec.app_id)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """See TorchX; an app of another user is not there."""
+        folder = self._folder(app_id)
+        with _one_line():
+            if folder is None:
+                containers = leftovers.find_app(self._engine, app_id, _user())
+                return leftovers.describe_app(app_id, containers) if containers else None
+            spec, record = client.look(folder)
+            return build_describe_response(spec, record, error=read_error(folder.path))
+
+    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
+        """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""
+        with _one_line():
+            states = {app_id: self._state(app_id) for app_id in self._registry()}
+            if self._engine.answers():
+                for app_id, containers in leftovers.list_apps(self._engine, _user()).items():
+                    states.setdefault(app_id, leftovers.judge_app(containers))
+        return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
+
+    def _state(self, app_id: str) -> AppState:
+        folder = self._folder(app_id)
+        response = None if folder is None else build_describe_response(*client.look(folder))
+        return AppState.UNKNOWN if response is None else response.state
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """See TorchX. Output of all containers the replica had, in order."""
+        query = LogQuery(
+            labels={Label.APP: app_id, Label.USER: _user(), Label.ROLE: role_name, Label.REPLICA: str(k)},
+            stdout=streams != Stream.STDERR,
+            stderr=streams != Stream.STDOUT,
+            since_s=None if since is None else since.timestamp(),
+            until_s=None if until is None else until.timestamp(),
+        )
+        folder = self._folder(app_id)
+        if folder is not None:
+            _check_replica(folder.read_spec(), role_name, k)
+        matches = _parse_regex(regex)
+        is_over = _over_check(folder) if should_tail and folder is not None else None
+        reader = LogReader(self._engine_of(folder), query, wait=time.sleep, is_over=is_over)
+        return filter(matches, _translate_each(reader.lines()))
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _cancel_existing(self, app_id: str) -> None:
+        folder = self._folder(app_id)
+        with _one_line():
+            if folder is None:
+                containers = leftovers.find_app(self._engine, app_id, _user())
+                leftovers.stop_app(self._engine, containers, DEFAULT_GRACE_S)
+            else:
+                client.request_stop(folder)
+
+    def delete_app(self, app_id: str) -> None:
+        """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
+        folder = self._folder(app_id)
+        with _one_line():
+            engine = self._engine_of(folder)
+            if folder is not None:
+                client.delete(folder, self._registry(), app_id)
+            creation.remove_app(engine, {Label.APP: app_id, Label.USER: _user()})
+
+    def _engine_of(self, folder: AppFolder | None) -> Engine:
+        """The engine an app runs on: this shell's DOCKER_HOST may be another's."""
+        address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
+        return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
+
+    def _folder(self, app_id: str) -> AppFolder | None:
+        path = self._registry().find(app_id)
+        return None if path is None else AppFolder(path)
+
+    def _registry(self) -> AppRegistry:
+        return AppRegistry(find_state_dir(os.environ), _REGISTRY)
+
+
+def end_attached(folders: Sequence[AppFolder]) -> None:
+    """Stop apps and wait for their ends; an interrupt meanwhile kills them."""
+    left = [folder for folder in folders if folder.spec_file.exists() and not client.is_over(folder.read_record())]
+    for folder in left:
+        client.request_stop(folder)
+    try:
+        for folder in left:
+            client.wait_ended(folder, limit_s=folder.read_spec().grace_s + _FLUSH_S)
+    except KeyboardInterrupt:
+        for folder in left:
+            client.request_stop(folder, "kill")
+        for folder in left:
+            client.wait_ended(folder, limit_s=_FLUSH_S)
+        raise
+
+
+def _check_replica(spec: AppSpec, role: str, index: int) -> None:
+    replicas = {each.name: each.replicas for each in spec.roles}
+    if role not in replicas:
+        raise SchedulerError(f"{spec.app_id} has no role {role!r}; it has: {', '.join(replicas)}")
+    if not 0 <= index < replicas[role]:
+        raise SchedulerError(f"{spec.app_id}/{role} has replicas 0 to {replicas[role] - 1}, not {index}")
+
+
+def _parse_regex(regex: str | None) -> Callable[[str], object]:
+    try:
+        return re.compile(regex or "").search
+    except re.error as error:
+        raise SchedulerError(f"regex {regex!r}: {error}") from error
+
+
+def _over_check(folder: AppFolder) -> Callable[[], bool]:
+    def is_over() -> bool:
+        try:
+            _, record = client.look(folder)
+        except FileNotFoundError:  # deleted meanwhile
+            return True
+        return client.is_over(record)
+
+    return is_over
+
+
+def read_error(folder: Path) -> str | None:
+    """The app's error.json as one line, when its agents left one."""
+    try:
+        return json.dumps(json.loads((folder / LogNames.ERROR).read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _user() -> str:
+    """Who submits: user ids mean something on one machine only, and an engine may serve several."""
+    return f"{os.geteuid()}@{socket.gethostname()}"
+
+
+def _tell(line: str) -> None:
+    print(f"docker: {line}", file=sys.stderr, flush=True)
+
+
+def _be_quiet(line: str) -> None:  # noqa: ARG001
+    return
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Make our own faults what TorchX prints as one line."""
+    try:
+        yield
+    except (DockerFault, client.SupervisorError) as fault:
+        raise EngineError(str(fault)) from fault
+    except FileExistsError as error:
+        raise SchedulerError(f"there is an app of this name already: {error.filename}") from error
+
+
+def _translate_each(lines: Iterator[str]) -> Iterator[str]:
+    with _one_line():
+        yield from lines

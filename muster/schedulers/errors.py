@@ -1,0 +1,26 @@
+"""Errors of the adapters that the TorchX command line prints as one line.
+
+TorchX turns only `ComponentValidationException` (and two kin) into a message; everything else becomes a traceback.
+"""
+
+from collections.abc import Mapping
+
+from torchx.specs.api import InvalidRunConfigException
+from torchx.specs.finder import ComponentValidationException
+
+
+class SchedulerError(ComponentValidationException, ValueError):  # type: ignore[misc]
+    """The caller's fault: one line that names the value and what is allowed."""
+
+
+class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[misc]
+    """The machine's or the engine's fault: one line that says what was missing and what to do."""
+
+
+class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[misc]
+    """A scheduler option (`-cfg`) that does not exist or has an impossible value; `cfg_key` names it."""
+
+    def __init__(self, message: str, cfg_key: str, cfg: Mapping[str, object] | None = None) -> None:
+        Exception.__init__(self, message)
+        self.cfg_key = cfg_key
+        self.cfg = dict(cfg or {})

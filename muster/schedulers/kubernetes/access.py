@@ -1,0 +1,112 @@
+"""Which cluster, as whom: kubeconfig, context, or the pod's own account. The only place that reads them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muster.schedulers.errors import EngineError
+
+_ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_INSTALL: Final = "pip install 'torchx-muster[kubernetes]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How to reach a cluster. Credentials are read anew by every `open_access`: they expire."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """An open way to a cluster."""
+
+    host: str
+    """https://..., without a trailing slash."""
+    pool: Any
+    """A `urllib3.PoolManager` with the cluster's certificates."""
+    configuration: Any
+    """The client library's; knows how to authenticate, and refreshes tokens by itself."""
+    namespace: str
+    """Where the context, or the pod, lives."""
+    origin: str
+    """For messages: "context 'kind-a' of /home/me/.kube/config"."""
+
+    def auth_headers(self) -> dict[str, str]:
+        """Headers that say who we are, as of now."""
+        settings = self.configuration.auth_settings().values()
+        return {item["key"]: item["value"] for item in settings if item["in"] == "header" and item["value"]}
+
+
+def open_access(access: Access) -> Connection:
+    """Reads the configuration and prepares a connection pool; sends nothing.
+
+    Raises:
+        EngineError: no client library, no configuration, no such context.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise EngineError(f"the kubernetes scheduler needs the Kubernetes client: {_INSTALL}") from error
+    configuration = client.Configuration()
+    path = _find_kubeconfig(access)
+    if path is None:
+        return _open_in_cluster(client, config, configuration)
+    try:
+        config.load_kube_config(config_file=path, context=access.context, client_configuration=configuration)
+        contexts, active = config.list_kube_config_contexts(config_file=path)
+    except config.ConfigException as error:
+        raise EngineError(f"kubeconfig {path}: {' '.join(str(error).split())}") from error
+    chosen = next((item for item in contexts if item["name"] == access.context), active)
+    return _connect(
+        client,
+        configuration,
+        namespace=chosen.get("context", {}).get("namespace") or "default",
+        origin=f"context {chosen['name']!r} of {path}",
+    )
+
+
+def _find_kubeconfig(access: Access) -> str | None:
+    """The file(s) to read, or None for the pod's own account.
+
+    Raises:
+        EngineError: neither exists.
+    """
+    named = access.kubeconfig or os.environ.get("KUBECONFIG")
+    if named:
+        found = [part for part in named.split(os.pathsep) if part and Path(part).expanduser().exists()]
+        if not found:
+            raise EngineError(f"kubeconfig {named!r} does not exist; set -cfg kubeconfig=FILE or KUBECONFIG")
+        return os.pathsep.join(str(Path(part).expanduser()) for part in found)
+    default = Path("~/.kube/config").expanduser()
+    if default.exists():
+        return str(default)
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not access.context:
+        return None
+    raise EngineError(
+        "no cluster is configured: no KUBECONFIG, no ~/.kube/config, and this is not a pod; "
+        "set -cfg kubeconfig=FILE (a dry run needs none)"
+    )
+
+
+def _open_in_cluster(client: Any, config: Any, configuration: Any) -> Connection:
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+        namespace = (_ACCOUNT_DIR / "namespace").read_text().strip()
+    except (config.ConfigException, OSError) as error:
+        message = f"this pod has no service account ({error}); set automountServiceAccountToken, or a kubeconfig"
+        raise EngineError(message) from error
+    return _connect(client, configuration, namespace=namespace, origin="the pod's service account")
+
+
+def _connect(client: Any, configuration: Any, *, namespace: str, origin: str) -> Connection:
+    api_client = client.ApiClient(configuration)
+    return Connection(
+        host=configuration.host.rstrip("/"),
+        pool=api_client.rest_client.pool_manager,
+        configuration=configuration,
+        namespace=namespace,
+        origin=origin,
+    )

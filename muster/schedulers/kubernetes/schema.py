@@ -1,0 +1,188 @@
+"""Checks documents against Kubernetes' published fields, offline and in about a millisecond.
+
+`fields.json` is derived from the OpenAPI schemas of every version we support (`tests/doubles/kubernetes_fields.py`
+makes it, a test keeps it equal to them). It knows field names, kinds and required fields: what `kubectl apply
+--validate=strict` refuses without asking an admission controller.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from muster.schedulers.errors import OptionError, SchedulerError
+
+MINIMUM: Final = (1, 29)
+"""Fixed number of nodes: backoffLimitPerIndex and podReplacementPolicy are on by default."""
+
+MINIMUM_ELASTIC: Final = (1, 31)
+"""Elastic jobs: successPolicy is on by default."""
+
+VERSION_SENTENCE: Final = "Kubernetes 1.29 or newer is needed for a fixed number of nodes, 1.31 for elastic jobs"
+
+_SCALARS: Final[Mapping[str, tuple[type, ...]]] = {
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+    "number": (int, float),
+    "quantity": (str, int, float),
+    "int-or-string": (int, str),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of a type."""
+
+    kind: str
+    """"string", "#Container", "[]#Container", "{}string"..."""
+    merge_key: str | None = None
+    """How items of a list are told apart when a patch is merged; None: the patch's list replaces it."""
+    retain: bool = False
+    """An item that is merged is replaced whole (a volume has one source)."""
+    since: tuple[int, int] = MINIMUM
+    until: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The whole of `fields.json`."""
+
+    newest: tuple[int, int]
+    roots: Mapping[str, str]
+    types: Mapping[str, Mapping[str, Field]]
+    required: Mapping[str, tuple[str, ...]]
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """`1.31`, `v1.31.4` or a cloud's `1.31+`: (1, 31).
+
+    Raises:
+        ValueError: the text is no version.
+    """
+    major, _, rest = text.removeprefix("v").partition(".")
+    minor = rest.partition(".")[0].rstrip("+")
+    return int(major), int(minor)
+
+
+def check_version(version: tuple[int, int], *, elastic: bool, source: str) -> None:
+    """Refuses a version that lacks what the job needs.
+
+    Args:
+        version: what the cluster runs, or is said to run.
+        elastic: whether a role has fewer minimum than maximum replicas.
+        source: who says so, for the message: "the server" or "kube_version".
+
+    Raises:
+        SchedulerError: too old.
+    """
+    if version < (MINIMUM_ELASTIC if elastic else MINIMUM):
+        raise SchedulerError(f"{VERSION_SENTENCE}; {source} is {version[0]}.{version[1]}")
+
+
+@lru_cache(maxsize=1)
+def load_table() -> Table:
+    """Reads `fields.json`, once per process."""
+    raw = json.loads((Path(__file__).parent / "fields.json").read_text())
+    types = {
+        name: {field: _read_field(row) for field, row in entry["fields"].items()}
+        for name, entry in raw["types"].items()
+    }
+    required = {name: tuple(entry.get("required", ())) for name, entry in raw["types"].items()}
+    return Table(newest=parse_version(raw["newest"]), roots=raw["roots"], types=types, required=required)
+
+
+def _read_field(row: Any) -> Field:
+    if isinstance(row, str):
+        return Field(kind=row)
+    return Field(
+        kind=row["kind"],
+        merge_key=row.get("key"),
+        retain=row.get("retain", False),
+        since=parse_version(row["since"]) if "since" in row else MINIMUM,
+        until=parse_version(row["until"]) if "until" in row else None,
+    )
+
+
+def check_document(document: Mapping[str, Any], version: tuple[int, int]) -> None:
+    """Checks one document; those of kinds the table does not know (JobSet, Volcano) pass.
+
+    Raises:
+        SchedulerError: names the path of the first field that is wrong.
+    """
+    root = load_table().roots.get(f"{document['apiVersion']}/{document['kind']}")
+    if root is not None:
+        _check(document, "#" + root, str(document["kind"]), version)
+
+
+def check_pod_template(template: Mapping[str, Any], version: tuple[int, int]) -> None:
+    """Checks a finished pod template.
+
+    Raises:
+        SchedulerError: names the path of the first field that is wrong.
+    """
+    _check(template, "#PodTemplateSpec", "template", version)
+
+
+def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -> Field:
+    """The field `name` of a type.
+
+    Raises:
+        OptionError: there is none by that name in this version; says what is near.
+    """
+    fields = load_table().types[type_name]
+    field = fields.get(name)
+    if field is None:
+        raise OptionError(f"{path}.{name} is no field of {_plain(type_name)}{_suggest(name, fields)}", "pod_template")
+    newest = field.until or load_table().newest
+    if version < field.since or (field.until is not None and version > newest):
+        span = f"{field.since[0]}.{field.since[1]} to {newest[0]}.{newest[1]}"
+        raise OptionError(
+            f"{path}.{name} exists in Kubernetes {span}, not in {version[0]}.{version[1]}", "pod_template"
+        )
+    return field
+
+
+def _plain(type_name: str) -> str:
+    return type_name.rpartition(".")[2]
+
+
+def _suggest(name: str, known: Mapping[str, Any]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
+
+
+def _check(value: Any, kind: str, path: str, version: tuple[int, int]) -> None:
+    if value is None or kind == "any":
+        return
+    if kind.startswith("[]"):
+        _expect(isinstance(value, (list, tuple)), "a list", value, path)
+        for index, item in enumerate(value):
+            _check(item, kind[2:], f"{path}[{index}]", version)
+    elif kind.startswith("{}"):
+        _expect(isinstance(value, Mapping), "a mapping", value, path)
+        for key, item in value.items():
+            _check(item, kind[2:], f"{path}.{key}", version)
+    elif kind.startswith("#"):
+        _expect(isinstance(value, Mapping), "a mapping", value, path)
+        _check_fields(value, kind[1:], path, version)
+    else:
+        right = isinstance(value, _SCALARS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+        _expect(right, f"a {kind}", value, path)
+
+
+def _check_fields(value: Mapping[str, Any], type_name: str, path: str, version: tuple[int, int]) -> None:
+    for name, item in value.items():
+        _check(item, find_field(type_name, name, path, version).kind, f"{path}.{name}", version)
+    for name in load_table().required[type_name]:
+        if value.get(name) is None:
+            raise SchedulerError(f"{path}.{name} is required and missing")
+
+
+def _expect(right: bool, wanted: str, value: Any, path: str) -> None:
+    if not right:
+        raise SchedulerError(f"{path} must be {wanted}, not {value!r}")

@@ -1,0 +1,175 @@
+"""Runs replicas as processes of this machine: the supervisor's `ReplicaDriver` of local_cwd.
+
+Every replica is a guard (an agent is its own), which dies with the supervisor and kills its descendants before it
+ends. If the guard is killed itself, its orphans come to the supervisor, a subreaper, and are killed here.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster import _processes
+from muster._contract import AGENT_BUNDLE_NAME, Env
+from muster.schedulers.bundle import build_agent_bundle
+from muster.schedulers.local.capture import Capture
+from muster.schedulers.local.spawn import Launch, spawn
+from muster.schedulers.supervision.driver import Handle, Mailbox, StartError
+from muster.schedulers.supervision.policy import ReplicaEnded, ReplicaId
+from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
+
+LOOPBACK = "127.0.0.1"
+ADOPTED_LIMIT_S = 5.0
+"""How long replicas of a dead supervisor may take to go; they were told so by their death signal."""
+STRAY_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    pid: int
+    pidfd: int
+    capture: Capture | None
+    """None for a replica that an earlier supervisor started: its pipes died with that one."""
+
+
+class LocalDriver:
+    """See `driver.ReplicaDriver`. Lives in the supervisor's main thread: the death signal is bound to it."""
+
+    def __init__(self, *, spec: AppSpec, mailbox: Mailbox) -> None:
+        self._spec = spec
+        self._mailbox = mailbox
+        self._folder = AppFolder(spec.folder)
+        self._running: dict[ReplicaId, _Running] = {}
+        # Bound here and kept: nobody can take the port between choosing and using it, and agent 0 gets the same
+        # socket again when it is replaced, so that members who connected meanwhile are in its backlog.
+        self._listeners = {role.name: _listen() for role in spec.roles if role.is_agent}
+        if spec.details.get("needs_bundle"):
+            (self._folder.path / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
+
+    def start(self, replica: ReplicaId, start_number: int) -> Handle:
+        """See `ReplicaDriver`."""
+        del start_number
+        plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
+        capture = Capture(self._mailbox, self._folder.replica_dir(replica))
+        listener = self._listeners.get(replica.role)
+        launch = Launch(
+            command=plan["command"] if plan["is_agent"] else _guard_command(self._spec, plan["command"]),
+            env=self._build_env(plan, replica, listener),
+            cwd=plan["cwd"],
+            stdout_fd=capture.write_fds[0],
+            stderr_fd=capture.write_fds[1],
+            keep_fd=listener.fileno() if listener is not None and replica.index == 0 else None,
+        )
+        try:
+            pid = spawn(launch)
+        except (StartError, OSError) as error:
+            capture.close()
+            raise StartError(str(error)) from error
+        capture.started()
+        self._watch(replica, pid, capture)
+        process = ProcessId.of(pid)
+        return {"pid": pid, "start_ticks": "" if process is None else process.start_ticks}
+
+    def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
+        """See `ReplicaDriver`. Whatever an earlier supervisor started is on its way out."""
+        process = ProcessId(pid=handle["pid"], start_ticks=handle["start_ticks"])
+        if not process.is_alive():
+            return False
+        self._watch(replica, process.pid, None)
+        self._mailbox.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
+        return True
+
+    def stop(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`."""
+        self._signal(replica, signal.SIGTERM)
+
+    def kill(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`. The guard's descendants become ours and are killed when its end is seen."""
+        self._signal(replica, signal.SIGKILL)
+
+    def close(self) -> None:
+        """See `ReplicaDriver`."""
+        for listener in self._listeners.values():
+            listener.close()
+
+    def _build_env(self, plan: Mapping[str, Any], replica: ReplicaId, listener: socket.socket | None) -> dict[str, str]:
+        env = {**self._spec.details["base_env"], **plan["env"]}
+        if listener is not None:
+            env[Env.RDZV_PORT] = str(listener.getsockname()[1])
+            env[Env.TOKEN] = self._spec.details["token"]
+            if replica.index == 0:
+                env[Env.RDZV_FD] = str(listener.fileno())
+        return env
+
+    def _watch(self, replica: ReplicaId, pid: int, capture: Capture | None) -> None:
+        running = _Running(pid=pid, pidfd=os.pidfd_open(pid), capture=capture)
+        self._running[replica] = running
+        self._mailbox.watch_readable(running.pidfd, lambda: self._take_end(replica))
+
+    def _take_end(self, replica: ReplicaId) -> None:
+        running = self._running.pop(replica)
+        self._mailbox.unwatch(running.pidfd)
+        self._mailbox.clear_timer(f"adopted {replica}")
+        os.close(running.pidfd)
+        if running.capture is None:
+            reason = "its supervisor had died"
+            self._mailbox.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
+        kill_strays({each.pid for each in self._running.values()})
+        running.capture.close()  # after the last writer is gone, so that nothing is lost
+        self._mailbox.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
+
+    def _signal(self, replica: ReplicaId, signum: int) -> None:
+        running = self._running.get(replica)
+        if running is not None:
+            try:
+                signal.pidfd_send_signal(running.pidfd, signum)
+            except ProcessLookupError:
+                return  # its end is already on its way to us
+
+    def _kill_tree(self, replica: ReplicaId) -> None:
+        running = self._running.get(replica)
+        if running is not None:
+            _processes.kill_descendants(running.pid)
+            self._signal(replica, signal.SIGKILL)
+
+
+def kill_strays(guards: set[int]) -> None:
+    """Kill and reap what has become this process's child without being one of its live guards, and all below it."""
+    until_s = time.monotonic() + STRAY_LIMIT_S
+    while time.monotonic() < until_s:
+        parents = _processes.list_parents()
+        ours = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
+        if not ours:
+            return
+        for pid in ours:
+            _processes.kill_descendants(pid)
+            _processes.send([pid], signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
+
+
+def _listen() -> socket.socket:
+    listener = socket.create_server((LOOPBACK, 0), backlog=4096)
+    listener.setblocking(False)
+    return listener
+
+
+def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
+    """Run a command under the guard. As in `client.start_supervisor`, the working directory is no place for imports."""
+    program = (
+        f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
+        "from muster._guard import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    return [sys.executable, "-c", program, "--", *command]
+
+
+def create_driver(*, spec: AppSpec, mailbox: Mailbox) -> LocalDriver:
+    """The `driver.DriverFactory` of local_cwd."""
+    return LocalDriver(spec=spec, mailbox=mailbox)

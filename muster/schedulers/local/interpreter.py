@@ -1,0 +1,47 @@
+"""Which Python runs the agents, and whether it has muster."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+import muster
+from muster.schedulers.errors import SchedulerError
+
+_PROBE = "import sys; sys.path[:] = [path for path in sys.path if path]; import muster; print(muster.__version__)"
+
+
+def find_interpreter(env: Mapping[str, str], own: str) -> str:
+    """The Python of the user's environment: of VIRTUAL_ENV, else of CONDA_PREFIX, else the one that runs TorchX.
+
+    Args:
+        env: the caller's environment.
+        own: `sys.executable`.
+
+    Raises:
+        SchedulerError: the environment that is named has no Python.
+    """
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if env.get(name):
+            candidates = [os.path.join(env[name], "bin", python) for python in ("python3", "python")]
+            found = next((path for path in candidates if os.access(path, os.X_OK)), None)
+            if found is None:
+                raise SchedulerError(f"{name}={env[name]} has no bin/python3; leave that environment or unset {name}")
+            return found
+    return own
+
+
+def has_same_muster(python: str) -> bool:
+    """Whether a fresh interpreter finds this version of muster without help from its working directory."""
+    try:
+        run = subprocess.run(
+            [python, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return run.returncode == 0 and run.stdout.strip() == muster.__version__

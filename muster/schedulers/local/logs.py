@@ -1,0 +1,106 @@
+"""Reads a replica's log, during the run and afterwards, from any shell."""
+
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from muster.schedulers.local.capture import TIMES_RECORD, log_path, times_path
+from muster.schedulers.supervision.inotify import BACKSTOP_S, Watch
+
+CHUNK_BYTES = 65536
+PARTIAL_S = 0.5
+"""An unterminated line that has rested so long is shown: a prompt, or the last words of a process that hangs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogQuery:
+    """Which part of which log."""
+
+    folder: Path
+    """The replica's folder."""
+    stream: str
+    """stdout, stderr or combined."""
+    pattern: re.Pattern[str] | None = None
+    """Only lines in which it is found."""
+    since_s: float | None = None
+    until_s: float | None = None
+    """Wall-clock seconds of this machine; both ends are exact to about 0.01 s."""
+    follow: bool = False
+
+
+def read_log(query: LogQuery, is_over: Callable[[], bool], *also: Path) -> Iterator[str]:
+    r"""Lines as they come.
+
+    Args:
+        query: which.
+        is_over: whether the app has ended and its logs are complete; asked only when there is nothing to read.
+        also: folders in which something changes when the app ends.
+
+    Returns:
+        Lines with their newline. A last line without one comes as it is, and so does a progress bar (text with a
+        carriage return) as often as it is drawn; bytes that are not UTF-8 come as U+FFFD.
+    """
+    for line in _read_lines(query, is_over, also):
+        text = line.decode(errors="replace")
+        if query.pattern is None or query.pattern.search(text):
+            yield text
+
+
+def _read_lines(query: LogQuery, is_over: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
+    with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
+        _seek_since(log, query)
+        rest, rested_s, complete = b"", time.monotonic(), False
+        while True:
+            data = _read_until(log, query)
+            if data:
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line + b"\n" for line in lines)
+                rested_s = time.monotonic()
+                continue
+            if rest and (b"\r" in rest or complete or time.monotonic() - rested_s >= PARTIAL_S):
+                yield rest
+                rest = b""
+            if complete:
+                return
+            # Asked before the last read, so that what was written up to the end is read.
+            complete = not query.follow or is_over() or _is_past(query)
+            if not complete:
+                watch.wait(PARTIAL_S if rest else BACKSTOP_S)
+
+
+def _seek_since(log: BinaryIO, query: LogQuery) -> None:
+    if query.since_s is None:
+        return
+    offset = _find_offset(query, lambda time_s: time_s >= (query.since_s or 0.0))
+    log.seek(0, 2) if offset is None else log.seek(offset)
+    if log.tell() > 0:  # not from the middle of a line
+        log.seek(-1, 1)
+        if log.read(1) != b"\n":
+            log.readline()
+
+
+def _read_until(log: BinaryIO, query: LogQuery) -> bytes:
+    limit = CHUNK_BYTES
+    if query.until_s is not None:
+        end = _find_offset(query, lambda time_s: time_s > (query.until_s or 0.0))
+        limit = CHUNK_BYTES if end is None else max(0, min(CHUNK_BYTES, end - log.tell()))
+    return log.read(limit)
+
+
+def _is_past(query: LogQuery) -> bool:
+    return query.until_s is not None and time.time() > query.until_s
+
+
+def _find_offset(query: LogQuery, matches: Callable[[float], bool]) -> int | None:
+    """Where the first part begins that was written at such a time."""
+    try:
+        content = times_path(query.folder, query.stream).read_bytes()
+    except FileNotFoundError:
+        return None
+    whole = len(content) - len(content) % TIMES_RECORD.size
+    rows: Iterator[tuple[float, int]] = struct.iter_unpack(TIMES_RECORD.format, content[:whole])
+    return next((offset for time_s, offset in rows if matches(time_s)), None)

@@ -1,0 +1,163 @@
+"""What local_cwd will run: built from the AppDef and options, without touching anything. The dry run prints it."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx.specs import AppDef, Role
+
+from muster._contract import Env
+from muster.schedulers.entrypoint import is_agent_role, rewrite_agent_args
+from muster.schedulers.local.devices import VISIBLE, assign_devices
+from muster.schedulers.supervision.policy import RolePlan
+from muster.schedulers.torchx_lines import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
+
+RANK0_HOST = "127.0.0.1"
+"""All replicas are here. Not `localhost`: that may resolve to ::1 first, or not at all."""
+
+ERROR_FILE = "error.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Facts about this machine and the caller that a request depends on."""
+
+    cwd: str
+    path: str
+    """The caller's PATH."""
+    python: str
+    """Interpreter for agents."""
+    has_muster: bool
+    """Whether that interpreter finds this muster by itself."""
+    sets_unbuffered: bool = True
+    """Whether PYTHONUNBUFFERED must be set: the caller has not."""
+    devices: tuple[str, ...] = ()
+    """GPUs the caller may use; only looked up when they are to be divided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaLaunch:
+    """One replica's command."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    """Added to the caller's environment."""
+    cwd: str
+    is_agent: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRequest:
+    """A whole app. Replace parts of it with `dataclasses.replace`."""
+
+    app_id: str
+    folder: str
+    grace_s: float
+    detach: bool
+    plans: tuple[RolePlan, ...]
+    replicas: Mapping[str, tuple[ReplicaLaunch, ...]]
+    """By role, in order of index."""
+    needs_bundle: bool
+    """The agents' interpreter has no muster (or another version): they run from a file in the app's folder."""
+    token: str = field(repr=False)
+    description: Mapping[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        """For people and the dry run: no secrets."""
+        content = asdict(self)
+        del content["token"], content["description"]
+        for launches in content["replicas"].values():
+            for launch in launches:
+                launch["env"] = mask_env(launch["env"])
+        return json.dumps(content, indent=2)
+
+
+def build_request(
+    app: AppDef, cfg: Mapping[str, Any], *, name: str, token: str, folder: str, host: Host
+) -> LocalRequest:
+    """Builds the request for an app. Pure; the AppDef stays as it is.
+
+    Args:
+        app: what to run; images, mounts and resources (but GPUs) mean nothing here.
+        cfg: resolved options.
+        name: the app's id.
+        token: the job's rendezvous secret.
+        folder: absolute path of the app's folder-to-be.
+        host: see `Host`.
+
+    Raises:
+        SchedulerError: something that cannot be run; one line.
+    """
+    check_roles(app)
+    devices: Mapping[str, list[str]] = {}
+    if cfg["auto_set_cuda_visible_devices"]:
+        wanted = [(role.name, role.num_replicas, max(0, role.resource.gpu)) for role in app.roles]
+        devices = assign_devices(wanted, host.devices)
+    replicas = {
+        role.name: tuple(
+            _build_launch(role, index, cfg, name, folder, host, devices.get(role.name))
+            for index in range(role.num_replicas)
+        )
+        for role in app.roles
+    }
+    return LocalRequest(
+        app_id=name,
+        folder=folder,
+        grace_s=float(cfg["grace_s"]),
+        detach=cfg["detach"],
+        plans=tuple(build_role_plan(role) for role in app.roles),
+        replicas=replicas,
+        needs_bundle=not host.has_muster and any(is_agent_role(role) for role in app.roles),
+        token=token,
+        description=describe_roles(app),
+    )
+
+
+def _build_launch(
+    role: Role,
+    index: int,
+    cfg: Mapping[str, Any],
+    app_id: str,
+    folder: str,
+    host: Host,
+    devices: list[str] | None,
+) -> ReplicaLaunch:
+    applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
+    replica_dir = str(Path(folder) / role.name / str(index))
+    env = dict(applied.env)
+    env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=cfg["prepend_cwd"])
+    env[Env.RANK0_HOST] = RANK0_HOST
+    env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(replica_dir, ERROR_FILE))
+    if host.sets_unbuffered:
+        env.setdefault("PYTHONUNBUFFERED", "1")
+    if devices is not None:
+        env[VISIBLE] = devices[index]
+    is_agent = is_agent_role(role)
+    command = [applied.entrypoint, *applied.args]
+    if is_agent:
+        env |= {
+            Env.REQUIRE_TOKEN: "1",
+            Env.LOG_DIR: os.path.join(folder, role.name),
+            Env.ADAPTER: "local_cwd",
+            Env.APP_ID: app_id,
+        }
+        command = _build_agent_command(applied, folder, host)
+    else:
+        env.setdefault("PET_LOG_DIR", os.path.join(folder, "torchelastic", role.name))  # torchrun's --log-dir
+    return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, is_agent=is_agent)
+
+
+def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
+    # A bare name is whatever Python the caller means; a path is exactly that one.
+    python = role.entrypoint if "/" in role.entrypoint else host.python
+    args = list(role.args) if host.has_muster else rewrite_agent_args(role.args, folder)
+    return [python, *args]
+
+
+def _join_path(role_path: str | None, host_path: str, cwd: str, *, prepend_cwd: bool) -> str:
+    parts = [part.strip(os.pathsep) for part in (role_path, host_path) if part]
+    parts = [cwd, *parts] if prepend_cwd else [*parts, cwd]
+    return os.pathsep.join(part for part in parts if part)

@@ -1,0 +1,317 @@
+"""`local_cwd` and `detached`: TorchX's interface over a supervisor process per app.
+
+Nothing is kept in this process that another shell would lack: an app's state is in its folder, its id leads there.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
+from torchx.specs import AppDef, AppDryRunInfo, AppState
+
+from muster.schedulers.entrypoint import is_agent_role
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.local.devices import list_devices
+from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
+from muster.schedulers.local.logs import LogQuery, read_log
+from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request
+from muster.schedulers.naming import build_app_name, make_secret, make_suffix
+from muster.schedulers.options import StrictOpts
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.policy import ReplicaId
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
+from muster.schedulers.torchx_lines import PluginScheduler, build_describe_response, build_dryrun_info
+
+DRIVER = "muster.schedulers.local.driver:create_driver"
+DEFAULT_GRACE_S = 30.0
+"""As long as the agent's own `--shutdown-timeout`, and as a Kubernetes pod gets."""
+
+LAST_LINES_S = 1.0
+"""How long `close` waits for those who are still reading logs of apps that have ended."""
+
+_OWN_VARIABLES = "MUSTER_"
+
+logger = logging.getLogger(__name__)
+
+
+class LocalScheduler(PluginScheduler):
+    """Runs replicas as processes of this machine, in the current directory.
+
+    Args:
+        name: `local_cwd`, whose apps end with the command that started them, or `detached`, whose apps stay.
+        session_name: TorchX's; part of the default path of logs.
+    """
+
+    def __init__(self, name: str, session_name: str) -> None:
+        super().__init__(name, session_name)
+        self._own: dict[str, AppFolder] = {}
+        self._readers = Readers()
+
+    # -- submitting -------------------------------------------------------------------------------------------------
+
+    def add_options(self, opts: StrictOpts) -> None:
+        """See `PluginScheduler`."""
+        opts.add("log_dir", type_=str, default=None, help="folder for logs and state; default: the user's state folder")
+        opts.add("prepend_cwd", type_=bool, default=False, help="put the current folder first in PATH, not last")
+        opts.add(
+            "auto_set_cuda_visible_devices",
+            type_=bool,
+            default=False,
+            help="divide the GPUs this process may use among the replicas; an error when they do not suffice",
+        )
+        detached = self.backend == "detached"
+        opts.add("detach", type_=bool, default=detached, help="the app stays when the command that started it ends")
+        opts.add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds from a polite stop to the kill")
+
+    def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
+        if not 0 <= cfg["grace_s"] <= 86400:
+            raise SchedulerError(f"option 'grace_s' must be from 0 to 86400 seconds, not {cfg['grace_s']:g}")
+        name = build_app_name(app.name, make_suffix())
+        folder = os.path.abspath(os.path.join(self._find_log_dir(cfg), self.session_name or "torchx", name))
+        request = build_request(app, cfg, name=name, token=make_secret(), folder=folder, host=_look_around(app, cfg))
+        return build_dryrun_info(request, str)
+
+    def _find_log_dir(self, cfg: Mapping[str, Any]) -> str:
+        log_dir: str | None = cfg["log_dir"]
+        if log_dir:
+            return os.path.expanduser(log_dir)
+        return str(find_state_dir(os.environ) / "logs")
+
+    def schedule(self, dryrun_info: AppDryRunInfo) -> str:
+        """Starts the app's supervisor and returns when all replicas have been started.
+
+        Raises:
+            EngineError: the supervisor could not be started; nothing is left of the app.
+        """
+        request: LocalRequest = dryrun_info.request
+        spec = AppSpec(
+            app_id=request.app_id,
+            scheduler=self.backend,
+            folder=request.folder,
+            driver=DRIVER,
+            roles=request.plans,
+            grace_s=request.grace_s,
+            owner=None if request.detach else ProcessId.of(os.getpid()),
+            description=request.description,
+            details={
+                "base_env": {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)},
+                "token": request.token,
+                "needs_bundle": request.needs_bundle,
+                "replicas": {role: [vars(each) for each in launches] for role, launches in request.replicas.items()},
+            },
+        )
+        try:
+            client.submit(spec, self._registry())
+        except (client.SupervisorError, OSError) as error:
+            raise EngineError(f"cannot start {request.app_id}: {error}") from error
+        if not request.detach:
+            self._own[request.app_id] = AppFolder(request.folder)
+        return request.app_id
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """The app as it stands; None when it is not known (any more)."""
+        folder = self._find(app_id)
+        if folder is None:
+            return None
+        try:
+            spec, record = client.look(folder)
+        except FileNotFoundError:
+            return None  # deleted by another shell just now
+        except client.SupervisorError as error:
+            raise EngineError(str(error)) from error
+        return build_describe_response(spec, record, error=_read_error(folder, spec), ui_url=folder.path.as_uri())
+
+    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
+        """See `PluginScheduler`."""
+        del cfg
+        states = {app_id: self._find_state(app_id) for app_id in self._registry()}
+        return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items() if state is not None]
+
+    def _find_state(self, app_id: str) -> AppState | None:
+        """One app that cannot be read must not hide the others."""
+        try:
+            response = self.describe(app_id)
+        except EngineError:
+            return AppState.UNKNOWN
+        return None if response is None else response.state
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterator[str]:
+        """Lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
+
+        Raises:
+            SchedulerError: no such app, role or replica, or a regex that is none.
+        """
+        folder = self._find(app_id)
+        if folder is None:
+            raise SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")
+        spec = folder.read_spec()
+        replicas = {role.name: role.replicas for role in spec.roles}
+        if role_name not in replicas:
+            raise SchedulerError(f"{app_id} has no role {role_name!r}; it has: {', '.join(replicas)}")
+        if not 0 <= k < replicas[role_name]:
+            raise SchedulerError(f"{app_id}/{role_name} has replicas 0 to {replicas[role_name] - 1}, not {k}")
+        try:
+            pattern = re.compile(regex) if regex else None
+        except re.error as error:
+            raise SchedulerError(f"regex {regex!r}: {error}") from error
+        query = LogQuery(
+            folder=folder.replica_dir(ReplicaId(role_name, k)),
+            stream=(streams or Stream.COMBINED).value,
+            pattern=pattern,
+            since_s=None if since is None else since.timestamp(),
+            until_s=None if until is None else until.timestamp(),
+            follow=should_tail,
+        )
+        return self._readers.count(read_log(query, EndCheck(folder), folder.path))
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def _cancel_existing(self, app_id: str) -> None:
+        folder = self._find(app_id)
+        if folder is not None:
+            client.request_stop(folder)
+
+    def delete_app(self, app_id: str) -> None:
+        """See `PluginScheduler`. Removes logs and all."""
+        folder = self._find(app_id)
+        if folder is None:
+            return
+        try:
+            client.delete(folder, self._registry(), app_id)
+        except client.SupervisorError as error:
+            raise EngineError(str(error)) from error
+        self._own.pop(app_id, None)
+
+    def close(self) -> None:
+        """Ends the apps that were started here and not detached, and waits until they are gone.
+
+        Comes after Ctrl-C, too: a second Ctrl-C meanwhile kills.
+        """
+        folders = [folder for folder in self._own.values() if folder.spec_file.exists()]
+        self._own.clear()
+        for folder in folders:
+            if not client.is_over(folder.read_record()):
+                logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
+                client.request_stop(folder)
+        for folder in folders:
+            limit_s = folder.read_spec().grace_s + 15.0
+            try:
+                client.wait_ended(folder, limit_s=limit_s)
+            except KeyboardInterrupt:
+                for each in folders:
+                    client.request_stop(each, "kill")
+                client.wait_ended(folder, limit_s=limit_s)
+        if folders:
+            self._readers.wait_done(LAST_LINES_S)
+
+    def _registry(self) -> AppRegistry:
+        return AppRegistry(find_state_dir(os.environ), self.backend)
+
+    def _find(self, app_id: str) -> AppFolder | None:
+        path = self._registry().find(app_id)
+        return None if path is None else AppFolder(path)
+
+
+class Readers:
+    """Counts who is reading logs, so that the last lines are shown before the command ends."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._active = 0
+
+    def count(self, lines: Iterator[str]) -> Iterator[str]:
+        """The same lines; counted from the first until the last has been taken, or the iterator was thrown away."""
+        with self._changed:
+            self._active += 1
+        try:
+            yield from lines
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
+
+    def wait_done(self, limit_s: float) -> None:
+        """Wait until nobody reads, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._active == 0, limit_s)
+
+
+class EndCheck:
+    """Whether an app has ended; reads its state only when that has changed, or when its supervisor may have died."""
+
+    def __init__(self, folder: AppFolder) -> None:
+        self._folder = folder
+        self._seen_ns = -1
+        self._over = False
+        self._supervisor: ProcessId | None = None
+
+    def __call__(self) -> bool:
+        """True once it has ended, its logs complete; and when it has been deleted."""
+        try:
+            changed_ns = self._folder.state_file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return not self._folder.spec_file.exists()
+        if changed_ns == self._seen_ns and self._is_supervised():
+            return self._over
+        self._seen_ns = changed_ns
+        with contextlib.suppress(client.SupervisorError):
+            _, record = client.look(self._folder)
+            self._over = client.is_over(record)
+            self._supervisor = None if record is None else record.supervisor
+        return self._over
+
+    def _is_supervised(self) -> bool:
+        return self._over or (self._supervisor is not None and self._supervisor.is_alive())
+
+
+def _look_around(app: AppDef, cfg: Mapping[str, Any]) -> Host:
+    """What the request depends on beside its arguments; the one place that reads the environment."""
+    runs_agents = any(is_agent_role(role) for role in app.roles)
+    python = find_interpreter(os.environ, sys.executable) if runs_agents else sys.executable
+    return Host(
+        cwd=os.getcwd(),
+        path=os.environ.get("PATH", os.defpath),
+        python=python,
+        has_muster=not runs_agents or has_same_muster(python),
+        sets_unbuffered="PYTHONUNBUFFERED" not in os.environ,
+        devices=list_devices(os.environ) if cfg["auto_set_cuda_visible_devices"] else (),
+    )
+
+
+def _read_error(folder: AppFolder, spec: AppSpec) -> str | None:
+    """The first error.json of any replica, as one line of JSON."""
+    paths = [
+        folder.replica_dir(ReplicaId(role.name, index)) / ERROR_FILE
+        for role in spec.roles
+        for index in range(role.replicas)
+    ]
+    found: list[tuple[float, Path]] = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found):
+        with contextlib.suppress(OSError, ValueError):
+            return json.dumps(json.loads(path.read_text()))
+    return None

@@ -1,0 +1,76 @@
+"""Starts one process for a replica, so that it dies with the supervisor.
+
+`subprocess` would do all but two things: it keeps the child's status to itself, while the supervisor must reap orphans
+it never started with `waitpid(-1)`, and between fork and exec it lets one run Python but not say what went wrong there.
+"""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from muster import _processes
+from muster.schedulers.supervision.driver import StartError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A process to be."""
+
+    command: Sequence[str]
+    """Program (absolute path) and arguments."""
+    env: Mapping[str, str]
+    cwd: str
+    stdout_fd: int
+    stderr_fd: int
+    keep_fd: int | None = None
+    """A descriptor it inherits under the same number."""
+
+
+def spawn(launch: Launch) -> int:
+    """Start a process that leads its own session and gets SIGTERM when the calling thread ends.
+
+    Returns:
+        Its pid; the caller waits for it.
+
+    Raises:
+        StartError: the folder or the program is not there.
+    """
+    parent = os.getpid()
+    error_read, error_write = os.pipe()  # close-on-exec: reading ends when exec succeeds
+    pid = os.fork()
+    if pid == 0:
+        os.close(error_read)
+        _become(launch, parent, error_write)
+    os.close(error_write)
+    with open(error_read, "rb") as errors:
+        reason = errors.read().decode(errors="replace")
+    if reason:
+        os.waitpid(pid, 0)
+        raise StartError(reason)
+    return pid
+
+
+def _become(launch: Launch, parent: int, error_fd: int) -> NoReturn:
+    """In the child: exec, or tell why not."""
+    what = launch.cwd
+    try:
+        os.setsid()
+        _processes.set_death_signal(signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, number in ((null, 0), (launch.stdout_fd, 1), (launch.stderr_fd, 2)):
+            os.dup2(fd, number)
+        if launch.keep_fd is not None:
+            os.set_inheritable(launch.keep_fd, True)
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
+        os.chdir(launch.cwd)
+        what = launch.command[0]
+        os.execve(launch.command[0], list(launch.command), dict(launch.env))  # noqa: S606  # no shell, on purpose
+    except OSError as error:
+        os.write(error_fd, f"{what!r}: {error.strerror}".encode())
+    finally:
+        os._exit(127)

@@ -1,0 +1,90 @@
+"""The one namer: every name an adapter gives to an app, a role, a replica or a thing on an engine comes from here.
+
+Names are DNS labels (RFC 1123, and beginning with a letter as RFC 1035 wants for services): lower-case letters,
+digits and hyphens, at most 63 characters. That is what Kubernetes asks of almost everything, Docker takes it for
+containers, networks and host names, and it is a good folder name. A name too long keeps its beginning and gets a hash
+of the whole, so that equal names stay equal and different ones different.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from typing import Final
+
+LABEL_LIMIT: Final = 63
+
+_HASH_LENGTH: Final = 6
+_TOKEN_LENGTH: Final = 8
+_LETTERS: Final = "bcdfghjklmnpqrstvwxz"  # no vowels: no words by accident
+_DIGITS_AND_LETTERS: Final = _LETTERS + "0123456789"
+_NOT_ALLOWED = re.compile(r"[^a-z0-9-]+")
+
+
+def make_suffix() -> str:
+    """A random suffix that makes an app's name unique: 8 characters, about 38 bits. Not a secret."""
+    first, *rest = os.urandom(_TOKEN_LENGTH)
+    return _LETTERS[first % len(_LETTERS)] + "".join(_DIGITS_AND_LETTERS[byte % 30] for byte in rest)
+
+
+def make_secret() -> str:
+    """A job's rendezvous token: 256 random bits as 64 hexadecimal digits."""
+    return os.urandom(32).hex()
+
+
+def build_label(text: str, *, limit: int = LABEL_LIMIT) -> str:
+    """A DNS label for any text; valid labels within the limit stay as they are.
+
+    Args:
+        text: what a person wrote.
+        limit: greatest length, at least 16.
+    """
+    label = _clean(text) or "app"
+    if not label[0].isalpha():
+        label = f"app-{label}"
+    return label if len(label) <= limit else _shorten(label, text, limit)
+
+
+def build_app_name(name: str, suffix: str, *, reserve: int = 0) -> str:
+    """The name of an app: its AppDef's name and a suffix from `make_suffix`.
+
+    Args:
+        name: `AppDef.name`.
+        suffix: keeps apps of the same name apart; kept whole.
+        reserve: characters that will be appended to the name elsewhere and must fit into a label too (a hyphen and
+            the digits of an index, say).
+    """
+    return f"{build_label(name, limit=LABEL_LIMIT - reserve - len(suffix) - 1)}-{suffix}"
+
+
+def build_role_labels(roles: Sequence[str], *, limit: int = 20) -> dict[str, str]:
+    """A label for each role, different for different roles.
+
+    Args:
+        roles: names as in the AppDef.
+        limit: greatest length of a label, at least 16.
+
+    Raises:
+        ValueError: two roles have the same name.
+    """
+    repeated = sorted({role for role in roles if roles.count(role) > 1})
+    if repeated:
+        raise ValueError(f"role names must differ, but {repeated[0]!r} is there {roles.count(repeated[0])} times")
+    labels = {role: build_label(role, limit=limit) for role in roles}
+    clashes = [label for label in labels.values() if list(labels.values()).count(label) > 1]
+    return {role: _shorten(label, role, limit) if label in clashes else label for role, label in labels.items()}
+
+
+def build_replica_name(app_name: str, role_label: str, index: int) -> str:
+    """The name of one replica (container, host): app, role and index; at most 63 characters, the index kept whole."""
+    tail = f"-{index}"
+    return build_label(f"{app_name}-{role_label}", limit=LABEL_LIMIT - len(tail)) + tail
+
+
+def _clean(text: str) -> str:
+    return re.sub(r"-{2,}", "-", _NOT_ALLOWED.sub("-", text.lower())).strip("-")
+
+
+def _shorten(label: str, text: str, limit: int) -> str:
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+    return f"{label[: limit - _HASH_LENGTH - 1].rstrip('-')}-{digest}"

@@ -1,0 +1,163 @@
+"""Scheduler options (`-cfg`), parsed alike and strictly on both TorchX lines.
+
+TorchX 0.7 ignores keys it does not know and takes any word but "true" for false; the nightly refuses both, but its
+command line parses `-cfg` outside the place where it catches errors, so the user sees a traceback. Here parsing never
+fails: what cannot be understood is kept as it is until `resolve`, which both command lines call where an error
+becomes one line.
+"""
+
+import difflib
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from torchx.specs.api import runopts
+
+from muster.schedulers.errors import OptionError
+
+_TRUE: Final = ("true", "1", "yes", "on")
+_FALSE: Final = ("false", "0", "no", "off")
+# TorchX 0.7 compares types with typing's; `list[str]` is another object for it.
+_TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]: typing.Dict[str, str]}  # noqa: UP006
+
+
+class StrictOpts(runopts):  # type: ignore[misc]
+    """`runopts` that name the right spelling. Return one from `_run_opts`.
+
+    Args:
+        scheduler: the scheduler's name, for messages.
+    """
+
+    def __init__(self, scheduler: str) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def add(self, cfg_key: str, type_: Any, help: str, default: Any = None, required: bool = False) -> None:  # noqa: A002  # TorchX's name
+        """Declares an option; see `torchx.specs.runopts.add`."""
+        super().add(cfg_key, type_=_TYPES.get(type_, type_), help=help, default=default, required=required)
+
+    def cfg_from_str(self, cfg_str: str | None) -> dict[str, Any]:
+        """Splits `key=value,key=value`; values stay words until `resolve`."""
+        return dict(_split(cfg_str or ""))
+
+    def cfg_from_json_repr(self, json_repr: str, *, ignore_unknown: bool = False) -> dict[str, Any]:
+        """As the nightly's, but unknown keys wait for `resolve`."""
+        import json
+
+        cfg: dict[str, Any] = json.loads(json_repr)
+        return {key: value for key, value in cfg.items() if not ignore_unknown or self._find(key)}
+
+    def resolve(self, cfg: Mapping[str, Any], *, ignore_unknown: bool = False) -> dict[str, Any]:
+        """Checks keys and values, turns words into values, fills in defaults.
+
+        Raises:
+            OptionError: an unknown key, a value of another type, a required key that is missing.
+        """
+        resolved: dict[str, Any] = {}
+        for given, value in cfg.items():
+            key = self._find(given)
+            if key is None:
+                if not ignore_unknown:
+                    raise OptionError(self._explain_unknown(given), given, cfg)
+                resolved[given] = value
+                continue
+            parsed = self._parse(key, value, cfg)
+            if key in resolved and resolved[key] != parsed:
+                raise OptionError(
+                    f"option {key!r} of {self._scheduler} is given twice, with different values", key, cfg
+                )
+            resolved[key] = parsed
+        for key, option in self._opts.items():
+            if option.is_required and resolved.get(key) is None:
+                raise OptionError(f"{self._scheduler} needs the option {key!r} ({option.help})", key, cfg)
+            # A None that was given and one that was not both mean the default; 0.7 does the same.
+            if resolved.get(key) is None:
+                resolved[key] = option.default
+        return resolved
+
+    def _find(self, given: str) -> str | None:
+        if given in self._opts:
+            return given
+        snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", given).lower()  # the nightly takes camelCase too
+        return snake if snake in self._opts else None
+
+    def _explain_unknown(self, given: str) -> str:
+        names = sorted(self._opts)
+        close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"{self._scheduler} has no option {given!r}; {hint}it has: {', '.join(names) or 'none'}"
+
+    def _parse(self, key: str, value: Any, cfg: Mapping[str, Any]) -> Any:
+        kind = self._opts[key].opt_type
+        if isinstance(value, str) and kind is not str:
+            parse, wanted = _PARSERS[kind]
+            try:
+                return parse(value)
+            except ValueError as error:
+                message = f"option {key!r} of {self._scheduler} must be {wanted}, not {value!r}"
+                raise OptionError(message, key, cfg) from error
+        if value is None or _is_of(value, kind):
+            return value
+        _, wanted = _PARSERS[kind]
+        raise OptionError(f"option {key!r} of {self._scheduler} must be {wanted}, not {value!r}", key, cfg)
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """TorchX's grammar: `k=v` separated by `,` or `;`, where a word without `=` continues the list before it."""
+    pairs: list[tuple[str, str]] = []
+    for word in (part for part in re.split(r"[,;]", text) if part.strip()):
+        key, found, value = word.partition("=")
+        if found and re.fullmatch(r"\s*[\w.-]+\s*", key):
+            pairs.append((key.strip(), value))
+        elif pairs:
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{word}")
+        else:
+            pairs.append((word.strip(), ""))  # not key=value: `resolve` will not know it
+    return pairs
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return bool(runopts.is_type(value, kind))
+
+
+def _parse_bool(word: str) -> bool:
+    lowered = word.strip().lower()
+    if lowered not in _TRUE + _FALSE:
+        raise ValueError(word)
+    return lowered in _TRUE
+
+
+def _parse_int(word: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]+", word.strip(), re.ASCII):
+        raise ValueError(word)
+    return int(word)
+
+
+def _parse_float(word: str) -> float:
+    if not re.fullmatch(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)", word.strip(), re.ASCII):
+        raise ValueError(word)
+    return float(word)
+
+
+def _parse_list(word: str) -> list[str]:
+    return [part for part in re.split(r"[,;]", word) if part]
+
+
+def _parse_dict(word: str) -> dict[str, str]:
+    pairs = [part.partition(":") for part in _parse_list(word)]
+    if not all(found for _, found, _ in pairs):
+        raise ValueError(word)
+    return {key: value for key, _, value in pairs}
+
+
+_PARSERS: Final[Mapping[Any, tuple[Callable[[str], Any], str]]] = {
+    str: (str, "text"),
+    bool: (_parse_bool, "one of true, 1, yes, on, false, 0, no, off"),
+    int: (_parse_int, "a whole number"),
+    float: (_parse_float, "a number"),
+    typing.List[str]: (_parse_list, "words separated by ;"),  # noqa: UP006
+    typing.Dict[str, str]: (_parse_dict, "key:value pairs separated by ;"),  # noqa: UP006
+}

@@ -1,0 +1,191 @@
+"""What commands do with an app: submit it, look at it, ask for its end, delete it. Any process, any shell.
+
+A command that finds the supervisor of a running app dead starts it again, whatever else it came for.
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+
+from muster.schedulers.supervision.policy import Phase
+from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.supervision.state import AppFolder, AppRecord, AppSpec, Machine, StateError, is_folder_of_ours
+
+LAST_WORDS_LIMIT_BYTES = 2000
+
+
+class SupervisorError(RuntimeError):
+    """A supervisor could not be started, or did not do in time what it was asked; one line."""
+
+
+def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | None = None) -> None:
+    """Make the app's folder, start its supervisor, wait until that has started all replicas.
+
+    Args:
+        spec: what to run.
+        registry: where it will be found.
+        files: name -> content, put into the folder before the supervisor starts; its driver's own.
+
+    Raises:
+        SupervisorError: it could not be started; nothing of the app is left then.
+        FileExistsError: there is such an app already.
+    """
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    try:
+        for name, content in (files or {}).items():
+            (folder.path / name).write_bytes(content)
+        registry.add(spec.app_id, folder.path)
+        start_supervisor(folder, spec)
+    except BaseException:
+        _roll_back(folder, spec, registry)
+        raise
+
+
+def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:
+    folder.write_request("kill")
+    folder.poke("kill")
+    wait_ended(folder, limit_s=10.0)
+    registry.remove(spec.app_id)
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
+    """Start the supervisor of an app and wait until it has started what was to start. One that lives is kept.
+
+    Raises:
+        SupervisorError: it ended before that; the message has its last words.
+    """
+    ready_read, ready_write = os.pipe()
+    # `-m` and `-c` put the working directory in front, where a user's selectors.py would shadow the standard library's.
+    program = (
+        f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
+        "from muster.schedulers.supervision import process\n"
+        "process.main(sys.argv[1], int(sys.argv[2]))"
+    )
+    said_before = folder.log_file.stat().st_size if folder.log_file.exists() else 0
+    try:
+        subprocess.run(
+            [spec.python, "-c", program, str(folder.path), str(ready_write)],
+            stdin=subprocess.DEVNULL,
+            cwd=folder.path,
+            pass_fds=(ready_write,),
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        os.close(ready_read)
+        raise SupervisorError(f"cannot start a supervisor process: {error}") from error
+    finally:
+        os.close(ready_write)
+    with open(ready_read, "rb") as ready:
+        if ready.read() != b"ok":
+            raise SupervisorError(f"the supervisor of {spec.app_id} ended early: {_read_end(folder, said_before)}")
+
+
+def _read_end(folder: AppFolder, skip_bytes: int) -> str:
+    """The last line the supervisor wrote: of a traceback, the error."""
+    try:
+        text = folder.log_file.read_bytes()[skip_bytes:][-LAST_WORDS_LIMIT_BYTES:].decode(errors="replace")
+    except OSError:
+        text = ""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def look(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
+    """An app as it stands; starts its supervisor again when that has died.
+
+    Raises:
+        FileNotFoundError: no app here.
+        SupervisorError: the supervisor died and cannot be started again, or another version of muster wrote the files.
+    """
+    try:
+        spec = folder.read_spec()
+        record = folder.read_record()
+        if record is not None and _is_orphan(record):
+            start_supervisor(folder, spec)
+            record = folder.read_record()
+    except StateError as error:
+        raise SupervisorError(str(error)) from error
+    return spec, record
+
+
+def is_over(record: AppRecord | None) -> bool:
+    """Whether the app has ended, logs and all."""
+    return record is not None and record.gang.phase is Phase.ENDED
+
+
+def _is_orphan(record: AppRecord) -> bool:
+    """Whether the app should have a supervisor on this machine and has none."""
+    here = Machine.here()
+    if is_over(record) or record.machine.host != here.host:
+        return False
+    if record.machine.boot_id != here.boot_id:
+        return True
+    return record.supervisor is None or not record.supervisor.is_alive()
+
+
+def request_stop(folder: AppFolder, word: str = "cancel") -> None:
+    """Ask the supervisor for the app's end; returns at once.
+
+    Args:
+        folder: the app's.
+        word: "cancel" (politely, one grace period) or "kill".
+    """
+    folder.write_request(word)
+    if not folder.poke(word):
+        look(folder)
+
+
+def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
+    """Wait until an app has ended; False when the time is over before.
+
+    A supervisor that dies meanwhile is started again, so that the end comes about.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        record = folder.read_record() if is_folder_of_ours(folder.path) else None
+        if record is None or is_over(record):
+            return True
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        if record.supervisor is None or not _wait_process(record.supervisor.pid, left_s):
+            look(folder)
+
+
+def _wait_process(pid: int, limit_s: float) -> bool:
+    """Wait for a process that need not be our child; False when there is none (any more)."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll(max(1, int(limit_s * 1000)))
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
+    """Stop an app if it runs, then remove its folder, logs and all.
+
+    Raises:
+        SupervisorError: it could not be stopped; nothing is removed then.
+    """
+    try:
+        over, grace_s = is_over(folder.read_record()), folder.read_spec().grace_s
+    except StateError:
+        over, grace_s = True, 0.0  # nothing of ours can run it any more
+    if not over:
+        request_stop(folder, "cancel")
+        if not wait_ended(folder, limit_s=grace_s + 30.0):
+            raise SupervisorError(f"{app_id} did not end within its grace period of {grace_s:g} s; not deleted")
+    if is_folder_of_ours(folder.path):
+        shutil.rmtree(folder.path)
+    registry.remove(app_id)

@@ -1,0 +1,141 @@
+"""What a supervisor needs of the thing that runs replicas.
+
+A driver is made by a factory that the app's spec names as `package.module:function` and that is called, inside the
+supervisor process and in its main thread, as `factory(spec=..., mailbox=...)`. A driver may use threads of its own
+(Docker's client blocks); it tells what happens by `mailbox.post`, which is safe from any thread.
+"""
+
+import contextlib
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from muster.schedulers.supervision.policy import ReplicaEnded, ReplicaId
+from muster.schedulers.supervision.state import AppSpec
+
+Handle = Mapping[str, Any]
+"""What a driver needs to find a replica again (a pid and its start time, a container's id). JSON; kept on disk."""
+
+
+class StartError(Exception):
+    """A replica could not be started; `str()` is one line. `final`: trying again would be no use."""
+
+    def __init__(self, reason: str, *, final: bool = True) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class Mailbox:
+    """The supervisor's one queue: events from anywhere, callbacks for descriptors, timers. Monotonic seconds."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.now_s = now_s
+        self._events: deque[Any] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
+
+    def post(self, event: Any) -> None:
+        """Queue an event for the supervisor; from any thread and from signal handlers."""
+        # A deque's append and popleft are atomic; a lock would deadlock in a signal handler.
+        self._events.append(event)
+        with contextlib.suppress(BlockingIOError):  # full of wake-ups already
+            os.write(self._wake_write, b"x")
+
+    def watch_readable(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call back, in the main thread, whenever `fd` can be read. Main thread only."""
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; before the descriptor is closed."""
+        self._selector.unregister(fd)
+
+    def set_timer(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call back once after `delay_s`; a timer of the same name is replaced."""
+        self._timers[name] = (self.now_s() + delay_s, callback)
+
+    def clear_timer(self, name: str) -> None:
+        """Forget a timer; not having it is fine."""
+        self._timers.pop(name, None)
+
+    def turn(self) -> None:
+        """Wait for something and run what is due. Returns at once when events are queued."""
+        for key, _ in self._selector.select(self._wait_s()):
+            # An earlier callback of this turn may have unwatched it.
+            if key.fd in self._selector.get_map():
+                key.data()
+        now_s = self.now_s()
+        for name in [name for name, (due_s, _) in self._timers.items() if due_s <= now_s]:
+            self._timers.pop(name)[1]()
+
+    def take(self) -> Any | None:
+        """The oldest event, or None."""
+        return self._events.popleft() if self._events else None
+
+    def close(self) -> None:
+        """Release descriptors."""
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wait_s(self) -> float | None:
+        if self._events:
+            return 0.0
+        if not self._timers:
+            return None
+        return max(0.0, min(due_s for due_s, _ in self._timers.values()) - self.now_s())
+
+    def _drain(self) -> None:
+        os.read(self._wake_read, 65536)
+
+
+class ReplicaDriver(Protocol):
+    """Starts and ends replicas. Every end is told exactly once per start or adoption, by posting `ReplicaEnded`."""
+
+    def start(self, replica: ReplicaId, start_number: int) -> Handle:
+        """Start a replica; may take a second, must not wait for its end.
+
+        Args:
+            replica: which.
+            start_number: 1 for the first start, 2 after one restart, ...
+
+        Raises:
+            StartError: it could not be started; nothing of it is left, and no ReplicaEnded follows.
+        """
+        ...
+
+    def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
+        """After a restart of the supervisor: watch a replica that an earlier one started.
+
+        Returns:
+            False when it is gone without a trace; then no ReplicaEnded follows. True when its end, even one in the
+            past, will be told.
+        """
+        ...
+
+    def stop(self, replica: ReplicaId) -> None:
+        """Ask a replica to end. Returns at once; one that is gone is fine. The supervisor keeps the grace period."""
+        ...
+
+    def kill(self, replica: ReplicaId) -> None:
+        """End a replica now. Returns at once; one that is gone is fine."""
+        ...
+
+    def close(self) -> None:
+        """All replicas have ended: flush logs and remove what the driver made for the app (networks, containers).
+
+        May take a few seconds. Raises nothing for what is gone already.
+        """
+        ...
+
+
+DriverFactory = Callable[..., ReplicaDriver]
+"""`factory(*, spec: AppSpec, mailbox: Mailbox) -> ReplicaDriver`."""
+
+__all__ = ["AppSpec", "DriverFactory", "Handle", "Mailbox", "ReplicaDriver", "ReplicaEnded", "ReplicaId", "StartError"]

@@ -1,0 +1,114 @@
+"""How the program may be named, and what its end makes of the launcher's exit code."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from launchers import PROGRAMS, Launcher, read_facts
+
+
+def test_a_module(launcher: Launcher) -> None:
+    outcome = launcher.run(["-m"], ["conf_module", "--x"], PYTHONPATH=str(PROGRAMS))
+    assert outcome.exit_code == 0, outcome.explain()
+    assert "module __main__ ['--x']" in outcome.stdout
+
+
+def test_an_executable(launcher: Launcher) -> None:
+    outcome = launcher.run(["--no_python", "--nproc-per-node=2"], ["/bin/sh", "-c", "echo r$RANK a${local_rank}"])
+    assert outcome.exit_code == 0, outcome.explain()
+    assert sorted(line[-5:] for line in outcome.stdout.splitlines()) == ["r0 a0", "r1 a1"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_run_path(launcher: Launcher, method: str) -> None:
+    if method == "fork" and not launcher.is_muster:
+        pytest.skip("one way is enough for torchrun")
+    outcome = launcher.run(["--run-path", "--start-method", method], ["conf_facts.py", "a", "${local_rank}"])
+    assert outcome.exit_code == 0, outcome.explain()
+    [facts] = read_facts(outcome.stdout)
+    assert facts["name"] == "__main__"
+    assert facts["argv"] == [str(PROGRAMS / "conf_facts.py"), "a", "0"]
+
+
+def test_a_module_that_is_no_python_is_refused(launcher: Launcher) -> None:
+    outcome = launcher.run(["-m", "--no-python"], ["conf_module"])
+    assert outcome.exit_code == (2 if launcher.is_muster else 1)
+    assert "--module" in outcome.stderr
+
+
+def test_another_interpreter(launcher: Launcher, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho interpreter "$@"\n')
+    python.chmod(0o755)
+    outcome = launcher.run([], ["conf_facts.py", "x"], PYTHON_EXEC=str(python))
+    assert outcome.exit_code == 0, outcome.explain()
+    assert f"interpreter -u {PROGRAMS}/conf_facts.py x" in outcome.stdout
+
+
+def test_wrong_usage_exits_2(launcher: Launcher) -> None:
+    outcome = launcher.run(["--no-such-flag"], ["conf_facts.py"])
+    assert outcome.exit_code == 2, outcome.explain()
+    assert "--no-such-flag" in outcome.stderr
+    if launcher.is_muster:
+        assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("code", [3, -signal.SIGSEGV])
+def test_one_failed_worker_fails_the_job_and_ends_the_others(launcher: Launcher, code: int) -> None:
+    outcome = launcher.run(["--nproc-per-node", "2"], ["conf_exits.py", str(code), "1"])
+    assert outcome.exit_code == 1, outcome.explain()
+    assert outcome.leftovers == ()
+    told = outcome.stderr + outcome.stdout
+    assert ("SIGSEGV" in told) if code < 0 else ("exitcode  : 3" in told or "exit code 3" in told), outcome.explain()
+
+
+def test_a_program_that_is_not_there(launcher: Launcher) -> None:
+    outcome = launcher.run([], ["/no/such/script"])
+    assert outcome.exit_code == 1, outcome.explain()
+    outcome = launcher.run(["--no-python"], ["/no/such/program"])
+    assert outcome.exit_code == 1, outcome.explain()
+    assert "/no/such/program" in outcome.stderr
+
+
+def test_restarts_until_it_works(launcher: Launcher) -> None:
+    outcome = launcher.run(["--max-restarts", "2", "--nproc-per-node", "2"], ["conf_restarts.py", "2"])
+    assert outcome.exit_code == 0, outcome.explain()
+    attempts = [line.split()[-4:] for line in outcome.stdout.splitlines() if "attempt" in line]
+    assert [words[1] for words in attempts] == ["0", "1", "2"]
+
+
+def test_the_budget_is_spent(launcher: Launcher) -> None:
+    outcome = launcher.run(["--max-restarts", "1"], ["conf_restarts.py", "9"])
+    assert outcome.exit_code == 1, outcome.explain()
+    attempts = [line.split()[-3] for line in outcome.stdout.splitlines() if "attempt" in line]
+    assert attempts == ["0", "1"]
+
+
+@pytest.mark.fault(1, "every attempt has the same MASTER_PORT, and with it the store's stale keys")
+def test_an_attempt_has_a_fresh_address(launcher: Launcher) -> None:
+    outcome = launcher.run(["--max-restarts", "1", "--nproc-per-node", "2"], ["conf_restarts.py", "1"])
+    assert outcome.exit_code == 0, outcome.explain()
+    ports = [line.split()[-2] for line in outcome.stdout.splitlines() if "attempt" in line]
+    assert len(set(ports)) == 2, ports
+
+
+@pytest.mark.torch
+@pytest.mark.fault(1, "attempt 1 often fails on keys of attempt 0's store", recorded=True)
+def test_a_gloo_group_survives_the_crash_of_one(launcher: Launcher) -> None:
+    pytest.importorskip("torch")
+    outcome = launcher.run(
+        ["--max-restarts", "1", "--nproc-per-node", "2"], ["conf_allreduce.py", "crash"], timeout_s=120
+    )
+    assert outcome.exit_code == 0, outcome.explain()
+    assert sorted(line[-22:] for line in outcome.stdout.splitlines() if "attempt 1" in line) == [
+        "rank 0 sum 3 attempt 1",
+        "rank 1 sum 3 attempt 1",
+    ]
+
+
+@pytest.mark.torch
+def test_a_gloo_group(launcher: Launcher) -> None:
+    pytest.importorskip("torch")
+    outcome = launcher.run(["--nproc-per-node", "2"], ["conf_allreduce.py"], timeout_s=120)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.count("sum 3 attempt 0") == 2

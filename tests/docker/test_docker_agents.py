@@ -1,0 +1,141 @@
+"""Jobs of our agent in containers of an image that does not contain muster."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchx.specs import AppState
+
+from muster.components import dist
+
+pytestmark = pytest.mark.docker
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+IMAGE = "muster-test:torch"
+
+
+@pytest.fixture
+def volume(client, apps):
+    volume = client.volumes.create()
+    yield volume
+    apps.remove_all()
+    volume.remove(force=True)
+
+
+def ddp(script, j, volume=None, **how):
+    mounts = [] if volume is None else ["type=volume", f"src={volume.name}", "dst=/data"]
+    return dist.ddp(script=script, j=j, image=IMAGE, name="job", mounts=mounts, **how)
+
+
+def says(apps, app_id, replica, text):
+    """How often a replica has said a text so far."""
+    return sum(text in line for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica))
+
+
+def _role(apps, app_id):
+    return apps.containers(app_id)[0].labels["io.muster.role"]
+
+
+def node(apps, app_id, replica):
+    """The running container of a replica."""
+    return next(iter(apps.containers(app_id, every=False, replica=replica)), None)
+
+
+def test_image_does_not_contain_muster(client):
+    said = client.containers.run(
+        IMAGE, ["python3", "-c", "import importlib.util as u; print(u.find_spec('muster'))"], remove=True
+    )
+    assert said == b"None\n"
+
+
+def test_digits_from_the_command_line(apps):
+    what = ["dist.ddp", "-j", "2x2", "--image", IMAGE, "--script", "digits/train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torchx.cli.main", "run", "-s", "local_docker", *what],
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    apps.ids.append(done.stdout.strip().rsplit("/", 1)[-1])
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stderr
+
+
+def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until):
+    app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, max_retries=1, start="cold"), workspace=str(PROGRAMS))
+    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    node(apps, app_id, 1).kill("SIGKILL")
+    wait_until(lambda: says(apps, app_id, 0, "of 2") >= 2, "both nodes again")
+    assert apps.status(app_id).num_restarts == 1
+    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+
+
+def test_elastic_job_goes_on_without_a_container(apps, volume, wait_until):
+    app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, start="cold"), workspace=str(PROGRAMS))
+    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    node(apps, app_id, 1).kill("SIGKILL")
+    wait_until(lambda: says(apps, app_id, 0, "of 1"), "one node")
+    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+
+
+def test_killed_leader_is_replaced(apps, volume, wait_until):
+    app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, max_retries=1, start="cold"), workspace=str(PROGRAMS))
+    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    node(apps, app_id, 0).kill("SIGKILL")
+    wait_until(lambda: says(apps, app_id, 1, "of 2") >= 2, "both nodes again")
+    node(apps, app_id, 1).exec_run(["touch", "/data/go"])
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+
+
+def test_fixed_job_ends_whole_when_a_container_is_lost(apps, volume, wait_until):
+    app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS), grace_s=5.0)
+    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    node(apps, app_id, 1).kill("SIGKILL")
+    status = apps.wait(app_id)
+    assert status.state == AppState.FAILED
+    assert "/1 was ended by SIGKILL; no retries" in status.msg
+    assert apps.containers(app_id, every=False) == []
+
+
+def test_failure_names_what_the_worker_raised(apps):
+    app_id = apps.run(ddp("docker_raises.py", "2x1", start="cold", max_retries=0), workspace=str(PROGRAMS))
+    status = apps.wait(app_id)
+    assert status.state == AppState.FAILED
+    assert "exited with 1" in status.msg
+    assert "ValueError: the data set is empty" in status.msg
+    assert "the data set is empty" in status.structured_error_msg
+    assert status.num_restarts == 0  # an agent's exit 1 is never tried again
+
+
+def test_memory_limit_ends_in_an_out_of_memory_report(apps):
+    app = ddp("docker_eats.py", "1x1", memMB=128, start="cold")
+    app_id = apps.run(app, workspace=str(PROGRAMS))
+    status = apps.wait(app_id)
+    assert status.state == AppState.FAILED
+    assert "out of memory, limit 128 MiB" in status.msg
+
+
+def test_no_memory_limit_unless_asked_for(apps, client):
+    app_id = apps.run(ddp("docker_raises.py", "1x1", start="cold"), workspace=str(PROGRAMS))
+    (container,) = apps.containers(app_id)
+    assert container.attrs["HostConfig"]["Memory"] == 0
+    apps.cancel(app_id)
+    assert apps.wait(app_id).state == AppState.CANCELLED
+
+
+def test_job_goes_on_when_its_supervisor_was_killed(apps, volume, wait_until):
+    app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
+    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    first = apps.scheduler._folder(app_id).read_record().supervisor
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until(lambda: not first.is_alive(), "death of the supervisor")
+    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
+    wait_until(lambda: not apps.containers(app_id, every=False), "end of both nodes")
+    assert apps.wait(app_id).state == AppState.SUCCEEDED  # looking at it started another supervisor

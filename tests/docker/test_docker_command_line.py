@@ -1,0 +1,148 @@
+"""torchx on the command line: what ends with it, what stays, what a person sees."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from torchx.specs import AppState
+
+pytestmark = pytest.mark.docker
+
+COMMAND = "trap 'echo asked; exit 3' TERM; echo begun; while :; do sleep 0.1; done"
+
+
+@pytest.fixture
+def torchx(state_home, tmp_path, apps):
+    """Starts `torchx` in an empty folder; kills what is left of it."""
+    started = []
+
+    def start(*words):
+        command = [sys.executable, "-m", "torchx.cli.main", *words]
+        env = {**os.environ, "TORCHX_CONFIG": "", "PYTHONWARNINGS": ""}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def shell(scheduler, command=COMMAND):
+    return (
+        "run",
+        "-s",
+        scheduler,
+        "--workspace",
+        "",
+        "utils.sh",
+        "--image",
+        "muster-test:bare",
+        "exec",
+        "sh",
+        "-c",
+        command,
+    )
+
+
+def begin(torchx, apps, wait_until, scheduler, command=COMMAND):
+    """Start an app; returns once the command line waits for it and the app has said something."""
+    process = torchx(*shell(scheduler, command))
+    app_id = process.stdout.readline().strip().rsplit("/", 1)[-1]
+    apps.ids.append(app_id)
+    wait_until(lambda: apps.logs(app_id, role="sh"), "output")
+    return process, app_id
+
+
+def test_interrupt_stops_politely(torchx, apps, wait_until):
+    process, app_id = begin(torchx, apps, wait_until, "local_docker")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert apps.status(app_id).state == AppState.CANCELLED
+    assert apps.logs(app_id, role="sh") == ["begun\n", "asked\n"]
+
+
+def test_second_interrupt_kills(torchx, apps, wait_until):
+    stubborn = "trap 'echo asked' TERM; echo begun; while :; do sleep 0.1; done"
+    process, app_id = begin(torchx, apps, wait_until, "local_docker", stubborn)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: "asked\n" in apps.logs(app_id, role="sh"), "polite signal")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=25)  # the grace period is 30 s
+    assert apps.status(app_id).state == AppState.CANCELLED
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_outlives_a_killed_command(torchx, apps, wait_until, signum):
+    process, app_id = begin(torchx, apps, wait_until, "local_docker")
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    assert apps.wait(app_id).state == AppState.CANCELLED
+    assert apps.containers(app_id, every=False) == []
+
+
+def test_detached_app_stays(torchx, apps, wait_until):
+    process, app_id = begin(torchx, apps, wait_until, "docker")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert apps.status(app_id).state == AppState.RUNNING
+
+
+def test_interrupted_submission_leaves_nothing(torchx, apps, wait_until, client):
+    process = torchx(*shell("local_docker"))
+    label = {"label": "io.muster.app"}
+    (found,) = wait_until(lambda: client.containers.list(filters=label, ignore_removed=True), "a container")
+    apps.ids.append(found.labels["io.muster.app"])
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    status = apps.status(apps.ids[0])
+    assert status is None or status.state == AppState.CANCELLED  # it may just have been through
+    assert apps.containers(apps.ids[0], every=False) == []
+
+
+def test_console_shows_the_logs_and_the_exit_code(torchx, apps):
+    process = torchx(*shell("local_docker", "echo to the console; exit 5"))
+    out, err = process.communicate(timeout=60)
+    apps.ids.append(out.strip().rsplit("/", 1)[-1])
+    assert process.returncode == 1
+    assert "to the console" in err
+    assert "sh/0 exited with 5" in err
+
+
+def test_dry_run_needs_no_engine(torchx, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/engine")
+    words = shell("local_docker", "true")
+    process = torchx("run", "--dryrun", *words[1:])
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "image: muster-test:bare" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-cfg", "shm_size=lots"), "shm_size='lots'"),
+        (("-cfg", "sham=1"), "no option 'sham'"),
+    ],
+)
+def test_mistakes_are_one_line(torchx, words, says):
+    run, *rest = shell("local_docker", "true")
+    process = torchx(run, *rest[:2], *words, *rest[2:])
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_no_engine_is_one_line(torchx, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/engine")
+    process = torchx(*shell("local_docker", "true"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "no Docker engine answers at unix:///no/engine" in err
+    assert "Traceback" not in err

@@ -1,0 +1,97 @@
+"""The engine goes away and comes back while jobs run. Only an engine that .ci/docker-engine started is restarted."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from torchx.specs import AppState
+
+from muster.components import dist
+
+pytestmark = pytest.mark.docker
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / ".ci" / "docker-engine"
+PID_FILE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster" / "dockerd.pid"
+
+
+@pytest.fixture
+def engine():
+    """Stops, kills and starts our own engine."""
+    try:
+        pid = int(PID_FILE.read_text())
+        ours = Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd"
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        pytest.skip("the engine was not started by .ci/docker-engine: it is not ours to restart")
+
+    def control(word):
+        subprocess.run([SCRIPT, word], check=True, timeout=150)
+
+    yield control
+    control("start")
+
+
+def test_plain_app_survives_a_restart_of_the_engine(apps, app_of, engine, wait_until):
+    app_id = apps.run(app_of("echo begun; sleep 600", replicas=2))
+    wait_until(lambda: apps.logs(app_id, replica=1), "first start")
+    engine("restart")
+    wait_until(lambda: len(apps.containers(app_id, every=False)) == 2, "second start")
+    status = apps.status(app_id)
+    assert status.state == AppState.RUNNING
+    assert status.num_restarts == 0  # the engine's doing is not charged to the app
+    wait_until(lambda: apps.logs(app_id, replica=1) == ["begun\n"] * 2, "second start")
+
+
+def test_job_of_agents_survives_a_killed_engine(apps, engine, wait_until):
+    app = dist.ddp(script="docker_waits.py", j="2x1", image="muster-test:torch", name="job", start="cold")
+    role = app.roles[0].name
+    app_id = apps.run(app, workspace=str(ROOT / "tests" / "programs"))
+
+    def formed():
+        return sum("of 2" in line for line in apps.logs(app_id, role=role, replica=0))
+
+    wait_until(formed, "first round")
+    pid = int(PID_FILE.read_text())
+    os.kill(pid, 9)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "end of the engine")
+    engine("start")
+    wait_until(lambda: formed() >= 2, "second round")
+    assert apps.status(app_id).num_restarts == 0
+    for container in apps.containers(app_id, every=False):
+        container.exec_run(["sh", "-c", "mkdir -p /data && touch /data/go"])
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+
+
+def test_cancel_while_the_engine_is_away(apps, app_of, engine, wait_until):
+    app_id = apps.run(app_of("sleep 600", replicas=2))
+    engine("stop")
+    apps.cancel(app_id)
+    assert apps.status(app_id).state == AppState.RUNNING
+    engine("start")
+    assert apps.wait(app_id).state == AppState.CANCELLED
+    assert apps.containers(app_id, every=False) == []
+
+
+def test_supervisor_begins_while_the_engine_is_away(apps, app_of, engine, wait_until):
+    app_id = apps.run(app_of("echo begun; sleep 600", replicas=2))
+    wait_until(lambda: apps.logs(app_id, replica=1), "first start")
+    supervisor = apps.scheduler._folder(app_id).read_record().supervisor
+    os.kill(supervisor.pid, 9)
+    engine("stop")
+    wait_until(lambda: not supervisor.is_alive(), "death of the supervisor")
+    assert apps.status(app_id).state == AppState.RUNNING
+    engine("start")
+    wait_until(lambda: len(apps.containers(app_id, every=False)) == 2, "second start")
+
+
+def test_log_is_followed_through_a_restart_of_the_engine(apps, app_of, engine, wait_until):
+    app_id = apps.run(app_of("hostname; sleep 600"))
+    lines = iter(apps.runner.log_lines(f"docker://test/{app_id}", "w", 0, should_tail=True))
+    assert next(lines) == "w-0\n"
+    engine("restart")
+    assert next(lines) == "w-0\n"
+    apps.cancel(app_id)
+    assert list(lines) == []

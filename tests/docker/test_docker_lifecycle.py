@@ -1,0 +1,93 @@
+"""An app from submission to deletion, on a real engine, with plain commands; both TorchX lines."""
+
+import subprocess
+import sys
+
+import pytest
+from torchx.specs import AppDef, AppState, RetryPolicy
+
+pytestmark = [pytest.mark.docker, pytest.mark.torchx]
+
+
+def test_app_succeeds_and_is_deleted(apps, app_of):
+    app_id = apps.run(app_of("echo out; echo err >&2", replicas=2))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert sorted(apps.logs(app_id, replica=1)) == ["err\n", "out\n"]
+    assert [item.app_id for item in apps.scheduler.list() if item.app_id == app_id] == [app_id]  # one row
+    apps.delete(app_id)
+    assert apps.left(app_id) == []
+    assert apps.status(app_id) is None
+
+
+def test_replicas_have_names_and_find_rank0(apps, app_of):
+    app_id = apps.run(app_of("sleep 600", replicas=2))
+    assert apps.inside(app_id, "hostname", replica=1) == "w-1\n"
+    rank0 = apps.inside(app_id, "hostname -i")
+    assert apps.inside(app_id, "getent hosts $TORCHX_RANK0_HOST", replica=1).split()[0] == rank0.strip()
+    assert apps.inside(app_id, "getent hosts w-0", replica=1).split()[0] == rank0.strip()
+
+
+def test_failed_replica_stops_the_gang(apps, app_of):
+    app_id = apps.run(app_of("[ $REPLICA = 1 ] && exit 3; sleep 600", replicas=2, env={"REPLICA": "${replica_id}"}))
+    status = apps.wait(app_id)
+    assert status.state == AppState.FAILED
+    assert "w/1 exited with 3" in status.msg
+    assert apps.containers(app_id, every=False) == []
+
+
+def test_plain_role_is_retried_whatever_its_exit_code(apps, app_of):
+    count = "echo run >>/data/runs; [ $(wc -l </data/runs) = 3 ]"
+    volume = apps.client.volumes.create()
+    try:
+        from torchx.specs import VolumeMount
+
+        mounts = [VolumeMount(src=volume.name, dst_path="/data")]
+        app = app_of(f"{count} || exit 1", mounts=mounts, max_retries=2, retry_policy=RetryPolicy.REPLICA)
+        app_id = apps.run(app)
+        status = apps.wait(app_id)
+        assert status.state == AppState.SUCCEEDED
+        assert status.num_restarts == 2
+        assert [c.labels["io.muster.incarnation"] for c in apps.containers(app_id)] == ["2", "1", "0"]
+        apps.delete(app_id)
+        assert volume.name in {each.name for each in apps.client.volumes.list()}  # the user's, not ours
+    finally:
+        volume.remove(force=True)
+
+
+def test_app_of_several_roles(apps, app_of):
+    (lead,) = app_of("sleep 600", role="lead").roles
+    (extra,) = app_of("sleep 600", role="extra", replicas=2).roles
+    app_id = apps.run(AppDef(name="two", roles=[lead, extra]))
+    assert apps.inside(app_id, "getent hosts rank0", role="extra", replica=1).split()[1] == "rank0"
+    assert apps.inside(app_id, "getent hosts extra-1", role="lead").split()[1] == "extra-1"
+    assert {role.role: len(role.replicas) for role in apps.status(app_id).roles} == {"lead": 1, "extra": 2}
+
+
+def test_cancelled_app_reads_cancelled(apps, app_of):
+    app_id = apps.run(app_of("trap '' TERM; echo ready; while :; do sleep 1; done", replicas=3), grace_s=1.0)
+    assert next(iter(apps.runner.log_lines(f"docker://test/{app_id}", "w", 2, should_tail=True))) == "ready\n"
+    apps.cancel(app_id)
+    assert apps.wait(app_id).state == AppState.CANCELLED
+    ended = [container.attrs["State"]["ExitCode"] for container in apps.containers(app_id)]
+    assert ended == [137, 137, 137]
+
+
+def test_unknown_app_is_not_there(apps):
+    assert apps.scheduler.describe("no-such-app") is None
+    apps.cancel("no-such-app")
+    apps.delete("no-such-app")
+
+
+def test_another_process_sees_and_cancels_the_app(apps, app_of):
+    app_id = apps.run(app_of("sleep 600"))
+    program = (
+        "import sys; from torchx.runner import Runner\n"
+        "from muster.schedulers.docker import create_detached_scheduler\n"
+        "runner = Runner('test', {'docker': create_detached_scheduler})\n"
+        "print(runner.status(sys.argv[1]).state.name); runner.cancel(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"docker://test/{app_id}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "RUNNING\n"
+    assert apps.wait(app_id).state == AppState.CANCELLED

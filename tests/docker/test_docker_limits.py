@@ -1,0 +1,195 @@
+"""What an engine refuses, lacks or bounds: names, images, memory, address pools, other people's things."""
+
+import concurrent.futures
+import os
+
+import pytest
+from torchx.specs import AppState, BindMount, VolumeMount
+
+from muster.schedulers.docker import creation
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.faults import NoAddressPool
+from muster.schedulers.docker.plan import SHARED_NETWORK
+from muster.schedulers.errors import EngineError, SchedulerError
+
+pytestmark = pytest.mark.docker
+
+
+def submit_as(apps, app, app_id, **cfg):
+    """Submit under a name of the test's choice."""
+    from dataclasses import replace
+
+    info = apps.runner.dryrun(app, "docker", cfg=cfg)
+    made = info.request
+    old = made.request.app_id
+
+    def rename(value):
+        return value.replace(old, app_id) if isinstance(value, str) else value
+
+    containers = tuple(replace(each, name=rename(each.name)) for each in made.request.containers)
+    info.request = replace(made, request=replace(made.request, app_id=app_id, network=app_id, containers=containers))
+    return apps.scheduler.schedule(info)
+
+
+def test_missing_image_is_one_line_and_leaves_nothing(apps, app_of):
+    before = len(apps.client.containers.list(all=True))
+    with pytest.raises(EngineError, match="muster-test:none"):
+        apps.run(app_of("true", image="muster-test:none"), pull="never")
+    with pytest.raises(EngineError, match="localhost:1/none"):
+        apps.run(app_of("true", image="localhost:1/none"))
+    assert len(apps.client.containers.list(all=True)) == before
+
+
+def test_image_without_python_is_one_line(apps, app_of):
+    agent = {"entrypoint": "python3", "args": ["-m", "muster.agent", "main.py"]}
+    with pytest.raises(
+        EngineError, match=r"image 'muster-test:bare' has no 'python3'; .*Python 3.10 or newer"
+    ) as raised:
+        apps.run(app_of("", image="muster-test:bare", **agent))
+    assert "\n" not in str(raised.value)
+
+
+def test_image_whose_python_finds_no_torch_is_one_line(apps, app_of):
+    # -S leaves site-packages out: to the job the same as an image without torch
+    agent = {"entrypoint": "/data/python3", "args": ["-m", "muster.agent", "main.py"]}
+    volume = apps.client.volumes.create()
+    script = "printf '#!/bin/sh\\nexec /usr/bin/python3 -S \"$@\"\\n' >/data/python3; chmod +x /data/python3"
+    mounts = [VolumeMount(src=volume.name, dst_path="/data")]
+    try:
+        assert apps.wait(apps.run(app_of(script, mounts=mounts))).state == AppState.SUCCEEDED
+        with pytest.raises(EngineError, match=r"image 'muster-test:torch' has Python 3\.11 but no torch"):
+            apps.run(app_of("", mounts=mounts, **agent))
+    finally:
+        apps.remove_all()
+        volume.remove(force=True)
+
+
+def test_missing_command_is_one_line_and_not_tried_again(apps, app_of):
+    says = "could not be started: image 'muster-test:torch' has no 'no-such-command'"
+    try:
+        app_id = apps.run(app_of("", entrypoint="no-such-command", replicas=2, max_retries=3, name="gone"))
+    except EngineError as error:  # it was fast: the submission was taken back
+        assert says in str(error)  # noqa: PT017  # both outcomes are right, which one comes is a race
+        assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("gone-")]
+        assert not [n for n in apps.client.networks.list() if n.name.startswith("gone-")]
+        return
+    status = apps.wait(app_id)
+    assert status.state == AppState.FAILED
+    assert says in status.msg
+    assert status.num_restarts == 0
+
+
+def test_missing_bind_mount_is_one_line_and_leaves_nothing(apps, app_of):
+    mounts = [BindMount(src_path="/no/such/folder", dst_path="/data")]
+    with pytest.raises(EngineError, match="/no/such/folder"):
+        apps.run(app_of("true", replicas=2, mounts=mounts, name="bound"))
+    assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("bound-")]
+
+
+def test_second_app_of_a_name_is_refused_and_the_first_left_alone(apps, app_of):
+    apps.ids.append(submit_as(apps, app_of("sleep 600"), "twin"))
+    with pytest.raises(SchedulerError, match="'twin'"):
+        submit_as(apps, app_of("sleep 600"), "twin")
+    assert apps.status("twin").state == AppState.RUNNING
+    assert len(apps.containers("twin", every=False)) == 1
+
+
+def test_foreign_container_of_our_name_is_left_alone(apps, app_of):
+    foreign = apps.client.containers.create("muster-test:bare", "true", name="clash-w-1")
+    try:
+        with pytest.raises(EngineError, match="clash-w-1"):
+            submit_as(apps, app_of("true", replicas=2), "clash")
+        assert apps.left("clash") == []
+        foreign.reload()
+    finally:
+        foreign.remove()
+
+
+def test_twelve_apps_at_once(apps, app_of):
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        ids = list(pool.map(lambda _: apps.run(app_of("hostname", replicas=2)), range(12)))
+    assert len(set(ids)) == 12
+    assert {apps.wait(app_id).state for app_id in ids} == {AppState.SUCCEEDED}
+    assert [apps.logs(app_id, replica=1) for app_id in ids] == [["w-1\n"]] * 12
+
+
+def fill_address_pools(engine, label):
+    for number in range(300):
+        try:
+            engine.create_network(f"muster-fill-{number}", label)
+        except NoAddressPool:
+            return
+    pytest.fail("300 networks fit")
+
+
+def test_apps_share_a_network_when_address_pools_are_exhausted(apps, app_of):
+    engine = Engine(os.environ)
+    label = {"io.muster.test": "fills-pools"}
+    try:
+        fill_address_pools(engine, label)
+        # one slot for the shared network, unless an earlier app made it
+        if not engine.has_network(SHARED_NETWORK):
+            engine.remove_network("muster-fill-0")
+            creation._ensure_shared_network(engine)
+        for app_id in [apps.run(app_of("sleep 600", replicas=2)) for _ in range(2)]:
+            said = apps.inside(app_id, "getent hosts $TORCHX_RANK0_HOST", replica=1)
+            assert said.split()[1] == f"{app_id}-rank0"
+            assert said.split()[0] == apps.inside(app_id, "hostname -i").strip()
+        apps.remove_all()
+    finally:
+        for network in engine.list_networks(label):
+            engine.remove_network(network["Id"])
+        engine.remove_network(SHARED_NETWORK)
+        engine.close()
+
+
+def test_shared_memory_is_large_and_bounded(apps, app_of):
+    # ten times the engine's 64 MiB fits by default; a bound is a bound and no more than a write error
+    app_id = apps.run(app_of("head -c 640M /dev/zero >/dev/shm/x && stat -c %s /dev/shm/x"))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert apps.logs(app_id) == ["671088640\n"]
+    app_id = apps.run(app_of("head -c 64M /dev/zero >/dev/shm/x; echo then $?"), shm_size="32m")
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert apps.logs(app_id)[-1] == "then 1\n"
+
+
+def test_out_of_memory_is_named(apps, app_of):
+    eats = ["-c", "x = [bytearray(b'x' * (8 << 20)) for _ in range(10**6)]"]
+    app_id = apps.run(app_of("", entrypoint="python3", args=eats, memory_mb=64))
+    status = apps.wait(app_id)
+    assert status.state == AppState.FAILED
+    assert "w/0 was ended by SIGKILL" in status.msg
+    assert "OOMKilled: out of memory, limit 64 MiB" in status.msg
+
+
+def test_things_of_others_are_left_alone(apps, app_of, monkeypatch):
+    from muster.schedulers.docker import scheduler
+
+    app_id = apps.run(app_of("sleep 600"))
+    theirs = {"torchx.pytorch.org/app-id": "theirs", "torchx.pytorch.org/role-name": "w"}
+    theirs["torchx.pytorch.org/replica-id"] = "0"
+    foreign = apps.client.containers.run("muster-test:bare", "sleep 600", detach=True, labels=theirs)
+    try:
+        assert "theirs" not in [item.app_id for item in apps.scheduler.list()]
+        apps.delete("theirs")
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(scheduler, "_user", lambda: "0@elsewhere")
+            elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
+            assert app_id not in [item.app_id for item in apps.scheduler.list()]
+            assert apps.scheduler.describe(app_id) is None
+            apps.delete(app_id)
+        foreign.reload()
+        assert foreign.status == "running"
+        assert len(apps.containers(app_id, every=False)) == 1
+    finally:
+        foreign.remove(force=True)
+
+
+def test_app_without_its_state_folder_is_known_by_its_labels(apps, app_of, monkeypatch):
+    app_id = apps.run(app_of("trap 'exit 0' TERM; while :; do sleep 0.1; done", replicas=2))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
+        assert apps.scheduler.describe(app_id).state == AppState.RUNNING
+        assert app_id in [item.app_id for item in apps.scheduler.list()]
+        apps.cancel(app_id)
+        assert apps.containers(app_id, every=False) == []

@@ -1,0 +1,596 @@
+"""An API server as our client sees one: real HTTP, the rules that matter, and whatever goes wrong on demand.
+
+Strict validation, conflicts, merge patches, garbage collection by owner, paging with tokens that expire, watches with
+bookmarks and 410, log streams that break, bearer tokens that run out, scripted refusals; and a Job controller with
+just enough of the real one's rules to make, replace and remove pods. Tests play kubelet: they start and end pods.
+"""
+
+import base64
+import copy
+import json
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
+
+from muster.schedulers.kubernetes.schema import check_document, parse_version
+
+PATH = re.compile(
+    r"^(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(/(?P<name>[^/]+))?(/(?P<sub>log))?$"
+)
+KINDS = {"jobs": "Job", "pods": "Pod", "services": "Service", "configmaps": "ConfigMap", "secrets": "Secret"}
+KINDS |= {
+    "jobsets": "JobSet",
+    "podgroups": "PodGroup",
+    "events": "Event",
+    "localqueues": "LocalQueue",
+    "workloads": "Workload",
+}
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass
+class Fault:
+    """What happens to the next request that matches.
+
+    `status` 0 drops the connection. `after`: the request is carried out first, only its answer is lost.
+    """
+
+    method: str
+    path: str
+    status: int
+    message: str = "injected"
+    reason: str = ""
+    headers: dict = field(default_factory=dict)
+    after: bool = False
+    times: int = 1
+
+
+class Refusal(Exception):
+    def __init__(self, status, message, reason=""):
+        super().__init__(message)
+        self.status, self.message, self.reason = status, message, reason
+
+
+class Cluster:
+    """The state behind the server. Every method takes the lock; tests may call any of them."""
+
+    def __init__(self, version=("1", "36")):
+        self.version = version
+        self.lock = threading.Condition()
+        self.objects = {}
+        self.number = 100
+        self.oldest = 100
+        self.history = []
+        self.faults = []
+        self.requests = []
+        self.token = "one"
+        self.groups = {"batch": ["v1"]}
+        self.kinds = {"batch/v1": ["jobs"]}
+        self.logs = {}
+        self.breaks = {}
+        self.streams_open = 0
+        self.streams_most = 0
+        self.page_limit = 500
+        self.expire_pages = False
+        self.bookmarks = True
+        self.watch_lifetime = None
+        self.closing = False
+        self.uids = 0
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def stamp(self, key, change):
+        self.number += 1
+        self.objects[key]["metadata"]["resourceVersion"] = str(self.number)
+        self.history.append((self.number, change, key, copy.deepcopy(self.objects[key])))
+        self.lock.notify_all()
+
+    def put(self, group, namespace, plural, item):
+        with self.lock:
+            key = (group, namespace, plural, item["metadata"]["name"])
+            self.uids += 1
+            item["metadata"].setdefault("uid", f"uid-{self.uids}")
+            item["metadata"].setdefault(
+                "creationTimestamp", f"2026-01-01T00:{self.uids // 60 % 60:02}:{self.uids % 60:02}Z"
+            )
+            self.objects[key] = item
+            self.stamp(key, "ADDED")
+            if plural == "jobs" and group == "/apis/batch/v1":
+                self.make_pods(key)
+            return item
+
+    def take(self, key):
+        with self.lock:
+            item = self.objects.get(key)
+            if item is None:
+                return
+            self.stamp(key, "DELETED")
+            del self.objects[key]
+            uid = item["metadata"]["uid"]
+            for other, owned in list(self.objects.items()):
+                if any(owner["uid"] == uid for owner in owned["metadata"].get("ownerReferences", ())):
+                    self.take(other)
+
+    def find(self, plural, **labels):
+        with self.lock:
+            return [
+                item
+                for (_, _, kind, _), item in self.objects.items()
+                if kind == plural and labels.items() <= item["metadata"].get("labels", {}).items()
+            ]
+
+    def expire_history(self):
+        """From now on a watch from any older version is answered with 410."""
+        with self.lock:
+            self.number += 1
+            self.oldest = self.number
+
+    # -- the Job controller, as far as it matters ---------------------------------------------------------------------
+
+    def make_pods(self, key):
+        job = self.objects[key]
+        job.setdefault("status", {"active": job["spec"]["parallelism"]})
+        for index in range(job["spec"]["completions"]):
+            self.make_pod(job, index)
+
+    def make_pod(self, job, index):
+        self.uids += 1
+        name, namespace = f"{job['metadata']['name']}-{index}-p{self.uids}", job["metadata"]["namespace"]
+        template = copy.deepcopy(job["spec"]["template"])
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": job["metadata"]["name"],
+            "uid": job["metadata"]["uid"],
+        }
+        metadata = {**template["metadata"], "name": name, "namespace": namespace, "ownerReferences": [owner]}
+        metadata["labels"] = {**metadata.get("labels", {}), INDEX: str(index)}
+        pod = {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
+        self.put("/api/v1", namespace, "pods", pod)
+
+    def pod_of(self, job_name, index):
+        """The newest pod of an index."""
+        with self.lock:
+            pods = [
+                item
+                for item in self.find("pods", **{INDEX: str(index)})
+                if item["metadata"]["name"].startswith(job_name)
+            ]
+            return max(pods, key=lambda pod: int(pod["metadata"]["resourceVersion"]))
+
+    def change_pod(self, pod, **status):
+        with self.lock:
+            key = ("/api/v1", pod["metadata"]["namespace"], "pods", pod["metadata"]["name"])
+            self.objects[key]["status"] = {**self.objects[key]["status"], **status}
+            self.stamp(key, "MODIFIED")
+
+    def start_pod(self, pod):
+        self.change_pod(pod, phase="Running")
+
+    def end_pod(self, pod, code, message="", conditions=()):
+        ended = {
+            "exitCode": code,
+            "reason": "Error" if code else "Completed",
+            "message": message,
+            "finishedAt": "2026-01-01T01:00:00Z",
+        }
+        status = [{"name": "main", "state": {"terminated": ended}}]
+        with self.lock:
+            self.change_pod(
+                pod, phase="Failed" if code else "Succeeded", containerStatuses=status, conditions=list(conditions)
+            )
+            self.judge(pod, code, conditions)
+
+    def judge(self, pod, code, conditions):
+        owner = pod["metadata"]["ownerReferences"][0]["name"]
+        key = ("/apis/batch/v1", pod["metadata"]["namespace"], "jobs", owner)
+        job = self.objects[key]
+        status, spec = job["status"], job["spec"]
+        index = int(pod["metadata"]["labels"][INDEX])
+        action = self.find_action(spec, code, conditions)
+        if code == 0:
+            done = status.setdefault("succeeded", 0) + 1
+            status["succeeded"] = done
+            enough = spec.get("successPolicy", {}).get("rules", [{}])[0].get("succeededCount", spec["completions"])
+            if done >= min(enough, spec["completions"]):
+                self.end_job(key, "Complete", "")
+        elif action == "FailJob":
+            self.end_job(key, "Failed", "PodFailurePolicy")
+        else:
+            if action != "Ignore":
+                status["failed"] = status.get("failed", 0) + 1
+            if status.get("failed", 0) > spec["backoffLimit"]:
+                self.end_job(key, "Failed", "BackoffLimitExceeded")
+            else:
+                self.make_pod(job, index)
+        if key in self.objects:
+            self.stamp(key, "MODIFIED")
+
+    def find_action(self, spec, code, conditions):
+        for rule in spec.get("podFailurePolicy", {}).get("rules", ()):
+            wanted = {item["type"] for item in rule.get("onPodConditions", ())}
+            if wanted & {item["type"] for item in conditions} or code in rule.get("onExitCodes", {}).get("values", ()):
+                return rule["action"]
+        return "Count"
+
+    def end_job(self, key, kind, reason):
+        job = self.objects[key]
+        conditions = job["status"].setdefault("conditions", [])
+        conditions.append({"type": kind, "status": "True", "reason": reason, "message": reason})
+        job["status"]["active"] = 0
+        uid = job["metadata"]["uid"]
+        for other, item in list(self.objects.items()):
+            owned = any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ()))
+            if other[2] == "pods" and owned and item["status"]["phase"] in ("Pending", "Running"):
+                self.take(other)  # and its log is gone
+
+    # -- logs ---------------------------------------------------------------------------------------------------------
+
+    def write_log(self, pod, text, second=0, nanos=0):
+        """Appends a line (or a last piece without newline) to a pod's log."""
+        with self.lock:
+            stamp = f"2026-01-01T00:{second // 60:02}:{second % 60:02}.{nanos:09}Z"
+            self.logs.setdefault(pod["metadata"]["name"], []).append((second, f"{stamp} {text}".encode()))
+            self.lock.notify_all()
+
+    def break_log(self, pod, after_bytes):
+        """The next follow of this pod's log is cut off after so many bytes."""
+        with self.lock:
+            self.breaks.setdefault(pod["metadata"]["name"], []).append(after_bytes)
+
+    def count(self, method, part):
+        with self.lock:
+            return sum(1 for verb, path in self.requests if verb == method and part in path)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    cluster: Cluster
+
+    def log_message(self, *args):
+        pass
+
+    def handle(self):
+        try:
+            super().handle()
+        except (ConnectionError, BrokenPipeError, TimeoutError):
+            self.close_connection = True
+
+    def do_GET(self):
+        self.serve("GET")
+
+    def do_POST(self):
+        self.serve("POST")
+
+    def do_PATCH(self):
+        self.serve("PATCH")
+
+    def do_DELETE(self):
+        self.serve("DELETE")
+
+    def serve(self, method):
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        url = urlsplit(self.path)
+        query = dict(parse_qsl(url.query))
+        with self.cluster.lock:
+            self.cluster.requests.append((method, self.path))
+        fault = self.take_fault(method, self.path)
+        try:
+            self.authenticate()
+            if fault is not None and not fault.after:
+                return self.fail(fault)
+            if method == "GET" and query.get("watch") == "true":
+                return self.watch(url.path, query)
+            if url.path.endswith("/log"):
+                return self.read_log(url.path, query)
+            answer = self.answer(method, url.path, query, body)
+            if fault is not None:
+                return self.fail(fault)
+            self.reply(200, answer)
+        except Refusal as refusal:
+            self.reply(refusal.status, {"kind": "Status", "message": refusal.message, "reason": refusal.reason})
+
+    def authenticate(self):
+        if self.headers.get("Authorization") != f"Bearer {self.cluster.token}":
+            raise Refusal(401, "Unauthorized", "Unauthorized")
+
+    def take_fault(self, method, path):
+        with self.cluster.lock:
+            for fault in self.cluster.faults:
+                if fault.method == method and re.search(fault.path, path) and fault.times > 0:
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def fail(self, fault):
+        if fault.status == 0:
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
+        self.reply(fault.status, {"kind": "Status", "message": fault.message, "reason": fault.reason}, fault.headers)
+
+    def reply(self, status, answer, headers=None):
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def answer(self, method, path, query, body):
+        cluster = self.cluster
+        if path == "/version":
+            return {"major": cluster.version[0], "minor": cluster.version[1]}
+        discovery = self.discover(path)
+        if discovery is not None:
+            return discovery
+        match = PATH.match(path)
+        if match is None:
+            raise Refusal(404, "404 page not found")
+        group, namespace, plural, name = match["group"], match["namespace"], match["plural"], match["name"]
+        api_version = group.removeprefix("/api/").removeprefix("/apis/")
+        if api_version != "v1" and plural not in cluster.kinds.get(api_version, ()):
+            raise Refusal(404, "the server could not find the requested resource", "NotFound")
+        with cluster.lock:
+            key = (group, namespace, plural, name)
+            if method == "GET" and name is None:
+                return self.list(group, namespace, plural, query)
+            if method == "POST":
+                return self.create(group, namespace, plural, query, body)
+            if key not in cluster.objects:
+                raise Refusal(404, f'{plural} "{name}" not found', "NotFound")
+            if method == "PATCH":
+                return self.patch(key, body)
+            if method == "DELETE":
+                assert body["propagationPolicy"] == "Background"
+                cluster.take(key)
+                return {"kind": "Status", "status": "Success"}
+            return cluster.objects[key]
+
+    def discover(self, path):
+        parts = path.strip("/").split("/")
+        if parts[0] != "apis" or len(parts) > 3:
+            return None
+        if len(parts) == 2:
+            versions = self.cluster.groups.get(parts[1])
+            if versions is None:
+                raise Refusal(404, "404 page not found")
+            listed = [{"groupVersion": f"{parts[1]}/{version}"} for version in versions]
+            return {"kind": "APIGroup", "versions": listed, "preferredVersion": listed[0]}
+        kinds = self.cluster.kinds.get("/".join(parts[1:]))
+        if kinds is None:
+            raise Refusal(404, "404 page not found")
+        return {"kind": "APIResourceList", "resources": [{"name": name} for name in kinds]}
+
+    def create(self, group, namespace, plural, query, body):
+        cluster = self.cluster
+        assert query.get("fieldValidation") == "Strict"
+        version = parse_version(".".join(cluster.version))
+        try:
+            check_document(body, min(version, (1, 37)))
+        except ValueError as error:
+            raise Refusal(400, f"strict decoding error: {error}", "BadRequest") from error
+        for value in (body.get("data") or {}).values():
+            base64.b64decode(value, validate=True)
+        if body.get("kind") != KINDS.get(plural, body.get("kind")) or body["metadata"].get("namespace") != namespace:
+            raise Refusal(400, f"a {body.get('kind')} does not belong here", "BadRequest")
+        key = (group, namespace, plural, body["metadata"]["name"])
+        if key in cluster.objects:
+            raise Refusal(409, f'{plural} "{key[3]}" already exists', "AlreadyExists")
+        if query.get("dryRun") == "All":
+            return {**body, "metadata": {**body["metadata"], "uid": "dry"}}
+        return cluster.put(group, namespace, plural, copy.deepcopy(body))
+
+    def patch(self, key, change):
+        assert self.headers["Content-Type"] == "application/merge-patch+json"
+        item = self.cluster.objects[key]
+        if key[2] == "jobs" and {"completions", "parallelism"} & change.get("spec", {}).keys():
+            spec = {**item["spec"], **change["spec"]}
+            if spec["completions"] != spec["parallelism"]:
+                raise Refusal(422, "spec.completions: Invalid value: field is immutable", "Invalid")
+        merge(item, change)
+        if key[2] == "jobs" and change.get("spec", {}).get("activeDeadlineSeconds"):
+            self.cluster.end_job(key, "Failed", "DeadlineExceeded")
+        self.cluster.stamp(key, "MODIFIED")
+        return item
+
+    def list(self, group, namespace, plural, query):
+        cluster = self.cluster
+        wanted = self.select(query)
+        items = [
+            item
+            for (own_group, own_namespace, own_plural, _), item in sorted(
+                cluster.objects.items(), key=lambda pair: pair[0][3]
+            )
+            if (own_group, own_plural) == (group, plural) and own_namespace == namespace and wanted(item)
+        ]
+        limit = min(int(query.get("limit", cluster.page_limit)), cluster.page_limit)
+        begin = 0
+        if "continue" in query:
+            if cluster.expire_pages:
+                cluster.expire_pages = False
+                raise Refusal(410, "The provided continue parameter is too old", "Expired")
+            begin = int(query["continue"])
+        page = [
+            {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
+            for item in items[begin : begin + limit]
+        ]
+        token = str(begin + limit) if begin + limit < len(items) else ""
+        return {"kind": "List", "metadata": {"resourceVersion": str(cluster.number), "continue": token}, "items": page}
+
+    def select(self, query):
+        labels = dict(part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part)
+        fields = dict(part.split("=", 1) for part in query.get("fieldSelector", "").split(",") if part)
+
+        def wanted(item):
+            own = item["metadata"].get("labels", {})
+            return labels.items() <= own.items() and all(item.get(name) == value for name, value in fields.items())
+
+        return wanted
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def chunked(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with self.cluster.lock:
+            self.cluster.streams_open += 1
+            self.cluster.streams_most = max(self.cluster.streams_most, self.cluster.streams_open)
+        try:
+            yield
+        finally:
+            with self.cluster.lock:
+                self.cluster.streams_open -= 1
+
+    def chunk(self, data):
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def watch(self, path, query):
+        cluster, match, wanted = self.cluster, PATH.match(path), self.select(query)
+        version = int(query["resourceVersion"])
+        sent = 0
+        with self.chunked():
+            while not cluster.closing:
+                with cluster.lock:
+                    expired = version < cluster.oldest
+                    news = self.find_news(version, match, wanted)
+                    reached = cluster.number
+                    if not news and not expired and reached == version:
+                        cluster.lock.wait(0.05)
+                        continue
+                if not news and not expired:
+                    version = reached
+                    if cluster.bookmarks:
+                        mark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
+                        self.chunk(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n")
+                    continue
+                if expired:
+                    gone = {"kind": "Status", "code": 410, "message": "too old resource version", "reason": "Expired"}
+                    self.chunk(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+                    break
+                for number, change, _, item in news:
+                    self.chunk(json.dumps({"type": change, "object": item}).encode() + b"\n")
+                    version, sent = number, sent + 1
+                    if cluster.watch_lifetime is not None and sent >= cluster.watch_lifetime:
+                        self.close_connection = True
+                        self.connection.shutdown(2)
+                        return
+            self.chunk(b"")
+
+    def find_news(self, version, match, wanted):
+        entries = [entry for entry in self.cluster.history if entry[0] > version]
+        return [entry for entry in entries if self.is_in(entry, match) and wanted(entry[3])]
+
+    @staticmethod
+    def is_in(entry, match):
+        group, namespace, plural, _ = entry[2]
+        return (group, namespace, plural) == (match["group"], match["namespace"], match["plural"])
+
+    def read_log(self, path, query):
+        cluster, name = self.cluster, PATH.match(path)["name"]
+        key = ("/api/v1", PATH.match(path)["namespace"], "pods", name)
+        with cluster.lock:
+            if key not in cluster.objects:
+                raise Refusal(404, f'pods "{name}" not found', "NotFound")
+            if cluster.objects[key]["status"]["phase"] == "Pending":
+                raise Refusal(400, f'container "main" in pod "{name}" is waiting to start', "BadRequest")
+        assert query["timestamps"] == "true"
+        since = query.get("sinceTime", "")
+        begin = int(since[14:16]) * 60 + int(since[17:19]) if since else 0
+        begin = 0 if since.startswith("2025") else begin
+        if query.get("follow") != "true":
+            with cluster.lock:
+                body = b"".join(text for second, text in cluster.logs.get(name, ()) if second >= begin)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.follow(key, name, begin)
+
+    def follow(self, key, name, begin):
+        cluster = self.cluster
+        with cluster.lock:
+            limit = cluster.breaks[name].pop(0) if cluster.breaks.get(name) else None
+        position, written = 0, 0
+        with self.chunked():
+            while not cluster.closing:
+                with cluster.lock:
+                    lines = cluster.logs.get(name, [])[position:]
+                    running = key in cluster.objects and cluster.objects[key]["status"]["phase"] == "Running"
+                    if not lines and running:
+                        cluster.lock.wait(0.05)
+                        continue
+                if not lines:
+                    break
+                position += len(lines)
+                data = b"".join(text for second, text in lines if second >= begin)
+                if limit is not None and written + len(data) >= limit:
+                    self.chunk(data[: limit - written] or b"2")
+                    self.close_connection = True
+                    self.connection.shutdown(2)
+                    return
+                if data:
+                    self.chunk(data)
+                    written += len(data)
+            self.chunk(b"")
+
+
+def merge(target, change):
+    for name, value in change.items():
+        if value is None:
+            target.pop(name, None)
+        elif isinstance(value, dict) and isinstance(target.get(name), dict):
+            merge(target[name], value)
+        else:
+            target[name] = value
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request, client_address):
+        pass  # a client that goes away is none
+
+
+@contextmanager
+def serve(**options):
+    """A running server: yields its Cluster, with `url`."""
+    cluster = Cluster(**options)
+    handler = type("BoundHandler", (Handler,), {"cluster": cluster})
+    server = Server(("127.0.0.1", 0), handler)
+    cluster.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield cluster
+    finally:
+        cluster.closing = True
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def write_kubeconfig(path, cluster, *, token=None, namespace="team"):
+    """A kubeconfig for the double."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "double",
+        "clusters": [{"name": "double", "cluster": {"server": cluster.url}}],
+        "users": [{"name": "me", "user": {"token": token or cluster.token}}],
+        "contexts": [{"name": "double", "context": {"cluster": "double", "user": "me", "namespace": namespace}}],
+    }
+    path.write_text(json.dumps(config))

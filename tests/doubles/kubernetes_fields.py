@@ -1,0 +1,134 @@
+"""Derives `muster/schedulers/kubernetes/fields.json` from the published schemas of Kubernetes.
+
+The table holds what a strict check of our documents needs and nothing else: the fields of every type that can be
+reached from those we write, their kinds, which are required, how lists of a pod template are merged, and the first
+and last version (of those the schemas cover) that knows each. Run this file to write it anew.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+
+ROOTS = {
+    "v1/ConfigMap": "io.k8s.api.core.v1.ConfigMap",
+    "v1/Secret": "io.k8s.api.core.v1.Secret",
+    "v1/Service": "io.k8s.api.core.v1.Service",
+    "v1/PodTemplateSpec": "io.k8s.api.core.v1.PodTemplateSpec",
+    "batch/v1/Job": "io.k8s.api.batch.v1.Job",
+    "scheduling.k8s.io/v1alpha2/PodGroup": "io.k8s.api.scheduling.v1alpha2.PodGroup",
+    "scheduling.k8s.io/v1beta1/PodGroup": "io.k8s.api.scheduling.v1beta1.PodGroup",
+}
+OLDEST = (1, 29)
+IGNORED = ("Status", "ManagedFieldsEntry")
+PATH = Path(__file__).resolve().parents[2] / "muster" / "schedulers" / "kubernetes" / "fields.json"
+
+
+def versions() -> list[str]:
+    """Versions like "1.29" that the installed schemas cover, oldest first."""
+    names = [name.rsplit(".", 1)[0] for name in kubernetes_validate.utils.all_versions()]
+    return [name for name in names if tuple(map(int, name.split("."))) >= OLDEST]
+
+
+def load_definitions(version: str) -> dict[str, Any]:
+    """All type definitions of one version's strict schema."""
+    folder = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local-strict"
+    return json.loads((folder / "_definitions.json").read_text())["$defs"]
+
+
+def kind_of(schema: dict[str, Any]) -> tuple[str, str | None]:
+    """How a field is written, and the type it leads to: "[]" and "{}" stand before the kind of their items."""
+    if "$ref" in schema:
+        target = schema["$ref"].rpartition("/")[2]
+        if target.endswith(".Quantity"):
+            return "quantity", None
+        if target.endswith(".IntOrString"):
+            return "int-or-string", None
+        if target.endswith((".Time", ".MicroTime")):
+            return "string", None
+        if target.endswith(".FieldsV1"):
+            return "any", None
+        return "#" + target, target
+    names = schema.get("type") or []
+    names = [names] if isinstance(names, str) else [name for name in names if name != "null"]
+    if names == ["array"]:
+        inner, target = kind_of(schema["items"])
+        return "[]" + inner, target
+    if names == ["object"]:
+        if "additionalProperties" not in schema:
+            return "any", None
+        inner, target = kind_of(schema["additionalProperties"])
+        return "{}" + inner, target
+    if len(names) == 1:
+        return names[0], None
+    raise ValueError(f"unexpected schema {schema}")
+
+
+def short(name: str) -> str:
+    """The type's own name; group and version only where two of the reachable types would clash."""
+    parts = name.split(".")
+    return parts[-1] if "scheduling" not in parts else ".".join(parts[-2:])
+
+
+def build_fields() -> dict[str, Any]:
+    """The whole table."""
+    types: dict[str, dict[str, Any]] = {}
+    known = versions()
+    for version in known:
+        definitions = load_definitions(version)
+        waiting = [root for root in ROOTS.values() if root in definitions]
+        seen = set(waiting)
+        while waiting:
+            name = waiting.pop()
+            definition = definitions[name]
+            entry = types.setdefault(short(name), {"fields": {}, "required": sorted(definition.get("required", []))})
+            for field, schema in definition.get("properties", {}).items():
+                if schema.get("$ref", "").endswith("Status") or short(name).endswith(IGNORED):
+                    continue
+                kind, target = kind_of(schema)
+                if target is not None:
+                    kind = kind.replace("#" + target, "#" + short(target))
+                row = entry["fields"].setdefault(field, {"kind": kind, "since": version, "until": version})
+                row["until"] = version
+                key = schema.get("x-kubernetes-patch-merge-key")
+                strategy = schema.get("x-kubernetes-patch-strategy", "")
+                if key and "merge" in strategy:
+                    row["key"] = key
+                    row["retain"] = "retainKeys" in strategy
+                if target is not None and target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+    return {
+        "source": "derived from the OpenAPI schemas published by the Kubernetes project (Apache-2.0)",
+        "oldest": known[0],
+        "newest": known[-1],
+        "roots": {root: short(name) for root, name in ROOTS.items()},
+        "types": {name: compact(entry, known) for name, entry in sorted(types.items())},
+    }
+
+
+def compact(entry: dict[str, Any], known: list[str]) -> dict[str, Any]:
+    """One type, with what goes without saying left out."""
+    fields: dict[str, Any] = {}
+    for name, row in sorted(entry["fields"].items()):
+        extras = {"key": row["key"]} if "key" in row else {}
+        if row.get("retain"):
+            extras["retain"] = True
+        if row["since"] != known[0]:
+            extras["since"] = row["since"]
+        if row["until"] != known[-1]:
+            extras["until"] = row["until"]
+        fields[name] = {"kind": row["kind"], **extras} if extras else row["kind"]
+    return {"fields": fields, "required": entry["required"]} if entry["required"] else {"fields": fields}
+
+
+def render(table: dict[str, Any]) -> str:
+    """One line per type: small diffs when Kubernetes moves on."""
+    lines = [f'"{key}": {json.dumps(table[key])},' for key in ("source", "oldest", "newest", "roots")]
+    types = [f'"{name}": {json.dumps(entry)}' for name, entry in table["types"].items()]
+    return "{\n" + "\n".join(lines) + '\n"types": {\n' + ",\n".join(types) + "\n}\n}\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(render(build_fields()))

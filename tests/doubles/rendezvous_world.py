@@ -1,0 +1,599 @@
+"""A whole job in memory: nodes, their agents' loops, guards, workers, and a network that delays, splits and heals.
+
+The rendezvous code that runs here is the real one, from `Member` down; what is replaced is time, TCP, the supervisor
+and the guard. Everything that is random comes from one seeded generator, so a seed is a history.
+
+The network behaves like TCP: what is sent on a connection arrives in order or not at all, late when packets are lost;
+a process that ends closes its connections, a machine that vanishes does not.
+"""
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous import (
+    BreakKind,
+    JobEnded,
+    RendezvousLost,
+    Round,
+    RoundBroken,
+    RoundFormed,
+)
+from muster.agent.rendezvous.member import Member
+from muster.agent.report import Failure
+
+EPHEMERAL = 40000
+Instance = tuple[int, int, int]
+"""A round as it can be told from another of the same number: number, MASTER_PORT, size."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class SimTimer:
+    due_s: float
+    callback: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class SimClock:
+    def __init__(self, machine: "Machine") -> None:
+        self.machine = machine
+
+    def now_s(self) -> float:
+        return self.machine.awake_s() + self.machine.offset_s
+
+    def boottime_s(self) -> float:
+        return self.machine.world.now_s + self.machine.offset_s * 7
+
+    def wall_s(self) -> float:
+        return self.machine.world.now_s * 1.0
+
+
+class SimLoop:
+    """`Loop` on the world's time. One process's."""
+
+    def __init__(self, process: "Process") -> None:
+        self.clock = SimClock(process.machine)
+        self.process = process
+        self.events: deque[Any] = deque()
+
+    def post(self, event: Any) -> None:
+        self.events.append(event)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.process.machine.world.schedule(0.0, self.process, callback)
+
+    def call_at(self, due_s: float, callback: Callable[[], None]) -> SimTimer:
+        timer = SimTimer(due_s, callback)
+        self._arm(timer)
+        return timer
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> SimTimer:
+        return self.call_at(self.clock.now_s() + delay_s, callback)
+
+    def _arm(self, timer: SimTimer) -> None:
+        wait_s = max(0.0, timer.due_s - self.clock.now_s())
+        self.process.machine.world.schedule(wait_s, self.process, lambda: self._fire(timer))
+
+    def _fire(self, timer: SimTimer) -> None:
+        if timer.cancelled:
+            return
+        if self.clock.now_s() < timer.due_s - 1e-9:
+            self._arm(timer)  # the machine slept meanwhile
+            return
+        timer.cancelled = True
+        timer.callback()
+
+
+class SimLink:
+    """One end of a connection."""
+
+    def __init__(self, process: "Process", peer_host: str) -> None:
+        self.process = process
+        self.owner: Any = None
+        self.local_host = process.machine.host
+        self.peer_host = peer_host
+        self.other: SimLink | None = None
+        self.on_link: Callable[[SimLink, dict[str, Any]], None] | None = None
+        self.closed = False
+        self.arrives_s = 0.0
+
+    def send(self, message: dict[str, Any]) -> None:
+        if not self.closed and self.other is not None:
+            self.process.machine.world.sent += 1
+            self.transmit(lambda other: other.take(message))
+
+    def transmit(self, act: Callable[["SimLink"], None]) -> None:
+        """Carry something to the other end: in order, after the delay, not before a partition heals."""
+        other, world = self.other, self.process.machine.world
+        assert other is not None
+        at_s = max(self.arrives_s, world.now_s + world.draw_delay_s())
+        self.arrives_s = at_s
+
+        def arrive() -> None:
+            if world.is_cut(self.process.machine, other.process.machine):
+                world.held.append((self.process.machine, other.process.machine, arrive))
+            else:
+                world.schedule(0.0, other.process, lambda: act(other))
+
+        world.schedule(at_s - world.now_s, None, arrive)
+
+    def take(self, message: dict[str, Any]) -> None:
+        if self.closed:
+            return
+        if self.on_link is not None:
+            on_link, self.on_link = self.on_link, None
+            on_link(self, message)
+        elif self.owner is not None:
+            self.owner.on_message(self, message)
+
+    def hang_up(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.process.links.pop(self, None)
+            if self.owner is not None:
+                self.owner.on_closed(self, "connection closed")
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.process.links.pop(self, None)
+            if self.other is not None:
+                self.transmit(SimLink.hang_up)
+
+
+@dataclass
+class SimListener:
+    process: "Process"
+    port: int
+    on_link: Callable[[SimLink, dict[str, Any]], None]
+
+    def close(self) -> None:
+        self.process.machine.ports.pop(self.port, None)
+
+
+@dataclass(eq=False)
+class SimDial:
+    over: bool = False
+    link: SimLink | None = None
+
+    def close(self) -> None:
+        self.over = True
+
+
+class SimNetwork:
+    """`Network` of one process."""
+
+    def __init__(self, process: "Process") -> None:
+        self.process = process
+        self.world = process.machine.world
+
+    def connect(self, host: str, port: int, on_open: Any, on_failed: Any, timeout_s: float) -> SimDial:
+        dial = SimDial()
+        self._dial(dial, host, port, timeout_s, on_open, on_failed)
+        return dial
+
+    def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> SimDial:
+        dial = SimDial()
+
+        def on_open(link: SimLink) -> None:
+            link.close()
+            on_result(False)
+
+        self._dial(dial, host, port, 2.0, on_open, lambda _why, refused: on_result(refused))
+        return dial
+
+    def _dial(self, dial: SimDial, host: str, port: int, timeout_s: float, on_open: Any, on_failed: Any) -> None:
+        world, mine = self.world, self.process.machine
+        theirs = world.hosts.get(host)
+        # Never lost: an acting leader must be able to call a returning node 0 in time (see the test's docstring).
+        trip_s = world.random.uniform(0.0001, world.slow)
+
+        def fail(why: str, refused: bool) -> None:
+            if not dial.over:
+                dial.over = True
+                on_failed(why, refused)
+
+        def knock() -> None:
+            if theirs is None or not theirs.is_up or world.is_cut(mine, theirs) or world.is_cut(theirs, mine):
+                world.schedule(max(0.0, timeout_s - trip_s), self.process, lambda: fail("no answer", False))
+                return
+            listener = theirs.ports.get(port)
+            if listener is None or not listener.process.is_alive:
+                world.schedule(trip_s, self.process, lambda: fail("connection refused", True))
+                return
+            near, far = SimLink(self.process, host), SimLink(listener.process, mine.host)
+            near.other, far.other = far, near
+            far.on_link = listener.on_link
+            listener.process.links[far] = None
+            world.schedule(trip_s, self.process, lambda: opened(near))
+
+        def opened(near: SimLink) -> None:
+            self.process.links[near] = None
+            if dial.over:
+                near.close()
+                return
+            dial.over = True
+            on_open(near)
+
+        world.schedule(trip_s, None, knock)
+
+    def listen(self, host: str | None, port: int, on_link: Any) -> SimListener:
+        machine = self.process.machine
+        if port == 0:
+            port = next(self.world.ports)
+        if port in machine.ports:
+            raise OSError(98, "Address already in use")
+        listener = SimListener(self.process, port, on_link)
+        machine.ports[port] = listener
+        return listener
+
+    def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
+        local = self.world.hosts.get(host) is self.process.machine
+        self.world.schedule(0.0, self.process, lambda: on_result(local))
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class SimReservation:
+    port: int
+
+    def close(self) -> None:
+        pass
+
+
+class SimLease:
+    """The guard's: kills the workers when it ends, whatever the agent does."""
+
+    def __init__(self, process: "Process") -> None:
+        self.process = process
+        self.until_s: float | None = None
+
+    def renew(self, until_boottime_s: float) -> None:
+        self.until_s = until_boottime_s
+        machine = self.process.machine
+        wait_s = max(0.0, until_boottime_s - SimClock(machine).boottime_s()) + 1e-6
+        machine.world.schedule(wait_s, None, self.check)
+
+    def release(self) -> None:
+        self.until_s = None
+
+    def check(self) -> None:
+        machine = self.process.machine
+        if self.until_s is None or machine.is_asleep or not self.process.is_alive:
+            return
+        if SimClock(machine).boottime_s() >= self.until_s and self.process.workers_alive:
+            self.process.kill_workers()
+            self.process.notice_kill()
+
+
+class Process:
+    """One agent with its guard and its workers; the supervisor's part is played here."""
+
+    def __init__(self, machine: "Machine", config: RendezvousConfig) -> None:
+        self.machine = machine
+        self.world = machine.world
+        self.config = config
+        self.is_alive = True
+        self.is_stopped = False
+        """SIGSTOP to the agent: guard and workers go on."""
+        self.backlog: deque[Callable[[], None]] = deque()
+        self.links: dict[SimLink, None] = {}
+        self.loop = SimLoop(self)
+        self.lease = SimLease(self)
+        self.round: Round | None = None
+        self.instance: Instance | None = None
+        self.workers_alive = False
+        self.workers_done = False
+        self.numbers: list[int] = []
+        self.breaking = False
+        self.outcome: JobEnded | RendezvousLost | None = None
+        self.member = Member(
+            config,
+            nproc=1,
+            role="default",
+            loop=self.loop,  # type: ignore[arg-type]
+            lease=self.lease,
+            node_name=machine.host,
+            network=SimNetwork(self),  # type: ignore[arg-type]
+            reserve=lambda: SimReservation(next(self.world.ports)),
+            member_id=f"{machine.host}.{next(self.world.ids)}",
+        )
+
+    @property
+    def can_run(self) -> bool:
+        return self.is_alive and not self.is_stopped and not self.machine.is_asleep
+
+    def run(self, callback: Callable[[], None]) -> None:
+        if not self.is_alive:
+            return
+        if not self.can_run:
+            self.backlog.append(callback)
+            return
+        callback()
+        while self.loop.events and self.is_alive:
+            self.handle(self.loop.events.popleft())
+
+    def wake(self) -> None:
+        while self.backlog and self.can_run:
+            self.run(self.backlog.popleft())
+
+    def handle(self, event: Any) -> None:
+        world = self.world
+        if isinstance(event, RoundFormed):
+            self.start_workers(event.round)
+        elif isinstance(event, RoundBroken):
+            if self.round is not None and event.number == self.round.number:
+                if event.kind is BreakKind.FENCED:
+                    delay_s = world.random.uniform(0.0, 0.25)
+                else:
+                    delay_s = world.random.choice((0.01, 0.1, 1.5))
+                number = event.number
+                world.schedule(delay_s, self, lambda: self.finish_stop(number))
+        elif isinstance(event, JobEnded | RendezvousLost):
+            self.outcome = event
+            self.exit()
+
+    def start_workers(self, round_: Round) -> None:
+        if self.numbers and round_.number <= self.numbers[-1]:
+            raise Violation(f"{self.machine.host}: round {round_.number} after {self.numbers[-1]}")
+        if self.workers_alive:
+            raise Violation(f"{self.machine.host}: round {round_.number} formed while its workers of another one live")
+        self.numbers.append(round_.number)
+        self.round = round_
+        self.instance = (round_.number, round_.master_port, round_.group_world_size)
+        self.workers_alive, self.workers_done = True, False
+        self.world.note_start(self)
+        self.member.started(round_.number)
+
+    def finish_stop(self, number: int) -> None:
+        if self.round is None or self.round.number != number:
+            return
+        self.kill_workers()
+        self.member.stopped(number)
+
+    def kill_workers(self) -> None:
+        self.workers_alive = False
+
+    def notice_kill(self) -> None:
+        """The supervisor sees workers dead that the guard has killed, and cannot tell why they died."""
+        failure = self.build_failure()
+        if failure is not None and not self.workers_done:
+            self.run(lambda: self.member.failed(failure.round, (failure,)))
+
+    def fail_worker(self) -> None:
+        """A worker of the running round dies on its own."""
+        failure = self.build_failure()
+        if failure is not None and self.can_run and self.workers_alive and not self.workers_done:
+            self.world.failures.append((self.world.now_s, self.instance))
+            self.run(lambda: self.member.failed(failure.round, (failure,)))
+
+    def build_failure(self) -> Failure | None:
+        if self.round is None:
+            return None
+        return Failure(
+            node=self.round.group_rank,
+            node_index=self.config.node_index or 0,
+            host=self.machine.host,
+            local_rank=0,
+            global_rank=self.round.rank_offset,
+            attempt=self.round.attempt,
+            round=self.round.number,
+            pid=1,
+            time_s=0.0,
+            exit_code=1,
+        )
+
+    def finish_work(self, instance: Instance) -> None:
+        if self.workers_alive and not self.workers_done and self.instance == instance:
+            self.workers_done = True
+            self.run(lambda: self.member.succeeded(instance[0]))
+
+    def exit(self) -> None:
+        self.member.close()
+        self.kill_workers()
+        self._end()
+
+    def crash(self) -> None:
+        """SIGKILL of the agent: its connections close, its guard kills the workers in a moment."""
+        if not self.is_alive:
+            return
+        for link in list(self.links):
+            link.close()
+        self._end()
+        self.world.schedule(self.world.random.uniform(0.0, 0.2), None, self.kill_workers)
+
+    def vanish(self) -> None:
+        """The machine loses power: nothing is closed."""
+        self.kill_workers()
+        self._end()
+
+    def _end(self) -> None:
+        self.is_alive = False
+        for port in [p for p, listener in self.machine.ports.items() if listener.process is self]:
+            del self.machine.ports[port]
+
+
+@dataclass
+class Machine:
+    world: "World"
+    host: str
+    offset_s: float
+    is_up: bool = True
+    is_asleep: bool = False
+    asleep_total_s: float = 0.0
+    asleep_since_s: float = 0.0
+    ports: dict[int, SimListener] = field(default_factory=dict)
+    process: Process | None = None
+
+    def awake_s(self) -> float:
+        until_s = self.asleep_since_s if self.is_asleep else self.world.now_s
+        return until_s - self.asleep_total_s
+
+    def sleep(self) -> None:
+        self.is_asleep, self.asleep_since_s = True, self.world.now_s
+
+    def wake(self) -> None:
+        if self.is_asleep:
+            self.is_asleep = False
+            self.asleep_total_s += self.world.now_s - self.asleep_since_s
+            if self.process is not None:
+                self.process.lease.check()  # the guard is woken like everybody, and has least to do
+                self.process.wake()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A group that was complete."""
+
+    when_s: float
+    instance: Instance
+    attempt: int
+    group: list[Process] = field(repr=False)
+
+    def is_complete_memory(self, last: "Trained") -> bool:
+        """True when a later group was formed by somebody who was in this one."""
+        return any(process in last.group for process in self.group)
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, seed: int, *, nodes: int, min_nodes: int, max_restarts: int, work_s: float = 6.0) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self.sent = 0
+        self.work_s = work_s
+        self._heap: list[tuple[float, int, Process | None, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.ports = itertools.count(EPHEMERAL)
+        self.ids = itertools.count()
+        self.cuts: set[tuple[str, str]] = set()
+        self.held: list[tuple[Machine, Machine, Callable[[], None]]] = []
+        self.slow = self.random.choice((0.001, 0.02, 0.1))
+        self.loss = self.random.choice((0.0, 0.0, 0.02))
+        self.max_restarts = max_restarts
+        self.min_nodes, self.max_nodes = min_nodes, nodes
+        self.failures: list[tuple[float, Instance | None]] = []
+        self.trained: list[Trained] = []
+        self.processes: list[Process] = []
+        self.machines = [Machine(self, f"n{i}", self.random.uniform(0, 1000)) for i in range(nodes)]
+        self.hosts = {machine.host: machine for machine in self.machines}
+
+    def schedule(self, delay_s: float, process: Process | None, callback: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now_s + delay_s, next(self._order), process, callback))
+
+    def at(self, due_s: float, callback: Callable[[], None]) -> None:
+        self.schedule(max(0.0, due_s - self.now_s), None, callback)
+
+    def run_until(self, end_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        while self._heap and self._heap[0][0] <= end_s and not is_over():
+            self.now_s, _, process, callback = heapq.heappop(self._heap)
+            if process is None:
+                callback()
+            else:
+                process.run(callback)
+
+    # -- the network ------------------------------------------------------------------------------------------------
+
+    def draw_delay_s(self) -> float:
+        delay_s = self.random.uniform(0.0001, self.slow)
+        if self.loss and self.random.random() < self.loss:
+            delay_s += self.random.choice((0.2, 0.6, 1.4))
+        return delay_s
+
+    def is_cut(self, source: Machine, target: Machine) -> bool:
+        return not source.is_up or not target.is_up or (source.host, target.host) in self.cuts
+
+    def cut(self, pairs: set[tuple[str, str]]) -> None:
+        self.cuts |= pairs
+
+    def heal(self) -> None:
+        self.cuts.clear()
+        held, self.held = self.held, []
+        for source, target, arrive in held:
+            if source.is_up and target.is_up:
+                self.schedule(0.0, None, arrive)  # in the order they were sent, and before whatever is sent now
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+
+    def boot(self, index: int, **changes: Any) -> Process:
+        """Start an agent on machine `index`, which comes up when it was down."""
+        machine = self.machines[index]
+        machine.is_up = True
+        settings: dict[str, Any] = {
+            "backend": "muster",
+            "run_id": "sim",
+            "host": "n0",
+            "port": 29400,
+            "node_index": index,
+            "min_nodes": self.min_nodes,
+            "max_nodes": self.max_nodes,
+            "max_restarts": self.max_restarts,
+            "join_timeout_s": 120.0,
+        }
+        process = Process(machine, RendezvousConfig(**{**settings, **changes}))
+        machine.process = process
+        self.processes.append(process)
+        self.schedule(0.0, process, process.member.join)
+        return process
+
+    def vanish(self, machine: Machine) -> None:
+        machine.is_up = False
+        if machine.process is not None:
+            machine.process.vanish()
+
+    def alive(self) -> list[Process]:
+        return [process for process in self.processes if process.is_alive]
+
+    # -- invariants -------------------------------------------------------------------------------------------------
+
+    def note_start(self, process: Process) -> None:
+        """Workers start: no worker of another round may live and run anywhere."""
+        for other in self.processes:
+            if other.workers_alive and other.instance != process.instance and not other.machine.is_asleep:
+                raise Violation(
+                    f"{self.now_s:.3f}: {process.machine.host} starts {process.instance} while "
+                    f"{other.machine.host} still runs {other.instance}"
+                )
+        group = [p for p in self.processes if p.workers_alive and p.instance == process.instance]
+        assert process.instance is not None
+        assert process.round is not None
+        if len(group) == process.instance[2]:
+            self._note_complete(process.instance, process.round.attempt, group)
+
+    def _note_complete(self, instance: Instance, attempt: int, group: list[Process]) -> None:
+        ranks = sorted(p.round.group_rank for p in group if p.round)
+        if ranks != list(range(len(group))):
+            raise Violation(f"ranks {ranks} of {instance}")
+        by_rank = sorted(group, key=lambda p: p.round.group_rank if p.round else 0)
+        indices = [p.config.node_index for p in by_rank]
+        if None not in indices and indices != sorted(indices):  # type: ignore[type-var]
+            raise Violation(f"rank order {indices} of {instance} is not the order of node indices")
+        for last in self.trained:
+            remembered = any(process in last.group for process in group)
+            if remembered and attempt < last.attempt:
+                raise Violation(f"attempt {attempt} in {instance} after {last}: budget was forgotten")
+        # Nodes that all came new, in the moments before the job's end, cannot know of it: see the test's docstring.
+        knowing = any(len(process.numbers) > 1 for process in group)
+        if knowing and any(isinstance(p.outcome, JobEnded) and p.outcome.succeeded for p in self.processes):
+            raise Violation(f"{self.now_s:.3f}: {instance} trains after the job's end")
+        if attempt > len({i for _, i in self.failures}):
+            raise Violation(f"attempt {attempt} in {instance} after only {len(self.failures)} failures")
+        self.trained.append(Trained(self.now_s, instance, attempt, group))
+        for process in group:
+            skew_s = self.random.uniform(0.0, 2.0)
+            self.schedule(self.work_s + skew_s, None, lambda p=process: p.finish_work(instance))  # type: ignore[misc]

@@ -1,0 +1,250 @@
+"""Every way an agent, its guard, its workers and their children can end: nothing is left, and the exit code is right.
+
+The harness is itself a subreaper: whatever the job leaves, however it hides, is its descendant afterwards.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import Tree, run_tree
+from launchers import START_FLAGS, STARTS
+
+PROGRAM = str(Path(__file__).parent.parent / "programs" / "agent" / "ready.py")
+AGENT = [sys.executable, "-m", "muster.agent", "--shutdown-timeout", "1", *START_FLAGS]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture(params=STARTS)
+def agent(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """An agent of one node with two workers, output captured and shown."""
+    flags = ["--standalone", "--nproc-per-node", "2", "--tee", "3", "--start", request.param]
+    return [*AGENT, *flags, "--log-dir", str(tmp_path / "logs")]
+
+
+def find_agent(tree: Tree) -> int:
+    """The process below the guard."""
+    return tree.children()[0]
+
+
+@pytest.mark.parametrize("signum", SIGNALS, ids=lambda s: signal.Signals(s).name)
+class TestSignals:
+    def test_while_running(self, agent: list[str], signum: int) -> None:
+        with Tree([*agent, PROGRAM]) as tree:
+            tree.wait_for_line("ready rank", count=2)
+            tree.send(signum)
+            outcome = tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+
+    def test_before_rendezvous_is_complete(self, signum: int) -> None:
+        port = free_port()
+        flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
+        with Tree([*AGENT, *flags, PROGRAM]) as tree:
+            wait_until_listening(tree, port)
+            tree.send(signum)
+            outcome = tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+
+    def test_while_restarting(self, agent: list[str], signum: int) -> None:
+        """Between the end of one attempt and the start of the next (held open by the back-off)."""
+        flags = ["--max-restarts", "5", "--restart-backoff", "30"]
+        with Tree([*agent, *flags, PROGRAM, "crash"]) as tree:
+            tree.wait_for_line("--restart-backoff", stream="stderr")
+            tree.send(signum)
+            outcome = tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+
+    def test_while_stopping(self, agent: list[str], signum: int) -> None:
+        """During the grace period of workers that ignore the first signal."""
+        with Tree([*agent, PROGRAM, "ignore-term"]) as tree:
+            tree.wait_for_line("ready rank", count=2)
+            tree.send(signal.SIGTERM)
+            tree.wait_for_line("SIGTERM", stream="stderr")
+            tree.send(signum)
+            outcome = tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+
+    def test_three_times(self, agent: list[str], signum: int) -> None:
+        with Tree([*agent, PROGRAM, "ignore-term", "grandchild-ignores-term"]) as tree:
+            tree.wait_for_line("ready rank", count=2)
+            for _ in range(3):
+                tree.send(signum)
+            outcome = tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+
+    def test_while_spawning(self, tmp_path: Path, signum: int) -> None:
+        """As soon as the first of many workers is there."""
+        flags = ["--standalone", "--nproc-per-node", "16", "--tee", "3", "--log-dir", str(tmp_path)]
+        with Tree([*AGENT, *flags, PROGRAM, "ignore-term"]) as tree:
+            tree.wait_for_line("ready rank")
+            tree.send(signum)
+            outcome = tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+
+    def test_at_birth(self, agent: list[str], signum: int) -> None:
+        """As early as a sender can know the process: the interpreter may not even have a handler yet."""
+        with Tree([*agent, PROGRAM]) as tree:
+            command = Path(f"/proc/{tree.pid}/cmdline")
+            while b"subreaper" in command.read_bytes():  # not yet replaced by the agent's own
+                os.sched_yield()
+            tree.send(signum)
+            outcome = tree.wait()
+        # Before the guard stands the signal's default applies, as for any program.
+        assert outcome.exit_code in (128 + signum, -signum), outcome.explain()
+        assert outcome.leftovers == (), outcome.explain()
+
+
+@pytest.mark.parametrize("words", ["", "ignore-term", "grandchild-ignores-term", "grandchild-hides", "grandchildren"])
+@pytest.mark.parametrize("victim", ["guard", "agent"])
+def test_sigkill(agent: list[str], victim: str, words: str) -> None:
+    # 400 grandchildren take a busy machine a moment; the harness goes on as soon as nothing is left
+    with Tree([*agent, PROGRAM, *words.split()], settle_s=10) as tree:
+        tree.wait_for_line("ready rank", count=2)
+        tree.send(signal.SIGKILL, tree.pid if victim == "guard" else find_agent(tree))
+        outcome = tree.wait()
+    expected = -9 if victim == "guard" else 137
+    assert (outcome.exit_code, outcome.leftovers) == (expected, ()), outcome.explain()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ignore-term",
+        "grandchild-ignores-term",
+        "grandchild-hides",
+        "grandchildren",
+        "stop-self",
+        "ignore-term stop-self",
+    ],
+)
+def test_whatever_workers_do_the_end_is_clean(agent: list[str], words: str) -> None:
+    with Tree([*agent, PROGRAM, *words.split()]) as tree:
+        tree.wait_for_line("ready rank", count=2)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+
+
+@pytest.mark.parametrize("words", ["ignore-term", "grandchild-ignores-term", "grandchild-hides", "grandchildren"])
+def test_a_failed_job_leaves_nothing(agent: list[str], words: str) -> None:
+    outcome = run_tree([*agent, PROGRAM, *words.split(), "crash"], settle_s=0.0)
+    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+
+
+def test_a_finished_job_leaves_nothing(agent: list[str]) -> None:
+    outcome = run_tree([*agent, PROGRAM, "grandchild-ignores-term", "grandchild-hides", "done"], settle_s=0.0)
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+
+
+def test_grandchildren_of_a_crashed_attempt_are_gone_in_the_next(agent: list[str]) -> None:
+    with Tree([*agent, "--max-restarts", "1", PROGRAM, "grandchild-hides", "crash-once"]) as tree:
+        tree.wait_for_line("ready rank . attempt 1", count=2)
+        wait_until(lambda: count_sleeping(tree) == 2)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+
+
+def test_sigterm_reaches_workers_and_not_their_children(agent: list[str], tmp_path: Path) -> None:
+    witness = tmp_path / "child-got-sigterm"
+    with Tree([*agent, PROGRAM, "term-witness", str(witness)]) as tree:
+        tree.wait_for_line("ready rank", count=2)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+    assert not witness.exists()
+
+
+class TestSpawnFailures:
+    def test_no_such_program(self, agent: list[str]) -> None:
+        cold = [word if word != "warm" else "cold" for word in agent]
+        outcome = run_tree([*cold, "--no-python", "/no/such/program"])
+        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        assert "'/no/such/program': No such file or directory" in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+
+    def test_not_executable(self, agent: list[str]) -> None:
+        cold = [word if word != "warm" else "cold" for word in agent]
+        outcome = run_tree([*cold, "--no-python", "/etc/passwd"])
+        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        assert "'/etc/passwd': Permission denied" in outcome.stderr
+
+    def test_too_many_open_files(self, agent: list[str]) -> None:
+        many = [word if word != "2" else "16" for word in agent]
+        outcome = run_tree(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *many, PROGRAM])
+        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        assert "Too many open files" in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+
+    def test_no_processes_left(self, agent: list[str], tmp_path: Path) -> None:
+        """As a user with a process limit: root is not bound by one."""
+        if os.geteuid() != 0:
+            pytest.skip("needs root to become a user with a limit")
+        cgroup = Path("/sys/fs/cgroup/pids")
+        if not cgroup.is_dir():
+            pytest.skip("no pids controller to limit processes with")
+        limited = cgroup / f"muster-test-{os.getpid()}"
+        limited.mkdir()
+        try:
+            (limited / "pids.max").write_text("8")
+            many = [word if word != "2" else "16" for word in agent]
+            join = f'echo $$ > {limited}/cgroup.procs; exec "$@"'
+            outcome = run_tree(["sh", "-c", join, "sh", *many, PROGRAM])
+        finally:
+            limited.rmdir()
+        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        assert "Resource temporarily unavailable" in outcome.stderr
+
+
+def test_as_pid_1_orphans_are_reaped(agent: list[str]) -> None:
+    """In a container nobody else collects them."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a pid namespace")
+    script = (
+        "for i in 1 2 3 4 5; do (setsid sh -c 'exit 0' &) ; done\n"
+        "for i in $(seq 200); do left=$(ps -eo stat= | grep -c Z); [ $left = 0 ] && break; sleep 0.05; done\n"
+        "echo zombies $left"
+    )
+    flags = [word if word != "warm" else "cold" for word in agent]
+    outcome = run_tree(["unshare", "--pid", "--fork", "--mount-proc", *flags, "--no-python", "sh", "-c", script])
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.count("zombies 0") == 2, outcome.explain()
+
+
+def count_sleeping(tree: Tree) -> int:
+    """Descendants that run `sleep`."""
+    count = 0
+    for pid in tree.descendants():
+        with contextlib.suppress(OSError):
+            count += Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    return count
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        os.sched_yield()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_listening(tree: Tree, port: int) -> None:
+    """Until the agent's leader accepts: a connection that says nothing costs it nothing."""
+    while True:
+        assert tree.descendants(), "the agent ended"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        os.sched_yield()

@@ -1,0 +1,91 @@
+"""Real agents, each in a network namespace of its own: nodes die, come back and join under a running job.
+
+Every node adds ones over the world, with gloo or, where only membership matters, without torch. A job has healed when
+the survivors print the sum of the new world size, and ended well when all of them exit 0. See `netns_world`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from netns_world import World
+
+pytestmark = [pytest.mark.netns, pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.soak]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path) as made:
+        yield made
+
+
+def test_loss_of_a_node(world: World) -> None:
+    one, two = world.start(2, "1:2")
+    two.kill_agent()
+    world.wait_for_sizes([2, 1], one)
+    world.finish(one)
+
+
+def test_loss_of_node_0_of_two(world: World) -> None:
+    one, two = world.start(2, "1:2")
+    one.kill_agent()
+    world.wait_for_sizes([2, 1], two)
+    world.finish(two)
+
+
+def test_loss_of_node_0_of_three(world: World) -> None:
+    first, *others = world.start(3, "2:3")
+    first.kill_agent()
+    world.wait_for_sizes([3, 2], *others)
+    world.finish(*others)
+
+
+def test_loss_of_both_in_turn(world: World) -> None:
+    """Each is replaced before the other goes: nobody of the first round sees the end, and the job still ends well."""
+    zero, one = world.start(2, "1:2")
+    zero.kill_agent()
+    world.wait_for_sizes([2, 1], one)
+    zero = world.launch(0, "1:2")
+    world.wait_for_sizes([2, 1, 2], one)
+    world.wait_for_sizes([2], zero)
+    one.kill_agent()
+    world.wait_for_sizes([2, 1], zero)
+    one = world.launch(1, "1:2")
+    world.wait_for_sizes([2, 1, 2], zero)
+    world.wait_for_sizes([2], one)
+    world.finish(zero, one)
+
+
+def test_a_node_replaced_ten_times(world: World) -> None:
+    """It costs no restart: with `--max-restarts 0`, the default, any attempt used would end the job."""
+    stays, goes = world.start(2, "1:2", sums="plain")
+    for lives in range(1, 11):
+        goes.kill_agent()
+        world.wait_for_sizes([2, 1] * lives, stays)
+        goes = world.launch(1, "1:2", sums="plain")
+        world.wait_for_sizes([2, 1] * lives + [2], stays)
+        world.wait_for_sizes([2], goes)
+    world.finish(stays, goes)
+    assert "attempt 1" not in stays.tree.stdout
+
+
+def test_from_one_to_four_to_two_to_three(world: World) -> None:
+    (first,) = world.start(1, "1:4")
+    second, third, fourth = (world.launch(index, "1:4") for index in (1, 2, 3))
+    world.wait_for_sizes([4], first, second, third, fourth)
+    third.kill_agent()
+    fourth.kill_agent()
+    world.wait_for_sizes([2], first, second)
+    fifth = world.launch(2, "1:4")
+    world.wait_for_sizes([3], first, second, fifth)
+    world.finish(first, second, fifth)
+
+
+def test_a_late_spare_finds_the_successor_of_node_0(world: World) -> None:
+    """Nobody is at the job's endpoint any more, which is all that a latecomer had been told on its command line."""
+    zero, one = world.start(2, "1:2", sums="plain")
+    spare = world.launch(2, "1:2", sums="plain")
+    spare.tree.wait_for_line("waiting as a spare", stream="stderr")
+    zero.kill_agent()
+    world.wait_for_sizes([2], one, spare)
+    world.finish(one, spare)

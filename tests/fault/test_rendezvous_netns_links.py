@@ -1,0 +1,75 @@
+"""Real agents, each in a network namespace of its own: links go down, lose packets or are slow, and agents stop.
+
+What such a node's workers do meanwhile nobody else can know. Every test ends by asking the workers' own locks whether
+two groups were ever alive at one time: see `programs/netns_sums.py`.
+"""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from netns_world import QUICK, World
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(240), pytest.mark.soak]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.torch
+def test_link_down_and_up(world: World) -> None:
+    nodes = world.start(3, "2:3")
+    world.net.set_link(2, "down")
+    world.wait_for_sizes([3, 2], *nodes[:2])
+    world.net.set_link(2, "up")
+    world.wait_for_sizes([2, 3], *nodes[:2])
+    world.finish(*nodes)
+
+
+@pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
+    """A node that hears nothing but is heard, and one that hears but is not heard; the leader and another."""
+    nodes = world.start(3, "2:3", sums="plain", conf=QUICK)
+    others = [node for node in nodes if node.index != victim]
+    world.net.drop(victim, chain)
+    world.wait_for_sizes([3, 2], *others)
+    world.wait_for(lambda: not nodes[victim].find_workers(), "the cut-off node's worker is gone")
+    world.net.stop_dropping(victim, chain)
+    world.wait_for_sizes([3], *nodes)
+    world.finish(*nodes)
+
+
+@pytest.mark.torch
+def test_latency_of_200_ms(world: World) -> None:
+    """No answer comes within the time of a redial: the loss of node 0 is noticed and judged all the same."""
+    for _ in range(3):
+        world.net.add_node()
+    world.net.delay(200)
+    first, *others = world.start(3, "2:3")
+    first.kill_agent()
+    world.wait_for_sizes([3, 2], *others)
+    first = world.launch(0, "2:3")
+    world.wait_for_sizes([3], first, *others)
+    world.finish(first, *others)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_stopped_agent_whose_workers_run_on(world: World, victim: int) -> None:
+    """Its guard kills them before the others go on without it; continued, it takes part again."""
+    nodes = world.start(3, "2:3", sums="plain", conf=QUICK)
+    others = [node for node in nodes if node.index != victim]
+    agent, workers = nodes[victim].find_agent(), nodes[victim].find_workers()
+    assert len(workers) == 1
+    nodes[victim].tree.send(signal.SIGSTOP, agent)
+    world.wait_for_sizes([3, 2], *others)
+    assert not nodes[victim].find_workers()  # the agent still stands: this was the guard
+    nodes[victim].tree.send(signal.SIGCONT, agent)
+    world.wait_for_sizes([3, 2, 3], *others)
+    world.wait_for_sizes([3], nodes[victim])
+    world.finish(*nodes)
+    assert '"fenced"' in nodes[victim].read_events()

@@ -1,0 +1,162 @@
+"""Runs a probe program plainly, cold and warm, and makes what each shows comparable."""
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import run_tree
+
+PROBES = Path(__file__).parent / "programs" / "fidelity"
+DRIVER = Path(__file__).with_name("fidelity_driver.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One program and how it is run."""
+
+    target: str
+    kind: str = "script"
+    args: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Interpreter options, given to the agent's Python."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    preload: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a run of one worker could be seen to do."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What a starter did: `shown[round][local_rank]` and what it said about itself."""
+
+    shown: list[list[Shown]]
+    records: list[dict[str, Any]]
+    notices: list[str]
+    folder: Path
+
+    @property
+    def ways(self) -> list[str]:
+        """ "warm" or "cold" of each worker that was started."""
+        return [record["how"] for record in self.records if record["what"] == "worker_released"]
+
+    def error(self, local_rank: int = 0) -> Any:
+        """The error.json of a worker of the first round; None when it left none."""
+        path = self.folder / f"0.{local_rank}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def build_env(extra: Mapping[str, str]) -> dict[str, str]:
+    """The test's environment without what would make runs differ; stdin is empty everywhere."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV_", "PROBE"))}
+    return {**env, "RANK": "0", "PROBE_WORD": "word", "COLUMNS": "80", **extra}
+
+
+def run_plainly(probe: Probe) -> Shown:
+    """`python -u <flags> script args`, as a session leader."""
+    words = ["-m", probe.target] if probe.kind == "module" else [probe.target]
+    env = build_env({**probe.env, "PROBE_PARENT": str(os.getpid())})
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = subprocess.run(
+            [sys.executable, "-u", *probe.flags, *words, *probe.args],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=env,
+            cwd=PROBES,
+            start_new_session=True,
+            timeout=100,
+        ).returncode
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="surrogateescape"))
+    return Shown(code=code, stdout=texts[0], stderr=texts[1])
+
+
+def run_started(probe: Probe, how: str, folder: Path, **request: Any) -> Started:
+    """Through a starter, by way of `fidelity_driver`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "how": how,
+        "kind": probe.kind,
+        "target": probe.target,
+        "args": probe.args,
+        "env": build_env(probe.env),
+        "preload": probe.preload,
+        "folder": str(folder),
+        **request,
+    }
+    file = folder / "request.json"
+    file.write_text(json.dumps(whole))
+    outcome = run_tree(
+        [sys.executable, *probe.flags, str(DRIVER), str(file)], env=build_env(probe.env), cwd=PROBES, timeout_s=150
+    )
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["failed"] == {}, outcome.explain()
+    return Started(
+        shown=[
+            [read_shown(folder, number, local_rank, code) for local_rank, code in enumerate(codes)]
+            for number, codes in enumerate(result["codes"])
+        ],
+        records=result["records"],
+        notices=result["notices"],
+        folder=folder,
+    )
+
+
+def read_shown(folder: Path, number: int, local_rank: int, code: int) -> Shown:
+    """The files of one worker."""
+    texts = [
+        path.read_bytes().decode(errors="surrogateescape") if path.exists() else ""
+        for path in (folder / f"{number}.{local_rank}.out", folder / f"{number}.{local_rank}.err")
+    ]
+    return Shown(code=code, stdout=texts[0], stderr=texts[1])
+
+
+def compare(probe: Probe, folder: Path, *, plain: bool = True) -> None:
+    """Assert that plain, cold and warm cannot be told apart, and that warm was warm."""
+    cold = run_started(probe, "cold", folder / "cold")
+    warm = run_started(probe, "warm", folder / "warm")
+    assert set(warm.ways) == {"warm"}, (warm.notices, warm.records)
+    expect_same("cold", cold.shown[0][0], "warm", warm.shown[0][0])
+    if plain:
+        expect_same("plain", run_plainly(probe), "cold", cold.shown[0][0])
+
+
+def expect_same(one_name: str, one: Shown, other_name: str, other: Shown) -> None:
+    """Assert that two runs show the same; says which lines differ."""
+    differences = [
+        line
+        for name in ("code", "stdout", "stderr")
+        for line in difflib.unified_diff(
+            clean(str(getattr(one, name))).split("\n"),
+            clean(str(getattr(other, name))).split("\n"),
+            f"{one_name} {name}",
+            f"{other_name} {name}",
+            lineterm="",
+            n=0,
+        )
+    ]
+    assert not differences, "\n".join(differences)
+
+
+def clean(text: str) -> str:
+    """Without what differs from one run of the same thing to the next: addresses."""
+    return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)

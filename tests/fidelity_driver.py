@@ -1,0 +1,118 @@
+"""Starts workers through one starter and waits for their ends: the agent's loop and reaper without the supervisor.
+
+    python fidelity_driver.py REQUEST.json
+
+The request: how ("cold" or "warm"), kind, target, args, env, nproc, preload, folder, rounds, worker_env, cpus, stacks,
+own_streams (workers share the driver's), hold (start none). Each worker's output goes to
+`<folder>/<round>.<local_rank>.{out,err}`, its error and stack files beside it (.json, .stack). At the end
+`<folder>/result.json` has codes, records, notices, failed.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from muster import _processes
+from muster.agent.loop import Loop
+from muster.agent.signals import SignalWatch
+from muster.agent.workers.base import Program, ProgramKind, WorkerSpec, WorkerStarter
+from muster.agent.workers.command import CommandStarter
+from muster.agent.workers.template import TemplateOptions, TemplateStarter
+
+
+class Driver:
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+        self.loop = Loop()
+        self.records: list[dict[str, Any]] = []
+        self.notices: list[str] = []
+        self.codes: dict[int, int] = {}
+        self.early: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+        self.failed: dict[int, str] = {}
+        self.program = Program(
+            kind=ProgramKind(request["kind"]), target=request["target"], args=tuple(request.get("args", ()))
+        )
+        self.env: dict[str, str] = request.get("env") or dict(os.environ)
+        self.nproc = int(request.get("nproc", 1))
+        self.starter = self.build_starter()
+
+    def build_starter(self) -> WorkerStarter:
+        cold = CommandStarter()
+        if self.request["how"] == "cold":
+            return cold
+        options = TemplateOptions(
+            program=self.program, nproc=self.nproc, env=self.env, preload=self.request.get("preload", "auto")
+        )
+        return TemplateStarter(self.loop, cold, options, on_notice=self.notices.append, on_record=self.record)
+
+    def record(self, what: str, **detail: Any) -> None:
+        self.records.append({"what": what, **detail})
+
+    def run(self) -> None:
+        _processes.become_subreaper()
+        watch = SignalWatch(
+            self.loop, handled=(), on_signal=lambda _: None, on_child=self.reaped, on_stacks=lambda: None
+        )
+        self.starter.prepare()
+        while self.request.get("hold"):  # until it is killed
+            self.loop.turn()
+        rounds = [self.run_round(number) for number in range(int(self.request.get("rounds", 1)))]
+        self.starter.close()
+        watch.close()
+        self.loop.close()
+        result = {"codes": rounds, "records": self.records, "notices": self.notices, "failed": self.failed}
+        with open(os.path.join(self.request["folder"], "result.json"), "w", encoding="utf-8") as file:
+            json.dump(result, file)
+
+    def reaped(self, pid: int, code: int) -> None:
+        for local_rank, known in self.pids.items():
+            if known == pid:
+                self.codes[local_rank] = code
+                return
+        self.early[pid] = code
+        self.starter.reaped(pid, code)
+
+    def started(self, local_rank: int, pid: int) -> None:
+        self.pids[local_rank] = pid
+        if pid in self.early:
+            self.codes[local_rank] = self.early[pid]
+
+    def run_round(self, number: int) -> list[int]:
+        self.pids.clear()
+        self.codes.clear()
+        files: list[int] = []
+        specs = [self.build_spec(number, local_rank, files) for local_rank in range(self.nproc)]
+        self.starter.start(specs, self.started, self.failed.__setitem__)
+        while len(self.codes) + len(self.failed) < self.nproc:
+            self.loop.turn()
+        for fd in files:
+            os.close(fd)
+        return [self.codes.get(local_rank, 1000) for local_rank in range(self.nproc)]
+
+    def build_spec(self, number: int, local_rank: int, files: list[int]) -> WorkerSpec:
+        stem = os.path.join(self.request["folder"], f"{number}.{local_rank}")
+        out = err = None
+        if not self.request.get("own_streams"):
+            out, err = (os.open(f"{stem}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("out", "err"))
+            files += [out, err]
+        cpus = self.request.get("cpus")
+        parent = str(os.getpid())
+        return WorkerSpec(
+            local_rank=local_rank,
+            program=self.program,
+            env={**self.env, **self.request.get("worker_env", {}), "RANK": str(local_rank), "PROBE_PARENT": parent},
+            stdout_fd=out,
+            stderr_fd=err,
+            cpus=None if cpus is None else frozenset(cpus),
+            error_file=f"{stem}.json",
+            stack_file=f"{stem}.stack" if self.request.get("stacks") else None,
+        )
+
+
+if __name__ == "__main__":
+    signal.alarm(170)
+    with open(sys.argv[1], encoding="utf-8") as request_file:
+        Driver(json.load(request_file)).run()

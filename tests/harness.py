@@ -1,0 +1,232 @@
+"""Runs commands below a subreaper, so that a test can say what they leave behind.
+
+    outcome = run_tree([sys.executable, "-m", "muster.agent", "script.py"])
+    assert (outcome.exit_code, outcome.leftovers) == (0, ())
+
+    with Tree([...]) as tree:
+        tree.wait_for_line("worker 1 runs")
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+
+Whatever happens, nothing that the command started outlives the `with` block.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from subreaper import list_descendants, list_processes
+
+SUBREAPER = Path(__file__).with_name("subreaper.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a command."""
+
+    exit_code: int | None
+    """As in subprocess: -n when signal n ended it. None: it ran past the limit and was killed."""
+    stdout: str
+    """Undecodable bytes as surrogates; `stdout.encode(errors="surrogateescape")` gives them back."""
+    stderr: str
+    leftovers: tuple[tuple[int, str, str], ...]
+    """(pid, name, command line) of each descendant still there `settle_s` after the command's end."""
+    wall_s: float
+    """For benchmarks; no test asserts on it."""
+
+    @property
+    def timed_out(self) -> bool:
+        """True when the limit ended it."""
+        return self.exit_code is None
+
+    def explain(self) -> str:
+        """All of it, for an assertion's message."""
+        return (
+            f"exit {self.exit_code} after {self.wall_s:.1f} s, left behind {list(self.leftovers)}\n"
+            f"--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"
+        )
+
+
+class Tree:
+    """A command and everything below it, running; a context manager."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        settle_s: float = 1.0,
+    ) -> None:
+        """Start it.
+
+        Args:
+            argv: the command.
+            env: its whole environment; None: this process's.
+            cwd: its working directory.
+            settle_s: how long descendants may outlive the command before they count as left behind.
+        """
+        report_r, report_w = os.pipe()
+        self.started_s = time.monotonic()
+        command = [sys.executable, "-I", "-S", str(SUBREAPER), str(report_w), str(settle_s), *argv]
+        try:
+            self._subreaper = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                pass_fds=[report_w],
+                start_new_session=True,
+            )
+        finally:
+            os.close(report_w)
+        self._changed = threading.Condition()
+        self._output = {"stdout": b"", "stderr": b""}
+        self._ended_s: float | None = None
+        self._readers = [
+            threading.Thread(target=self._read, args=("stdout", self._subreaper.stdout), daemon=True),
+            threading.Thread(target=self._read, args=("stderr", self._subreaper.stderr), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        self._reports = os.fdopen(report_r, encoding="utf-8")
+        self.pid: int = json.loads(self._reports.readline())["pid"]
+        """The command's own process."""
+        self._outcome: Outcome | None = None
+
+    def _read(self, name: str, pipe: IO[bytes]) -> None:
+        while chunk := os.read(pipe.fileno(), 65536):
+            with self._changed:
+                self._output[name] += chunk
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- while it runs ----------------------------------------------------------------------------------------------
+
+    @property
+    def stdout(self) -> str:
+        """What it has written so far."""
+        return self._output["stdout"].decode(errors="surrogateescape")
+
+    @property
+    def stderr(self) -> str:
+        """What it has written so far."""
+        return self._output["stderr"].decode(errors="surrogateescape")
+
+    def wait_for_line(
+        self, pattern: str, *, stream: str = "stdout", count: int = 1, timeout_s: float = 60
+    ) -> list[str]:
+        """Wait until `count` lines of a stream match a regular expression; returns those lines.
+
+        Raises:
+            AssertionError: they did not come in time, or the command ended without them; says what was written.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                text = self._output[stream].decode(errors="surrogateescape")
+                lines = [line for line in text.splitlines() if re.search(pattern, line)]
+                if len(lines) >= count:
+                    return lines
+                over = not any(reader.is_alive() for reader in self._readers)
+                if over or not self._changed.wait(max(0.0, deadline_s - time.monotonic())):
+                    why = "the output ended" if over else f"{timeout_s} s passed"
+                    raise AssertionError(
+                        f"{why} with {len(lines)} of {count} lines like {pattern!r} on {stream}\n"
+                        f"--- stdout\n{self.stdout[-4000:]}\n--- stderr\n{self.stderr[-4000:]}"
+                    )
+
+    def send(self, signum: int, pid: int | None = None) -> None:
+        """Send a signal, to the command's own process unless `pid` says otherwise."""
+        os.kill(self.pid if pid is None else pid, signum)
+
+    def children(self, pid: int | None = None) -> list[int]:
+        """Living direct children of the command, or of `pid`."""
+        parent = self.pid if pid is None else pid
+        return sorted(p for p, (ppid, state, _) in list_processes().items() if ppid == parent and state not in "ZX")
+
+    def descendants(self) -> list[int]:
+        """All living processes below the subreaper: the command, its children, and its orphans."""
+        return list_descendants(self._subreaper.pid)
+
+    # -- its end ----------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float = 60) -> Outcome:
+        """Wait for the command's end (kill everything past the limit) and say what it left behind."""
+        if self._outcome is None:
+            try:
+                self._subreaper.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._outcome = self._finish(timed_out=True)
+            else:
+                self._outcome = self._finish(timed_out=False)
+        return self._outcome
+
+    def _finish(self, *, timed_out: bool) -> Outcome:
+        stdin = self._subreaper.stdin
+        assert stdin is not None
+        stdin.close()
+        self._subreaper.wait(30)
+        record = json.loads(self._reports.readline())
+        ended_s = time.monotonic() if record["ended_s"] is None else record["ended_s"]
+        self._reports.close()
+        for reader in self._readers:
+            reader.join(10)
+        for pipe in (self._subreaper.stdout, self._subreaper.stderr):
+            assert pipe is not None
+            pipe.close()
+        status = record["status"]
+        return Outcome(
+            exit_code=None if timed_out or status is None else os.waitstatus_to_exitcode(status),
+            stdout=self.stdout,
+            stderr=self.stderr,
+            leftovers=tuple((pid, name, command) for pid, name, command in record["leftovers"]),
+            wall_s=ended_s - self.started_s,
+        )
+
+    def __enter__(self) -> "Tree":  # noqa: PYI034 - typing.Self is Python 3.11, nobody derives
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._outcome is None:
+            self._outcome = self._finish(timed_out=True)
+
+
+def run_tree(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout_s: float = 60,
+    settle_s: float = 1.0,
+) -> Outcome:
+    """Run a command to its end; see `Tree`. Past `timeout_s` it is killed and `exit_code` is None."""
+    with Tree(argv, env=env, cwd=cwd, settle_s=settle_s) as tree:
+        return tree.wait(timeout_s)
+
+
+def wait_until(holds: Callable[[], object], *, timeout_s: float = 30, what: str = "the condition") -> None:
+    """Poll a condition of the real world until it holds.
+
+    Raises:
+        AssertionError: it did not within `timeout_s`.
+    """
+    pause = threading.Event()
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"{timeout_s} s passed and {what} does not hold"
+        pause.wait(0.01)

@@ -1,0 +1,211 @@
+"""A real cluster, named by KUBECONFIG, and an image with Python and torch, named by MUSTER_TEST_IMAGE.
+
+What the cluster must give: a namespace of our own (or MUSTER_TEST_NAMESPACE), and room for two small pods. Nothing
+else: no LoadBalancer, Ingress, storage class or operator. The image must be there or be pulled
+(MUSTER_TEST_PULL_POLICY, IfNotPresent by default, which is right for images loaded into kind, k3s or minikube).
+"""
+
+import copy
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+DEADLINE_S = 300.0
+"""Generous: images may have to be pulled, and a lost pod takes its time to be noticed and replaced."""
+
+# Requests small enough for a single node that others use too; no limits.
+SMALL = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}]}}
+
+
+def _missing():
+    """Why these tests cannot run here; None when they can."""
+    if not os.environ.get("KUBECONFIG"):
+        return "KUBECONFIG names no cluster"
+    if not os.environ.get("MUSTER_TEST_IMAGE"):
+        return "MUSTER_TEST_IMAGE names no image (Python 3.10+ and torch)"
+    try:
+        import kubernetes  # noqa: F401
+    except ImportError:
+        return "the kubernetes package is not installed"
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cluster_or_skip():
+    reason = _missing()
+    if reason is None:
+        return
+    if "kubernetes" in os.environ.get("MUSTER_REQUIRE", "").split(","):
+        pytest.fail(f"MUSTER_REQUIRE names kubernetes, but {reason}")
+    pytest.skip(reason)
+
+
+def wait_until(check, what, deadline_s=DEADLINE_S):
+    """Look until `check()` is true; returns what it returned."""
+    until_s = time.monotonic() + deadline_s
+    never = threading.Event()
+    while not (found := check()):
+        assert time.monotonic() < until_s, f"{what}: not within {deadline_s:g} s"
+        never.wait(0.5)
+    return found
+
+
+@pytest.fixture
+def wait():
+    """`wait_until`."""
+    return wait_until
+
+
+@pytest.fixture
+def small():
+    """A pod template to change."""
+    return copy.deepcopy(SMALL)
+
+
+@pytest.fixture(scope="session")
+def resources(_cluster_or_skip):
+    """The cluster, by our own client: what we check with must speak the same dialect."""
+    from muster.schedulers.kubernetes.access import Access
+    from muster.schedulers.kubernetes.client import Client
+    from muster.schedulers.kubernetes.resources import Resources
+
+    client = Client(Access())
+    yield Resources(client)
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def namespace(resources):
+    """A namespace of our own, deleted afterwards; MUSTER_TEST_NAMESPACE names one that stays."""
+    given = os.environ.get("MUSTER_TEST_NAMESPACE")
+    if given:
+        yield given
+        return
+    name = f"muster-test-{os.urandom(3).hex()}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    client = resources.client
+    client.request("POST", "/api/v1/namespaces", what=name, verb="create", body=body)
+    path = f"/api/v1/namespaces/{name}/serviceaccounts"
+    # pods cannot be made before their service account is
+    wait_until(lambda: client.request("GET", path, what="accounts", verb="list").get("items"), "the service account")
+    yield name
+    client.request("DELETE", f"/api/v1/namespaces/{name}", what=name, verb="delete")
+
+
+class Job:
+    """One app on the cluster, and what a person would look at."""
+
+    def __init__(self, runner, resources, handle):
+        self.runner = runner
+        self.resources = resources
+        self.handle = handle
+        self.app_id = handle.rpartition("/")[2]
+        self.namespace, self.name = self.app_id.split(":")[:2]
+
+    def status(self):
+        return self.runner.status(self.handle)
+
+    def wait_for(self, *states):
+        wanted = [str(state) for state in states]
+
+        def reached():
+            status = self.status()
+            over = status.is_terminal() and str(status.state) not in wanted
+            assert not over, f"{status.state} instead of {wanted}: {status.msg}\n{self.all_logs()}"
+            return status if str(status.state) in wanted else None
+
+        return wait_until(reached, f"{self.name} becomes {wanted}")
+
+    def pods(self):
+        from muster.schedulers.kubernetes.resources import POD
+
+        items, _ = self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
+        return items
+
+    def pod(self, index):
+        """The pod of an index that is not leaving."""
+        label = "batch.kubernetes.io/job-completion-index"
+        own = [item for item in self.pods() if item["metadata"]["labels"].get(label) == str(index)]
+        live = [item for item in own if not item["metadata"].get("deletionTimestamp")]
+        return max(live, key=lambda item: item["metadata"]["creationTimestamp"], default=None)
+
+    def log(self, index=0):
+        return "".join(self.runner.log_lines(self.handle, "main", index))
+
+    def all_logs(self):
+        return "\n".join(f"--- node {index}\n{self.log(index)}" for index in range(2))
+
+    def wait_for_log(self, index, text, times=1):
+        def there():
+            content = self.log(index)
+            over = self.status().is_terminal() and content.count(text) < times and self.log(index).count(text) < times
+            assert not over, f"the app ended without {text!r} ({times}x):\n{self.all_logs()}"
+            return content if content.count(text) >= times else None
+
+        return wait_until(there, f"{text!r} in the log of node {index}")
+
+    def kill_pod(self, index, grace_s=1):
+        from muster.schedulers.kubernetes.resources import POD
+
+        pod = self.pod(index)
+        path = POD.path(self.namespace, pod["metadata"]["name"])
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace_s}
+        self.resources.client.request("DELETE", path, what="pod", verb="delete", body=body)
+        return pod
+
+    def evict_pod(self, index):
+        """What `kubectl drain` does to a pod."""
+        from muster.schedulers.kubernetes.resources import POD
+
+        pod = self.pod(index)
+        name = pod["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": self.namespace}}
+        path = POD.path(self.namespace, name) + "/eviction"
+        self.resources.client.request("POST", path, what="eviction", verb="create", body=body)
+        return pod
+
+    def wait_for_replacement(self, index, old):
+        def there():
+            pod = self.pod(index)
+            return pod if pod is not None and pod["metadata"]["uid"] != old["metadata"]["uid"] else None
+
+        return wait_until(there, f"a new pod for node {index}")
+
+
+@pytest.fixture
+def start(resources, namespace, tmp_path):
+    """Submits `dist.ddp` of a program of tests/programs by the public way; deletes the app afterwards."""
+    from torchx.runner import get_runner
+
+    from muster.components.dist import ddp
+
+    jobs = []
+    with get_runner() as runner:
+
+        def submit(program, *args, j="2x1", workspace=None, template=SMALL, cfg=None, **changes):
+            folder = workspace or tmp_path / f"workspace-{len(jobs)}"
+            if workspace is None:
+                folder.mkdir()
+                (folder / program).write_bytes((PROGRAMS / program).read_bytes())
+            given = {"image": os.environ["MUSTER_TEST_IMAGE"], "name": "main", "max_retries": 0, **changes}
+            app = ddp(*args, script=program, j=j, **given)
+            for role in app.roles:
+                role.name = "main"
+            options = {
+                "namespace": namespace,
+                "pod_template": json.dumps(template),
+                "image_pull_policy": os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent"),
+                **(cfg or {}),
+            }
+            handle = runner.run(app, "kubernetes", options, workspace=f"file://{folder}")
+            jobs.append(Job(runner, resources, handle))
+            return jobs[-1]
+
+        yield submit
+        for job in jobs:
+            runner._scheduler("kubernetes").delete(job.app_id)

@@ -1,0 +1,210 @@
+"""End to end on a real cluster: what the adapter promises, as a user would see it."""
+
+import copy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LABEL = "app.kubernetes.io/instance"
+
+
+def torchx(*args):
+    """TorchX's own command line, from another shell."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torchx.cli.main", *args], capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_digits_example_on_two_nodes_of_two(start):
+    job = start("train.py", "--epochs", "3", j="2x2", workspace=EXAMPLES / "digits")
+    job.wait_for("SUCCEEDED")
+    assert "4 workers on gloo" in job.log(0)
+    assert "test accuracy" in job.log(0)
+    assert len(job.pods()) == 2
+    assert "State: SUCCEEDED" in torchx("status", job.handle)
+
+
+def test_after_a_success_the_logs_of_all_nodes_are_still_there(start):
+    job = start("kubernetes_trains.py", "1")
+    job.wait_for("SUCCEEDED")
+    for index in range(2):
+        assert f"done rank={index}" in job.log(index)
+    assert "done rank=1" in torchx("log", f"{job.handle}/main/1")
+
+
+def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start):
+    job = start("kubernetes_fails.py", max_retries=0)
+    status = job.wait_for("FAILED")
+    assert "ValueError: the batch was bad" in status.msg
+    shown = torchx("status", job.handle)
+    assert "State: FAILED" in shown
+    assert "ValueError: the batch was bad" in shown
+    pods = {pod["metadata"]["uid"] for pod in job.pods()}
+    assert len(pods) <= 2
+    for index in range(2):
+        assert f"alive rank={index}" in job.log(index)
+    # the controller has had its say: nothing is made again
+    assert {pod["metadata"]["uid"] for pod in job.pods()} == pods
+
+
+def test_a_worker_that_crashes_is_restarted_in_place(start):
+    job = start("kubernetes_crashes_once.py", max_retries=1)
+    job.wait_for_log(0, "attempt=0")
+    before = {pod["metadata"]["uid"] for pod in job.pods()}
+    job.wait_for("SUCCEEDED")
+    assert {pod["metadata"]["uid"] for pod in job.pods()} == before
+    assert "attempt=1 rank=1" in job.log(1)
+
+
+@pytest.mark.parametrize("index", [1, 0])
+def test_a_pod_that_is_killed_is_replaced_and_the_job_goes_on(start, index):
+    job = start("kubernetes_trains.py", "20", max_retries=2)
+    for node in range(2):
+        job.wait_for_log(node, "training")
+    killed = job.kill_pod(index)
+    replacement = job.wait_for_replacement(index, killed)
+    host = replacement["spec"].get("hostname") or replacement["metadata"]["name"]
+    assert host.startswith(f"{job.name}-main-{index}"), "it comes back under its name"
+    job.wait_for("SUCCEEDED")
+    survivor = job.log(1 - index)
+    assert survivor.count("training") >= 2, "a new round, in the same pod"
+    assert survivor.count("done") == 1
+
+
+def test_a_drained_pod_is_replaced_without_charge(start):
+    job = start("kubernetes_trains.py", "20", max_retries=0)
+    for node in range(2):
+        job.wait_for_log(node, "training")
+    evicted = job.evict_pod(1)
+    job.wait_for_replacement(1, evicted)
+    job.wait_for("SUCCEEDED")
+    assert "done rank=1" in job.log(1)
+
+
+def test_logs_are_followed_across_a_replacement(start):
+    job = start("kubernetes_trains.py", "20", max_retries=2)
+    lines, ended = [], threading.Event()
+
+    def follow():
+        try:
+            lines.extend(job.runner.log_lines(job.handle, "main", 1, should_tail=True))
+        finally:
+            ended.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    job.wait_for_log(1, "training")
+    job.kill_pod(1)
+    job.wait_for("SUCCEEDED")
+    assert ended.wait(120), "following ends with the app"
+    text = "".join(lines)
+    assert text.count("training rank=1") == 2
+    assert text.count("done rank=1") == 1
+    assert all(line.endswith("\n") for line in lines[:-1])
+
+
+def test_an_image_that_cannot_be_pulled_is_explained(start, wait):
+    job = start("kubernetes_trains.py", "1", image="registry.invalid/nobody/nothing:1")
+    words = wait(lambda: job.status().msg if "Image" in job.status().msg else None, "the reason")
+    assert "2/2 Pending: " in words or "1/2 Pending: " in words
+    assert "registry.invalid/nobody/nothing:1" in words
+    assert str(job.status().state) == "PENDING"
+
+
+def test_a_pod_that_fits_nowhere_is_explained(start, wait, small):
+    small["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "100k"
+    job = start("kubernetes_trains.py", "1", template=small)
+
+    def explained():
+        words = job.status().msg
+        return "2/2 Pending: " in words and "Insufficient cpu" in words
+
+    wait(explained, "the reason")
+    assert "Insufficient cpu" in torchx("status", job.handle)
+
+
+def test_cancel_keeps_the_record_and_delete_leaves_nothing(start, wait, resources):
+    from muster.schedulers.kubernetes.resources import JOB, POD, Kind
+
+    job = start("kubernetes_trains.py", "600")
+    job.wait_for_log(0, "training")
+    torchx("cancel", job.handle)
+    job.wait_for("CANCELLED")
+    handles = [app.app_handle.rpartition("/")[2] for app in job.runner.list("kubernetes")] if _lists_here(job) else []
+    assert not handles or job.app_id in handles
+    job.runner._scheduler("kubernetes").delete(job.app_id)
+    kinds = [JOB, POD, *(Kind(api_version="v1", kind=kind) for kind in ("Secret", "ConfigMap", "Service"))]
+
+    def gone():
+        return not any(resources.list_all(kind, job.namespace, labels=f"{LABEL}={job.name}")[0] for kind in kinds)
+
+    wait(gone, "nothing is left")
+    assert job.status() is None
+
+
+def _lists_here(job):
+    """`list` looks where the kubeconfig's context points to."""
+    return job.resources.client.connection.namespace == job.namespace
+
+
+def test_an_elastic_job_shrinks_and_goes_on(start):
+    job = start("kubernetes_trains.py", "25", j="1:2x1", max_retries=2)
+    job.wait_for_log(0, "world=2")
+    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", job.handle, "1"]
+    subprocess.run(command, check=True, timeout=60)
+    job.wait_for_log(0, "world=1")
+    job.wait_for("SUCCEEDED")
+    assert len([pod for pod in job.pods() if pod["status"]["phase"] == "Succeeded"]) == 1
+
+
+def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(start):
+    job = start("kubernetes_trains.py", "60", j="1:2x1", max_retries=2)
+    job.wait_for_log(0, "world=2")
+    job.kill_pod(1)
+    job.wait_for_log(0, "world=2", times=2)
+    job.wait_for("SUCCEEDED")
+
+
+def test_roles_that_do_not_run_our_agent(start, resources, namespace):
+    import os
+
+    from torchx import specs
+
+    job = start("kubernetes_trains.py", "1")
+    echo = specs.Role(
+        name="main",
+        image=os.environ["MUSTER_TEST_IMAGE"],
+        entrypoint="/bin/sh",
+        args=["-c", "echo cost: '$5' from ${replica_id}; exit 3"],
+        resource=specs.Resource(cpu=0, gpu=0, memMB=64),
+    )
+    policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
+    options = {"namespace": namespace, "image_pull_policy": policy}
+    handle = job.runner.run(specs.AppDef(name="echo", roles=[echo]), "kubernetes", options)
+    other = type(job)(job.runner, resources, handle)
+    status = other.wait_for("FAILED")
+    assert "exit 3" in status.msg
+    assert "cost: $5 from 0" in other.log(0)
+    job.runner._scheduler("kubernetes").delete(other.app_id)
+    job.wait_for("SUCCEEDED")
+
+
+def test_the_server_takes_what_a_dry_run_prints(start, resources, namespace, small):
+    """`kubectl apply --dry-run=server --validate=strict`, without kubectl."""
+    import yaml
+
+    from muster.components.dist import ddp
+    from muster.schedulers.kubernetes.request import build_request
+
+    app = ddp(script="main.py", j="1:4x8", image="img", mounts=["type=volume,src=emptydir/1Gi,dst=/data"])
+    before = copy.deepcopy(app)
+    text = str(build_request(app, {"namespace": namespace, "pod_template": small}, name="dry-x1"))
+    assert app == before
+    for document in yaml.safe_load_all(text):
+        resources.create(document, dry_run=True)

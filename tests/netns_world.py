@@ -1,0 +1,240 @@
+"""Real agents, each in a network namespace of its own and below a subreaper: for tests of lost nodes and bad links.
+
+with World(tmp_path) as world:
+    one, two = world.start(2, "1:2")
+    two.kill_agent()
+    world.wait_for_sizes([2, 1], one)
+    world.finish(one)
+"""
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import Tree, wait_until
+
+PROGRAM = Path(__file__).parent / "programs" / "netns_sums.py"
+LIMIT_S = 90.0
+SERIAL = itertools.count()
+QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
+"""Signs of life often enough that a test of silence need not take long: 2 s, a lease of 1.3 s."""
+
+
+def run(*command: str) -> None:
+    """Run a tool to its end.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; has what it wrote.
+    """
+    subprocess.run(command, check=True, capture_output=True)
+
+
+class Net:
+    """A bridge, and one namespace per node beside it."""
+
+    def __init__(self) -> None:
+        self.name = f"m{os.getpid() % 10000}{next(SERIAL)}"
+        self.bridge = f"{self.name}b"
+        self.spaces: list[str] = []
+
+    def open(self) -> None:
+        # In a namespace of its own: a container engine's packet filter on this machine would drop what crosses it.
+        run("ip", "netns", "add", self.bridge)
+        run("ip", "-n", self.bridge, "link", "add", "switch0", "type", "bridge")
+        run("ip", "-n", self.bridge, "link", "set", "switch0", "up")
+
+    def add_node(self) -> int:
+        index = len(self.spaces)
+        space, outer = f"{self.name}n{index}", f"{self.name}v{index}"
+        self.spaces.append(space)
+        run("ip", "netns", "add", space)
+        run("ip", "-n", self.bridge, "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+        run("ip", "-n", self.bridge, "link", "set", outer, "master", "switch0", "up")
+        run("ip", "-n", space, "addr", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
+        run("ip", "-n", space, "link", "set", "eth0", "up")
+        run("ip", "-n", space, "link", "set", "lo", "up")
+        return index
+
+    def set_link(self, index: int, state: str) -> None:
+        """`up` or `down`, at the bridge: the node itself sees its carrier go."""
+        run("ip", "-n", self.bridge, "link", "set", f"{self.name}v{index}", state)
+
+    def drop(self, index: int, chain: str) -> None:
+        """Drop silently what reaches the node (`INPUT`) or what it sends (`OUTPUT`); the other way stays open."""
+        way = "-i" if chain == "INPUT" else "-o"
+        self._filter(index, "-A", chain, way, "eth0", "-j", "DROP")
+
+    def stop_dropping(self, index: int, chain: str) -> None:
+        self._filter(index, "-F", chain)
+
+    def _filter(self, index: int, *words: str) -> None:
+        run("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
+
+    def delay(self, delay_ms: int) -> None:
+        """Every packet of every node arrives this much later. Skips the test where the kernel cannot do it."""
+        for space in self.spaces:
+            try:
+                run("tc", "-n", space, "qdisc", "add", "dev", "eth0", "root", "netem", "delay", f"{delay_ms}ms")
+            except (subprocess.CalledProcessError, FileNotFoundError) as error:
+                said = getattr(error, "stderr", b"").decode().strip()
+                pytest.skip(f"no latency to be had: tc's netem does not work with this kernel ({said or error})")
+
+    def close(self) -> None:
+        for space in (*self.spaces, self.bridge):
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+
+
+class Node:
+    """One node's agent."""
+
+    def __init__(self, space: str, index: int, command: list[str], folder: Path, number: int) -> None:
+        self.index = index
+        self.log_dir = folder / f"logs{number}"
+        env = {
+            **os.environ,
+            "PYTHONWARNINGS": "ignore",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "MUSTER_TOKEN": "secret",
+            "PYTHONUNBUFFERED": "1",
+        }
+        flags = ["--node-rank", str(index), "--log-dir", str(self.log_dir)]
+        agent = [sys.executable, "-m", "muster.agent", *flags, *command]
+        # `ip netns exec` replaces itself by the command: the tree's first process is the agent's guard.
+        self.tree = Tree(["ip", "netns", "exec", space, *agent], env=env, cwd=folder, settle_s=5)
+
+    def find_agent(self) -> int:
+        """The process below the guard."""
+        return self.tree.children()[0]
+
+    def find_workers(self) -> list[int]:
+        """Processes that run the program, warm or cold."""
+        found = []
+        for pid in self.tree.descendants():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                is_worker = str(PROGRAM).encode() in command and b"muster.agent" not in command
+                if is_worker or self._is_forked(pid):
+                    found.append(pid)
+        return found
+
+    def _is_forked(self, pid: int) -> bool:
+        """A warm worker has the template's command line; only a worker holds a mark open."""
+        links = Path(f"/proc/{pid}/fd").iterdir()
+        return any(os.readlink(link).endswith(".mark") for link in links)
+
+    def kill_agent(self) -> None:
+        """SIGKILL of the agent alone: the guard cleans up, so that nothing of the node is left."""
+        self.tree.send(signal.SIGKILL, self.find_agent())
+        outcome = self.tree.wait()
+        assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
+
+    def read_events(self) -> str:
+        """Its event records so far, as they stand in the file."""
+        return "".join(path.read_text() for path in self.log_dir.rglob("events.jsonl"))
+
+    def world_sizes(self) -> list[int]:
+        """Sizes of the worlds it summed over, in order, repeats dropped; a wrong sum fails."""
+        sizes: list[int] = []
+        for got, size in re.findall(r"sum (\d+) of (\d+)", self.tree.stdout):
+            assert got == size, self.tree.stdout
+            if not sizes or sizes[-1] != int(size):
+                sizes.append(int(size))
+        return sizes
+
+    def explain(self) -> str:
+        """What it said, the sums left out."""
+        said = [line for line in self.tree.stdout.splitlines() if not re.search(r"sum \d", line)]
+        sizes = [size for _, size in re.findall(r"sum (\d+) of (\d+)", self.tree.stdout)]
+        worlds = " ".join(f"{size}x{len(list(steps))}" for size, steps in itertools.groupby(sizes))
+        return f"== node {self.index}: {worlds}\n" + "\n".join([*said, self.tree.stderr])[-3000:]
+
+
+class World:
+    """Nodes in namespaces, all running `programs/netns_sums.py`; a context manager that leaves nothing behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.net = Net()
+        self.nodes: list[Node] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "World":  # noqa: PYI034 - typing.Self is Python 3.11, nobody derives
+        reason = None if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and iproute2"
+        self._stack.callback(self.net.close)
+        if reason is None:
+            try:
+                self.net.open()
+            except subprocess.CalledProcessError as error:
+                reason = f"no network namespaces here: {error.stderr.decode().strip()}"
+        if reason is not None:
+            self._stack.close()
+            required = "netns" in os.environ.get("MUSTER_REQUIRE", "").split(",")
+            (pytest.fail if required else pytest.skip)(reason)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stack.close()
+
+    def launch(self, index: int, nnodes: str, *, sums: str = "gloo", conf: str = "", **flags: str) -> Node:
+        """Start the agent of one node; the last arguments beat those of a job's other nodes."""
+        while len(self.net.spaces) <= index:
+            self.net.add_node()
+        settings = ",".join(filter(None, ["join_timeout=80,last_call_timeout=1", conf]))
+        given = {
+            "nnodes": nnodes,
+            "nproc-per-node": "1",
+            "rdzv-backend": "c10d",
+            "rdzv-id": self.net.name,
+            "rdzv-endpoint": "10.77.0.1:29400",
+            "rdzv-conf": settings,
+            "tee": "3",
+            "start": "warm" if sums == "gloo" else "cold",
+            **flags,
+        }
+        words = [word for name, value in given.items() for word in (f"--{name}", value)]
+        command = [*words, str(PROGRAM), sums, str(self.folder)]
+        node = Node(self.net.spaces[index], index, command, self.folder, len(self.nodes))
+        self.nodes.append(self._stack.enter_context(_closing(node)))
+        return node
+
+    def start(self, count: int, nnodes: str, **options: str) -> list[Node]:
+        """Start nodes 0 to count - 1 and wait until all train together."""
+        nodes = [self.launch(index, nnodes, **options) for index in range(count)]
+        self.wait_for(lambda: all(node.world_sizes()[-1:] == [count] for node in nodes), f"all {count} train")
+        return nodes
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something to come true; what everybody said is in the error."""
+        try:
+            wait_until(condition, timeout_s=LIMIT_S, what=what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n" + "\n".join(node.explain() for node in self.nodes)) from None
+
+    def wait_for_sizes(self, sizes: list[int], *nodes: Node) -> None:
+        """Wait until these nodes have trained in worlds of these sizes last."""
+        count = len(sizes)
+        self.wait_for(lambda: all(node.world_sizes()[-count:] == sizes for node in nodes), f"worlds of {sizes}")
+
+    def finish(self, *nodes: Node) -> None:
+        """Let the job end: all exit 0, nothing is left behind, and never were two groups alive at one time."""
+        (self.folder / "stop").touch()
+        for node in nodes:
+            outcome = node.tree.wait(LIMIT_S)
+            said = "\n".join(each.explain() for each in self.nodes)
+            assert (outcome.exit_code, outcome.leftovers) == (0, ()), f"{outcome.leftovers}\n{said}"
+        overlaps = self.folder / "overlaps"
+        assert not overlaps.exists(), overlaps.read_text() + "\n".join(node.explain() for node in self.nodes)
+
+
+@contextlib.contextmanager
+def _closing(node: Node):
+    with node.tree:
+        yield node

@@ -1,0 +1,57 @@
+"""The same lines on both TorchX lines: run, status, log, cancel, each from a shell of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def torchx(cluster, tmp_path):
+    def run(*args, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "torchx.cli.main", *args],
+            cwd=tmp_path / "work",
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "main.py").write_text("print('hello')\n")
+    return run
+
+
+def test_a_job_by_the_command_line_alone(cluster, torchx):
+    shown = torchx("run", "-s", "kubernetes", "dist.ddp", "-j", "2x1", "--script", "main.py").stdout
+    handle = next(word for word in shown.split() if word.startswith("kubernetes://"))
+    name = handle.rpartition(":")[2]
+    assert len(cluster.find("configmaps")[0]["binaryData"]) == 2, "the agent and the workspace"
+    for index in range(2):
+        cluster.start_pod(cluster.pod_of(name, index))
+        cluster.write_log(cluster.pod_of(name, index), f"node {index}\n", 1)
+    assert "RUNNING" in torchx("status", handle).stdout
+    assert "node 1" in torchx("log", f"{handle}/main/1").stdout
+    report = {"reason": "r", "failures": [{"host": "h", "global_rank": 1, "exception": "KeyError: 'lr'"}]}
+    cluster.end_pod(cluster.pod_of(name, 0), 1, json.dumps(report))  # FailJob: the controller takes the other
+    status = torchx("status", handle).stdout
+    assert "FAILED" in status
+    assert "KeyError: 'lr'" in status
+
+
+def test_a_job_that_is_cancelled(cluster, torchx):
+    shown = torchx("run", "-s", "kubernetes", "dist.ddp", "-j", "1:2x1", "--script", "main.py").stdout
+    handle = next(word for word in shown.split() if word.startswith("kubernetes://"))
+    torchx("cancel", handle)
+    assert "CANCELLED" in torchx("status", handle).stdout
+
+
+def test_a_mistake_is_one_line(cluster, torchx):
+    done = torchx("run", "-s", "kubernetes", "-cfg", "flavor=jobs", "dist.ddp", "--script", "main.py", code=1)
+    assert "flavor=jobs is not one of job, jobset, volcano" in done.stderr
+    assert "Traceback" not in done.stderr

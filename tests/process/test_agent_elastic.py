@@ -1,0 +1,156 @@
+"""Agents of one job on this machine: one that need not wait, spares, and a node that was done too early."""
+
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree, wait_until
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+Launch = Callable[..., Tree]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Starts the agent of a node: its index, --nnodes, the program's words, more flags."""
+    with ExitStack() as stack:
+        holder = stack.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))  # held, not listening: nobody else is given the port
+        endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
+
+        def start(index: int, nnodes: str, *program: str, conf: str = "last_call_timeout=0.3", **flags: str) -> Tree:
+            given = {
+                "nnodes": nnodes,
+                "node-rank": str(index),
+                "rdzv-backend": "c10d",
+                "rdzv-endpoint": endpoint,
+                "rdzv-conf": conf,
+                "rdzv-id": "elastic",
+                "tee": "3",
+                "start": "cold",
+                "log-dir": str(tmp_path / f"logs{index}"),
+                **flags,
+            }
+            words = [word for name, value in given.items() for word in (f"--{name}", value)]
+            script = str(PROGRAMS / program[0])
+            command = [sys.executable, "-m", "muster.agent", *words, script, *program[1:]]
+            return stack.enter_context(Tree(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}))
+
+        yield start
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> tuple[str, str, str]:
+    """A program that adds ones over the world until `tmp_path / "stop"` is there."""
+    return "netns_sums.py", "plain", str(tmp_path)
+
+
+def wait_for_world(size: int, *trees: Tree) -> None:
+    """Wait until these nodes' last sum is that of a world of so many."""
+
+    def is_there() -> bool:
+        return all(re.findall(r"sum (\d+) of (\d+)", tree.stdout)[-1:] == [(str(size), str(size))] for tree in trees)
+
+    wait_until(is_there, what=f"a world of {size}: {[(tree.stdout[-500:], tree.stderr[-500:]) for tree in trees]}")
+
+
+def expect_end(*trees: Tree) -> list[Outcome]:
+    outcomes = [tree.wait() for tree in trees]
+    ends = [(outcome.exit_code, outcome.leftovers) for outcome in outcomes]
+    assert ends == [(0, ())] * len(trees), "\n".join(outcome.explain() for outcome in outcomes)
+    return outcomes
+
+
+def kill_agent(tree: Tree) -> None:
+    """SIGKILL of the agent alone; its guard cleans up."""
+    tree.send(signal.SIGKILL, tree.children()[0])
+    outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
+
+
+def count_spare_lines(outcome: Outcome) -> int:
+    return len(re.findall("as a spare", outcome.stdout + outcome.stderr))
+
+
+def test_one_of_two_begins_alone_after_the_last_call(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
+    alone = launch(0, "1:2", *sums)
+    wait_for_world(1, alone)
+    (tmp_path / "stop").touch()
+    expect_end(alone)
+
+
+def test_nobody_waits_for_the_last_call_when_all_are_there(
+    launch: Launch, sums: tuple[str, ...], tmp_path: Path
+) -> None:
+    """An hour of it would be over long after the test's limit."""
+    nodes = [launch(index, "1:2", *sums, conf="last_call_timeout=3600") for index in range(2)]
+    wait_for_world(2, *nodes)
+    (tmp_path / "stop").touch()
+    expect_end(*nodes)
+
+
+def test_a_late_spare_says_one_line_and_ends_well(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
+    nodes = [launch(index, "1:2", *sums) for index in range(2)]
+    wait_for_world(2, *nodes)
+    spare = launch(2, "1:2", *sums)
+    (line,) = spare.wait_for_line("spare", stream="stderr")
+    assert "all 2 nodes that --nnodes allows are there: waiting as a spare" in line
+    (tmp_path / "stop").touch()
+    outcomes = expect_end(*nodes, spare)
+    assert [count_spare_lines(outcome) for outcome in outcomes] == [0, 0, 1]
+    assert "sum" not in outcomes[-1].stdout
+    assert all(outcome.stdout.count("attempt 1") == 0 for outcome in outcomes)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_spare_takes_a_lost_ones_place(launch: Launch, sums: tuple[str, ...], tmp_path: Path, lost: int) -> None:
+    """The process that waited is the one that trains. With the leader lost it must find the one that took over."""
+    nodes = [launch(index, "1:2", *sums) for index in range(2)]
+    wait_for_world(2, *nodes)
+    spare = launch(2, "1:2", *sums)
+    spare.wait_for_line("waiting as a spare", stream="stderr")
+    kill_agent(nodes[lost])
+    spare.wait_for_line("sum 2 of 2")
+    wait_for_world(2, nodes[1 - lost], spare)
+    (tmp_path / "stop").touch()
+    outcomes = expect_end(nodes[1 - lost], spare)
+    assert not any("attempt 1" in outcome.stdout for outcome in outcomes)  # a membership's change uses no attempt
+    assert not (tmp_path / "overlaps").exists()
+
+
+def test_a_spare_completes_a_job_that_cannot_do_with_less(
+    launch: Launch, sums: tuple[str, ...], tmp_path: Path
+) -> None:
+    nodes = [launch(index, "2", *sums) for index in range(2)]
+    wait_for_world(2, *nodes)
+    spare = launch(2, "2", *sums)
+    spare.wait_for_line("waiting as a spare", stream="stderr")
+    kill_agent(nodes[1])
+    spare.wait_for_line("sum 2 of 2")
+    (tmp_path / "stop").touch()
+    expect_end(nodes[0], spare)
+
+
+def test_a_node_that_is_done_takes_part_again(launch: Launch, tmp_path: Path) -> None:
+    """Node 1 fails when node 0's worker has long ended well: the second attempt needs both."""
+    fail = tmp_path / "fail"
+    program = ("agent/finishes_first.py", str(fail))
+    nodes = [launch(index, "2", *program, **{"max-restarts": "1"}) for index in range(2)]
+    nodes[1].wait_for_line("rank 1 attempt 0")
+    wait_until(lambda: '"worker_exited"' in read_events(tmp_path / "logs0"), what="node 0 is done")
+    fail.touch()
+    outcomes = expect_end(*nodes)
+    for rank, outcome in enumerate(outcomes):
+        assert re.findall(r"rank \d attempt \d", outcome.stdout) == [f"rank {rank} attempt 0", f"rank {rank} attempt 1"]
+
+
+def read_events(log_dir: Path) -> str:
+    """A node's event records so far, as they stand in the file."""
+    return "".join(path.read_text() for path in log_dir.rglob("events.jsonl"))

@@ -1,0 +1,152 @@
+"""What two nodes on this machine say when their job fails, hangs, or is asked for its stacks."""
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Tree, run_tree
+from launchers import START_FLAGS, STARTS
+
+PROGRAMS = Path(__file__).parent.parent / "programs" / "agent"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=STARTS)
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> list[list[str]]:
+    """Command lines of two agents of one job, two workers each."""
+    flags = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--start", request.param]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "twonodes"]
+    return [
+        [sys.executable, "-m", "muster.agent", *flags, *where, "--node-rank", str(index), "--log-dir", str(tmp_path)]
+        for index in range(2)
+    ]
+
+
+@contextlib.contextmanager
+def running(nodes: list[list[str]], *program: str) -> Iterator[list[Tree]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Tree([*node, *program])) for node in nodes]
+
+
+def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "def step(batch):\n"
+        "    raise ValueError(f'bad batch {batch}')\n"
+        "if os.environ['GROUP_RANK'] == '1' and os.environ['LOCAL_RANK'] == '1':\n"
+        "    step(17)\n"
+        "time.sleep(60)\n"
+    )
+    with running(nodes, str(script)) as trees:
+        outcomes = [tree.wait() for tree in trees]
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
+    assert all(outcome.leftovers == () for outcome in outcomes)
+    consoles = [outcome.stderr for outcome in outcomes]
+    assert sum(console.count("JOB FAILED") for console in consoles) == 1
+    page = next(console for console in consoles if "JOB FAILED" in console)
+    for expected in (
+        "rank      : 3 (local rank 1 on node 1)",
+        "host      : ",
+        "ValueError: bad batch 17",
+        "in step",
+        "raise ValueError(f'bad batch {batch}')",
+        "attempt_0/1/stderr.log",
+        "Died because of it",
+    ):
+        assert expected in page, page
+    report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
+    root, *others = report["failures"]
+    assert (root["global_rank"], root["exit_code"], root["collateral"]) == (3, 1, False)
+    assert root["exception"] == "ValueError: bad batch 17"
+    assert {failure["global_rank"] for failure in others} == {0, 1, 2}
+    assert all(failure["collateral"] for failure in others)
+    error_file = json.loads(Path(root["error_file"]).read_text())
+    assert "bad batch 17" in error_file["message"]["message"]
+
+
+class TestHangs:
+    def test_a_job_in_which_nobody_moves_has_failed(self, nodes: list[list[str]], tmp_path: Path) -> None:
+        hung = [[*node, "--hang-timeout", "1"] for node in nodes]
+        with running(hung, str(PROGRAMS / "idle.py"), str(tmp_path / "never"), "0", "1", "2", "3") as trees:
+            outcomes = [tree.wait() for tree in trees]
+        assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
+        page = "".join(outcome.stderr for outcome in outcomes)
+        assert "used no CPU time and wrote no line for 1 s (--hang-timeout)" in page
+        assert "ranks 0-3:" in page, page
+        assert page.count("in sit_still") == 1, page
+        report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
+        assert {stack["global_rank"] for stack in report["stacks"]} == {0, 1, 2, 3}
+
+    def test_a_node_that_waits_for_another_does_not_hang(self, nodes: list[list[str]], tmp_path: Path) -> None:
+        """Node 0 sits still for longer than the timeout while rank 3 computes; the job ends well."""
+        done = tmp_path / "done"
+        hung = [[*node, "--hang-timeout", "2"] for node in nodes]
+        with running(hung, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2") as trees:
+            for tree in trees:
+                tree.wait_for_line("ready", count=2)
+            events = tmp_path / "twonodes" / "events.jsonl"
+            while "workers_idle" not in events.read_text():
+                assert all(tree.descendants() for tree in trees), trees[0].stderr
+            done.touch()
+            outcomes = [tree.wait() for tree in trees]
+        assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+
+
+def test_sigusr2_prints_stacks_and_disturbs_nobody(nodes: list[list[str]], tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with running(nodes, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2", "3") as trees:
+        for tree in trees:
+            tree.wait_for_line("ready", count=2)
+        for tree, ranks in zip(trees, ("0-1", "2-3"), strict=True):
+            tree.send(signal.SIGUSR2)
+            tree.wait_for_line(f"stacks of ranks {ranks}:", stream="stderr")
+            tree.wait_for_line("in sit_still", stream="stderr")
+        done.touch()
+        outcomes = [tree.wait() for tree in trees]
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+
+
+def test_the_same_start_up_error_twice_is_not_retried(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import no_such_module_anywhere\n")
+    flags = ["--standalone", "--max-restarts", "5", "--log-dir", str(tmp_path / "logs"), *START_FLAGS]
+    outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, str(script)])
+    assert outcome.exit_code == 1, outcome.explain()
+    assert outcome.stderr.count("No module named 'no_such_module_anywhere'") >= 2
+    assert "not retried" in outcome.stderr
+    assert len(list((tmp_path / "logs").glob("*/attempt_*"))) == 2
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_recovery_can_be_read_from_the_events(start: str, tmp_path: Path) -> None:
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(tmp_path)]
+    flags += ["--start", start]
+    with Tree(
+        [sys.executable, "-m", "muster.agent", *flags, "--tee", "3", str(PROGRAMS / "ready.py"), "crash-once"]
+    ) as tree:
+        tree.wait_for_line("attempt 1", count=2)
+        tree.send(signal.SIGTERM)
+        tree.wait()
+    (path,) = tmp_path.glob("*/events.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    story = [record["what"] for record in records]
+    order = ["worker_failed", "round_broken", "workers_stopped", "round_formed", "workers_started"]
+    at = [story.index("worker_failed")]
+    for what in order[1:]:
+        at.append(story.index(what, at[-1]))
+    assert records[at[-1]]["attempt"] == 1
+    assert records[at[-1]]["ranks"] == [0, 1]
+    assert all(record["duration_s"] is not None for record in records if record["what"] == "workers_started")
+    released = [record["detail"] for record in records if record["what"] == "worker_released"]
+    assert [(one["how"], one["local_rank"]) for one in released] == [(start, 0), (start, 1)] * 2

@@ -1,0 +1,60 @@
+"""The components through TorchX's own command line, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torchx
+
+TORCHX = str(Path(sys.executable).with_name("torchx"))
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "LOGLEVEL"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_builtins_lists_ours_beside_torchxs_own(tmp_path: Path) -> None:
+    result = run(TORCHX, "builtins", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    listed = {line.split()[-1] for line in result.stdout.splitlines()[1:]}
+    assert listed >= {"dist.ddp", "dist.spmd", "dist.torchrun", "utils.echo", "utils.sh"}
+
+
+def test_a_dry_run_shows_our_appdef(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("")
+    command = [TORCHX, "run", "--dryrun", "-s", "local_cwd", "dist.ddp", "-j", "2x4", "--script", "main.py"]
+    result = run(*command, "--", "--lr", "0.1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "'muster.agent'" in result.stdout
+    assert "'muster.memory_request_mb': '4096'" in result.stdout
+
+
+@pytest.mark.parametrize("component", ["dist.ddp", "dist.spmd", "dist.torchrun"])
+def test_help_describes_every_parameter(component: str, tmp_path: Path) -> None:
+    result = run(TORCHX, "run", component, "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for option in ("--script", "--max_retries", "--start", "--preload", "--hang_timeout"):
+        assert option in result.stdout
+    assert "[[MIN:]NODESx]PROCESSES" in result.stdout
+
+
+@pytest.mark.parametrize("j", ["4:2x8", "2x0", "2x4\n", "x"])
+def test_a_wrong_j_is_one_line_and_no_traceback(j: str, tmp_path: Path) -> None:
+    result = run(TORCHX, "run", "--dryrun", "-s", "local_cwd", "dist.ddp", "-j", j, "--script", "m.py", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "for example" in line]
+    assert line.strip().startswith(f"-j {j!r} ")
+
+
+def test_importing_the_components_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, muster.components.dist; print(*sys.modules)"
+    result = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    imported = set(result.stdout.split())
+    assert not {module for module in imported if module.partition(".")[0] in {"torch", "docker", "kubernetes", "numpy"}}
+    assert not {module for module in imported if module.startswith(("muster.agent", "muster.schedulers"))}

@@ -1,0 +1,121 @@
+"""A worker, cold and warm, is what `python script args` would have been: one probe program per item."""
+
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from fidelity import PROBES, Probe, compare
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
+
+ENDS = (
+    *("zero", "exit_none", "exit_text", "exit_seven", "exit_negative", "exit_large", "exit_float", "exit_true"),
+    *("exit_subclass", "os_exit", "sigterm", "sigkill", "raise", "odd", "chain", "context", "keyboard"),
+    *("interrupted", "generator_exit", "group", "noted", "thread", "thread_exit", "linger", "hook", "exiting_hook"),
+    *("no_hook", "at_exit", "unencodable", "broken_stdout"),
+)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "main_module.py",
+        "./main_module.py",
+        "../fidelity/main_module.py",
+        str(PROBES / "main_module.py"),
+    ],
+)
+def test_main_of_a_script(target: str, tmp_path: Path) -> None:
+    compare(Probe(target=target, args=("-x", "two words", "")), tmp_path)
+
+
+@pytest.mark.parametrize("target", ["main_module", "package", "package.__main__"])
+def test_main_of_a_module(target: str, tmp_path: Path) -> None:
+    compare(Probe(kind="module", target=target, args=("--flag",)), tmp_path)
+
+
+def test_main_of_a_link_a_folder_a_zip_and_a_pyc(tmp_path: Path) -> None:
+    link = tmp_path / "link.py"
+    link.symlink_to(PROBES / "main_module.py")
+    compare(Probe(target=str(link)), tmp_path / "1")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(PROBES / "main_module.py", folder / "__main__.py")
+    compare(Probe(target=str(folder)), tmp_path / "2")
+    archive = tmp_path / "archive.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(PROBES / "main_module.py", "__main__.py")
+    compare(Probe(target=str(archive)), tmp_path / "3")
+
+
+def test_main_of_compiled_code(tmp_path: Path) -> None:
+    import py_compile
+
+    source = tmp_path / "source.py"
+    source.write_text("import sys\nprint(__file__, __cached__, type(__loader__).__name__, sys.argv)\n1/0\n")
+    compiled = tmp_path / "compiled.pyc"
+    py_compile.compile(str(source), str(compiled))
+    compare(Probe(target=str(compiled)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-X", "dev"),
+        ("-I",),
+        ("-sE", "-O", "-B"),
+        ("-Werror::UserWarning", "-W", "ignore::DeprecationWarning", "-Xsome=thing", "-X", "utf8"),
+        ("-P",) if sys.version_info >= (3, 11) else ("-q",),
+    ],
+    ids=" ".join,
+)
+def test_options_of_the_interpreter(flags: tuple[str, ...], tmp_path: Path) -> None:
+    compare(Probe(target="main_module.py", flags=flags), tmp_path)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_ends(how: str, tmp_path: Path) -> None:
+    compare(Probe(target="exits.py", args=(how,)), tmp_path)
+
+
+def test_a_forked_child_that_fails_records_nothing(tmp_path: Path) -> None:
+    probe = Probe(target="exits.py", args=("fork_fails",))
+    compare(probe, tmp_path)
+    assert not (tmp_path / "warm" / "0.0.json").exists()
+    assert not (tmp_path / "cold" / "0.0.json").exists()
+
+
+@pytest.mark.parametrize("target", ["syntax_error.py", "latin.py", "no_such.py", "streams.py", "children.py"])
+def test_programs(target: str, tmp_path: Path) -> None:
+    compare(Probe(target=target), tmp_path)
+
+
+@pytest.mark.parametrize("target", ["children", "package.failing", "no_such", "package.no_such", "syntax_error"])
+def test_modules(target: str, tmp_path: Path) -> None:
+    compare(Probe(kind="module", target=target), tmp_path)
+
+
+def test_process_state(tmp_path: Path) -> None:
+    compare(Probe(target="process_state.py"), tmp_path)
+
+
+def test_process_state_in_the_c_locale(tmp_path: Path) -> None:
+    compare(Probe(target="process_state.py", env={"LC_ALL": "", "LANG": "C", "PYTHONIOENCODING": ""}), tmp_path)
+
+
+def test_process_state_that_the_agent_was_given(tmp_path: Path) -> None:
+    """What a worker inherits from the agent's own start."""
+    before = os.umask(0o27)
+    try:
+        env = {"TMPDIR": str(tmp_path), "PYTHONIOENCODING": "latin-1"}
+        compare(Probe(target="process_state.py", env=env), tmp_path)
+    finally:
+        os.umask(before)
+
+
+def test_recursion(tmp_path: Path) -> None:
+    """Not as plain Python to the frame: three of ours lie below."""
+    compare(Probe(target="exits.py", args=("recursion",)), tmp_path, plain=False)

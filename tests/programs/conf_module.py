@@ -1,0 +1,3 @@
+import sys
+
+print("module", __name__, sys.argv[1:])

@@ -1,0 +1,5 @@
+def fail():
+    raise ValueError("in a module")
+
+
+fail()

@@ -1,0 +1,22 @@
+import os
+
+import torch
+
+try:
+    import numpy
+
+    ones = numpy.ones((600, 600))
+    print("blas", (ones @ ones).sum())  # its pool of threads is stopped by a fork and starts again when it is used
+except ImportError:
+    pass
+print("threads", torch.get_num_threads(), torch.get_num_interop_threads(), len(os.listdir("/proc/self/task")))
+print("cuda", torch.cuda.is_available(), torch.cuda.is_initialized(), torch.cuda.device_count())
+print("defaults", torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+a = torch.ones(600, 600)
+print("product", (a @ a).sum().item())
+print("distributed", torch.distributed.is_available(), torch.distributed.is_initialized())
+b = torch.rand(10, requires_grad=True)
+b.sum().backward()
+print("gradient", b.grad.sum().item())
+torch.manual_seed(3)
+print("seeded", torch.rand(2).tolist(), torch.initial_seed())

@@ -1,0 +1,527 @@
+"""Histories of events through the leader's pure state machine."""
+
+import pytest
+
+from muster.agent.records import replace
+from muster.agent.rendezvous import BreakKind
+from muster.agent.rendezvous.membership import FOREVER, Phase, State, advance, next_due_s, start_state
+from muster.agent.rendezvous.terms import (
+    Break,
+    Carry,
+    Confirmed,
+    End,
+    Failed,
+    Form,
+    GiveUp,
+    Idle,
+    Joined,
+    Left,
+    Lost,
+    Peer,
+    Rules,
+    SawEnd,
+    Settle,
+    Stopped,
+    Succeeded,
+    Tell,
+    Tick,
+)
+from muster.agent.report import Failure
+
+
+def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> Rules:
+    return Rules(
+        run_id="r",
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=max_restarts,
+        join_timeout_s=60.0,
+        last_call_s=3.0,
+        gather_s=4.3,
+    )
+
+
+def peer(number: int, *, index: int | None = -1, nproc: int = 1, carry: Carry | None = None) -> Peer:
+    return Peer(
+        id=f"m{number}",
+        index=number if index == -1 else index,
+        nproc=nproc,
+        role="default",
+        host=f"h{number}",
+        port=1000 + number,
+        is_leader=number == 0,
+        carry=carry or Carry(),
+    )
+
+
+def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
+    values = {
+        "node": node,
+        "node_index": node,
+        "host": f"h{node}",
+        "local_rank": 0,
+        "global_rank": node,
+        "attempt": 0,
+        "round": 1,
+        "pid": 1,
+        "time_s": 0.0,
+        "age_s": age_s,
+        "exit_code": 1,
+    }
+    return Failure(**{**values, **changes})
+
+
+class Leader:
+    """A history: feeds events at times and keeps what came out."""
+
+    def __init__(self, rules_: Rules, *, takeover: bool = False) -> None:
+        self.now_s = 0.0
+        self.state: State = start_state(rules_, 0.0, takeover=takeover)
+        self.out: list = []
+
+    def feed(self, event, *, after_s: float = 0.0) -> list:
+        self.now_s += after_s
+        self.state, outputs = advance(self.state, event, self.now_s)
+        self.out = list(outputs)
+        return self.out
+
+    def form(self, count: int) -> Form:
+        for number in range(count):
+            self.feed(Joined(peer=peer(number)))
+        return self.only(Form)
+
+    def only(self, kind):
+        found = [output for output in self.out if isinstance(output, kind)]
+        assert len(found) == 1, self.out
+        return found[0]
+
+    def stop_all(self, *numbers: int) -> None:
+        for number in numbers:
+            self.feed(Stopped(id=f"m{number}", round=self.state.round, port=2000 + number))
+
+
+def test_full_house_forms_at_once_in_order_of_index() -> None:
+    leader = Leader(rules(3, 3))
+    leader.feed(Joined(peer=peer(2, nproc=4)))
+    leader.feed(Joined(peer=peer(0, nproc=2)))
+    assert not leader.out
+    leader.feed(Joined(peer=peer(1, nproc=3)))
+    form = leader.only(Form)
+    assert [(s.id, s.group_rank, s.rank_offset) for s in form.seats] == [("m0", 0, 0), ("m1", 1, 2), ("m2", 2, 5)]
+    assert (form.world_size, form.number, form.attempt, form.master_port) == (9, 1, 0, 1000)
+
+
+def test_elastic_forming_waits_for_the_last_call_after_the_last_join() -> None:
+    leader = Leader(rules(1, 4))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(peer=peer(1)), after_s=2.0)
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(5.0)
+    assert not leader.feed(Tick(), after_s=2.9)
+    leader.feed(Tick(), after_s=0.2)
+    assert len(leader.only(Form).seats) == 2
+
+
+def test_members_without_index_keep_their_order_of_joining() -> None:
+    leader = Leader(rules(3, 3))
+    leader.feed(Joined(peer=replace(peer(7, index=None), is_leader=True)))
+    leader.feed(Joined(peer=peer(3, index=None)))
+    leader.feed(Joined(peer=peer(5)))
+    assert [seat.id for seat in leader.only(Form).seats] == ["m5", "m7", "m3"]
+
+
+def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() -> None:
+    leader = Leader(rules(1, 4))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Tick(), after_s=3.1)
+    leader.feed(Joined(peer=peer(1)), after_s=5.0)
+    leader.feed(Joined(peer=peer(2)), after_s=0.1)
+    leader.feed(Tick(), after_s=0.21)
+    broken = leader.only(Break)
+    assert (broken.kind, broken.ids, broken.want_stacks) == (BreakKind.MEMBERSHIP, ("m0",), False)
+    assert "node 1 (h1)" in broken.reason
+    leader.stop_all(0)
+    form = leader.only(Form)
+    assert (len(form.seats), form.number, form.attempt) == (3, 2, 0)
+
+
+def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
+    leader = Leader(rules(2, 3))
+    leader.form(3)
+    leader.feed(Lost(id="m1", reason="connection closed"), after_s=10.0)
+    broken = leader.only(Break)
+    assert (broken.kind, broken.ids) == (BreakKind.MEMBERSHIP, ("m0", "m2"))
+    assert broken.reason == "node 1 (h1) was lost: connection closed"
+    leader.stop_all(0, 2)
+    assert not [output for output in leader.out if isinstance(output, Form)]
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
+    leader.feed(Tick(), after_s=0.31)
+    form = leader.only(Form)
+    assert [seat.id for seat in form.seats] == ["m0", "m2"]
+    assert form.attempt == 0
+
+
+def test_below_min_waits_and_then_gives_up() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Lost(id="m1", reason="silent"), after_s=1.0)
+    leader.stop_all(0)
+    assert not leader.feed(Tick(), after_s=50.0)
+    leader.feed(Tick(), after_s=11.0)
+    assert "only 1 of at least 2 nodes" in leader.only(GiveUp).reason
+
+
+def test_a_replacement_completes_the_job() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Lost(id="m1", reason="silent"), after_s=1.0)
+    leader.stop_all(0)
+    leader.feed(Joined(peer=replace(peer(9), index=1)), after_s=20.0)
+    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m9"]
+
+
+def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
+    """Its guard kills its workers before it is given up, and the others' workers fail of that."""
+    leader = Leader(rules(2, 3, max_restarts=0))
+    leader.form(3)
+    assert not leader.feed(Failed(id="m0", round=1, failures=(failure(0),), excuse_s=1.5), after_s=10.0)
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 1.8)
+    leader.feed(Lost(id="m2", reason="silent"), after_s=1.5)
+    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    leader.stop_all(0, 1)
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Form).attempt == 0
+
+
+def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
+    leader = Leader(rules(2, 3, max_restarts=1))
+    leader.form(3)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0),), excuse_s=1.5), after_s=10.0)
+    assert leader.only(Break).kind is BreakKind.FAILURE
+    leader.stop_all(0, 1)
+    leader.feed(Lost(id="m2", reason="silent"), after_s=1.5)
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Form).attempt == 0
+
+
+def test_spares_wait_and_step_in() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Joined(peer=peer(5)), after_s=1.0)
+    assert not leader.feed(Tick(), after_s=5.0)
+    leader.feed(Lost(id="m1", reason="connection closed"))
+    leader.stop_all(0)
+    leader.feed(Tick(), after_s=0.31)
+    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m5"]
+
+
+def test_one_budget_for_the_whole_job() -> None:
+    leader = Leader(rules(2, 2, max_restarts=1))
+    leader.form(2)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=1.0)
+    broken = leader.only(Break)
+    assert (broken.kind, broken.next_attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
+    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
+    leader.stop_all(0, 1)
+    form = leader.only(Form)
+    assert (form.attempt, form.restarts_left, form.master_port) == (1, 0, 2000)
+    leader.feed(Failed(id="m1", round=2, failures=(failure(1),)), after_s=20.0)
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 0.3)
+    leader.feed(Tick(), after_s=0.3)
+    broken = leader.only(Break)
+    assert broken.kind is BreakKind.FINAL
+    assert "all 1 restarts are used" in broken.reason
+    leader.stop_all(0, 1)
+    end = leader.only(End)
+    assert (end.succeeded, end.printer, set(end.ids)) == (False, "m0", {"m0", "m1"})
+    assert end.report is not None
+    assert end.report.failures[0].global_rank == 1
+
+
+def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
+    leader = Leader(rules(1, 2, max_restarts=0))
+    leader.form(2)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(Lost(id="m1", reason="connection closed"), after_s=0.05)
+    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    leader.stop_all(0)
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Form).attempt == 0
+
+
+def test_a_charged_failure_is_forgiven_when_its_peer_vanishes_while_stopping() -> None:
+    leader = Leader(rules(1, 2, max_restarts=3))
+    leader.form(2)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(Lost(id="m1", reason="connection closed"), after_s=0.5)
+    leader.stop_all(0)
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Form).attempt == 0
+
+
+def test_a_join_does_not_hide_a_failure_that_is_being_judged() -> None:
+    leader = Leader(rules(1, 3, max_restarts=0))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Tick(), after_s=3.1)
+    leader.feed(Joined(peer=peer(2)), after_s=5.0)
+    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=0.1)
+    assert not leader.feed(Tick(), after_s=0.15)
+    leader.feed(Tick(), after_s=0.2)
+    assert leader.only(Break).kind is BreakKind.FINAL
+
+
+def test_root_cause_is_the_earliest_by_age_and_never_one_that_we_stopped() -> None:
+    leader = Leader(rules(3, 3, max_restarts=0))
+    leader.form(3)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0, age_s=0.0),)), after_s=5.0)
+    leader.feed(Failed(id="m2", round=1, failures=(failure(2, age_s=0.2),)), after_s=0.1)
+    leader.feed(Tick(), after_s=0.31)
+    stopped = failure(1, age_s=9.0, exit_code=None, signal="SIGTERM", stopped_by_us=True)
+    leader.stop_all(0, 2)
+    leader.feed(Stopped(id="m1", round=1, port=1, failures=(stopped,)))
+    report = leader.only(End).report
+    assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, True), (1, True)]
+
+
+def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
+    leader = Leader(rules(1, 1, max_restarts=5))
+    leader.form(1)
+    early = {"early": True, "exception": "ImportError: no module named x"}
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0, **early),)), after_s=1.0)
+    assert leader.only(Break).kind is BreakKind.FAILURE
+    leader.stop_all(0)
+    leader.feed(Failed(id="m0", round=2, failures=(failure(0, **early),)), after_s=1.0)
+    broken = leader.only(Break)
+    assert broken.kind is BreakKind.FINAL
+    assert "twice in a row" in broken.reason
+
+
+def test_another_start_up_error_is_retried() -> None:
+    leader = Leader(rules(1, 1, max_restarts=5))
+    leader.form(1)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0, early=True, exception="A"),)), after_s=1.0)
+    leader.stop_all(0)
+    leader.feed(Failed(id="m0", round=2, failures=(failure(0, early=True, exception="B"),)), after_s=1.0)
+    assert leader.only(Break).kind is BreakKind.FAILURE
+
+
+def test_success_of_all_ends_the_job_and_one_that_vanished_after_it_counts() -> None:
+    leader = Leader(rules(2, 3))
+    leader.form(3)
+    leader.feed(Succeeded(id="m2", round=1))
+    assert not leader.feed(Lost(id="m2", reason="connection closed"))
+    leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(Succeeded(id="m1", round=1))
+    end = leader.only(End)
+    assert end.succeeded
+    assert end.report is None
+    assert set(end.ids) == {"m0", "m1"}
+
+
+def test_no_join_starts_a_round_once_a_node_is_done() -> None:
+    leader = Leader(rules(1, 3))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Tick(), after_s=3.1)
+    leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(Joined(peer=peer(2)))
+    assert next_due_s(leader.state, leader.now_s) == FOREVER
+    leader.feed(Succeeded(id="m1", round=1))
+    assert set(leader.only(End).ids) == {"m0", "m1", "m2"}
+
+
+def test_a_finished_node_takes_part_again_when_a_peer_must_restart() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=1.0)
+    assert set(leader.only(Break).ids) == {"m0", "m1"}
+    leader.stop_all(0, 1)
+    assert leader.only(Form).attempt == 1
+    assert leader.state.done == frozenset()
+
+
+def test_success_waits_for_members_that_may_go_on_elsewhere() -> None:
+    leader = Leader(rules(3, 3))
+    leader.form(3)
+    for number in (1, 2):
+        leader.feed(Succeeded(id=f"m{number}", round=1))
+        leader.feed(Lost(id=f"m{number}", reason="connection closed"))
+    assert not leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(SawEnd(id="m1"))
+    assert leader.only(End).succeeded
+
+
+def test_old_rounds_and_strangers_change_nothing() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    before = leader.state
+    for event in (
+        Failed(id="m1", round=0, failures=(failure(1),)),
+        Failed(id="who", round=1, failures=(failure(1),)),
+        Succeeded(id="m1", round=7),
+        Stopped(id="m1", round=0, port=1),
+        Stopped(id="who", round=1, port=1),
+        Lost(id="who", reason="x"),
+        Left(id="who", reason="x"),
+        Confirmed(id="who", round=1),
+        SawEnd(id="m1"),
+        Tick(),
+    ):
+        assert not leader.feed(event)
+    assert leader.state == before
+
+
+def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> None:
+    leader = Leader(rules(1, 2))
+    leader.form(2)
+    leader.feed(Left(id="m1", reason="SIGTERM"), after_s=1.0)
+    assert leader.only(Break).reason == "node 1 (h1) left: SIGTERM"
+    leader.stop_all(0)
+    assert leader.state.phase is Phase.FORMING
+    leader.feed(Lost(id="m1", reason="connection closed"), after_s=2.0)
+    leader.feed(Tick(), after_s=0.31)
+    assert [seat.id for seat in leader.only(Form).seats] == ["m0"]
+
+
+def test_a_fenced_leader_node_breaks_its_round() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.stop_all(0)
+    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+
+
+def test_round_is_settled_when_all_have_confirmed_it() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    assert not leader.feed(Confirmed(id="m0", round=1))
+    leader.feed(Confirmed(id="m1", round=1))
+    assert leader.only(Settle).number == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hung"),
+    [
+        pytest.param("i0 i1", None, id="one that works keeps all waiting"),
+        pytest.param("i0 i1 i2", (0, 1, 2), id="all idle: a hang of the job"),
+        pytest.param("i0 i0 i0", None, id="one that says it again is one"),
+        pytest.param("i0 i1 d2", None, id="the last that worked finishes: the rest may have waited for it"),
+        pytest.param("i0 i1 d2 i0 i1", (0, 1), id="and are idle for another timeout"),
+        pytest.param("d2 i0 i1", (0, 1), id="a node that is done works no more"),
+        pytest.param("i2 d2 i0 i1", (0, 1), id="idle, then done: no part of the hang"),
+        pytest.param("d2 i2 i0", None, id="what a node that is done says does not count"),
+        pytest.param("d0 d1 i2", (2,), id="the only one left"),
+        pytest.param("i0 i1 a0 i2", None, id="life came back to one"),
+        pytest.param("i0 i1 a0 i2 i0", (0, 1, 2), id="and went again"),
+        pytest.param("i0 d0 d1 d2", None, id="idle at the end of its work: all is well"),
+    ],
+)
+def test_a_job_hangs_when_every_node_that_still_works_is_idle(words: str, hung: tuple[int, ...] | None) -> None:
+    """i: idle, a: alive again, d: done, each with the node's number; the job hangs with the last word or not at all."""
+    leader = Leader(rules(3, 3))
+    leader.form(3)
+    for word in words.split():
+        assert not any(isinstance(output, Break) for output in leader.out)
+        say(leader, word, round_number=1)
+    if hung is None:
+        assert not any(isinstance(output, Break) for output in leader.out)
+    else:
+        broken = leader.only(Break)
+        assert (broken.kind, broken.want_stacks, broken.ids) == (BreakKind.FAILURE, True, ("m0", "m1", "m2"))
+        assert sorted(seen.failure.node for seen in leader.state.failures) == list(hung)
+
+
+def say(leader: Leader, word: str, *, round_number: int) -> None:
+    number = int(word[1:])
+    member_id = f"m{number}"
+    if word[0] == "d":
+        leader.feed(Succeeded(id=member_id, round=round_number), after_s=1.0)
+        return
+    failures = (failure(number, exit_code=None, reason="showed no life"),) if word[0] == "i" else ()
+    leader.feed(Idle(id=member_id, round=round_number, failures=failures), after_s=1.0)
+
+
+def test_who_was_idle_is_forgotten_in_the_next_round() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    say(leader, "i0", round_number=1)
+    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
+    leader.stop_all(0, 1)
+    assert leader.only(Form).number == 2
+    say(leader, "i0", round_number=1)
+    say(leader, "i1", round_number=2)
+    assert not leader.out
+    say(leader, "i0", round_number=2)
+    # The budget of one is spent, so the failure waits a moment for a loss that explains it.
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Break).kind is BreakKind.FINAL
+
+
+def test_a_hang_that_spends_the_last_attempt_is_final_and_blames_every_node_that_hung() -> None:
+    leader = Leader(rules(2, 2, max_restarts=0))
+    leader.form(2)
+    say(leader, "i0", round_number=1)
+    say(leader, "i1", round_number=1)
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Break).kind is BreakKind.FINAL
+    leader.stop_all(0, 1)
+    end = leader.only(End)
+    assert end.report is not None
+    assert [(f.node, f.reason) for f in end.report.failures] == [(0, "showed no life"), (1, "showed no life")]
+
+
+def carry(rank: int | None, *, ended: list[int]) -> Carry:
+    base = {"number": 4, "size": 3, "leader": 0, "indices": [], "rank": rank, "ended": ended}
+    return Carry(round=4, attempt=2, bases=(base,))
+
+
+def test_takeover_carries_round_attempt_and_budget() -> None:
+    leader = Leader(rules(1, 3, max_restarts=3), takeover=True)
+    leader.feed(Joined(peer=replace(peer(1, carry=carry(1, ended=[0])), is_leader=True)))
+    leader.feed(Joined(peer=peer(2, carry=carry(2, ended=[0]))), after_s=0.1)
+    leader.feed(Tick(), after_s=0.25)
+    form = leader.only(Form)
+    assert (form.number, form.attempt, form.restarts_left) == (5, 2, 1)
+    assert [seat.id for seat in form.seats] == ["m1", "m2"]
+
+
+def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
+    leader = Leader(rules(1, 3), takeover=True)
+    leader.feed(Joined(peer=replace(peer(2, carry=carry(2, ended=[0])), is_leader=True)))
+    assert not leader.feed(Tick(), after_s=30.0)
+    leader.feed(Tick(), after_s=31.0)
+    assert "cannot be heard" in leader.only(GiveUp).reason
+
+
+def test_takeover_gives_the_missing_time_to_come_and_their_leases_time_to_end() -> None:
+    leader = Leader(rules(1, 3), takeover=True)
+    leader.feed(Joined(peer=replace(peer(1, carry=carry(1, ended=[0])), is_leader=True)))
+    assert not leader.feed(Tick(), after_s=4.0)
+    leader.feed(Tick(), after_s=0.5)
+    assert [seat.id for seat in leader.only(Form).seats] == ["m1"]
+
+
+def test_numbers_go_up_for_a_member_that_knows_a_later_round() -> None:
+    leader = Leader(rules(1, 3))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Tick(), after_s=3.1)
+    leader.feed(Joined(peer=peer(1, carry=Carry(round=9, attempt=1))), after_s=1.0)
+    leader.feed(Tick(), after_s=0.3)
+    leader.stop_all(0)
+    form = leader.only(Form)
+    assert (form.number, form.attempt) == (10, 1)
+
+
+def test_a_newcomer_after_the_end_is_told_the_end() -> None:
+    leader = Leader(rules(1, 1))
+    leader.form(1)
+    leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(Joined(peer=peer(5)))
+    assert leader.only(End).ids == ("m5",)
+
+
+def test_surplus_members_are_announced() -> None:
+    leader = Leader(rules(1, 1))
+    leader.feed(Joined(peer=replace(peer(3), is_leader=False)))
+    leader.feed(Joined(peer=peer(0)))
+    assert "1 more than --nnodes allows (1)" in leader.only(Tell).text

@@ -1,0 +1,144 @@
+"""What local_cwd would run, as a pure function of AppDef, options and facts about the host."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+from torchx.specs import AppDef, Resource, Role
+from torchx.specs.api import macros
+
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.local.devices import assign_devices, list_devices
+from muster.schedulers.local.interpreter import find_interpreter
+from muster.schedulers.local.request import Host, build_request
+
+TINY = Resource(cpu=1, gpu=0, memMB=1)
+HOST = Host(cwd="/work", path="/bin:/usr/bin", python="/venv/bin/python3", has_muster=True)
+CFG = {"prepend_cwd": False, "auto_set_cuda_visible_devices": False, "grace_s": 3.0, "detach": False}
+
+
+def make_app(**role):
+    args = ["-m", "muster.agent", "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id, "main.py"]
+    fields = {
+        "name": "trainer",
+        "image": "i",
+        "entrypoint": "python3",
+        "args": args,
+        "num_replicas": 2,
+        "resource": TINY,
+    }
+    return AppDef("app", roles=[Role(**(fields | role))])
+
+
+def build(app, host=HOST, **cfg):
+    return build_request(app, CFG | cfg, name="app-x", token="t0ken", folder="/logs/app-x", host=host)
+
+
+def test_the_appdef_stays_as_it_is_and_the_result_is_the_same_every_time():
+    app = make_app(env={"A": macros.app_id})
+    before = copy.deepcopy(app)
+    assert build(app) == build(app)
+    assert app == before
+
+
+def test_an_agent_gets_its_place_its_interpreter_and_its_variables():
+    launch = build(make_app()).replicas["trainer"][1]
+    assert launch.command == (
+        "/venv/bin/python3", "-m", "muster.agent", "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
+    )  # fmt: skip
+    assert launch.is_agent
+    assert launch.cwd == "/work"
+    assert dict(launch.env) == {
+        "PATH": "/bin:/usr/bin:/work",
+        "TORCHX_RANK0_HOST": "127.0.0.1",
+        "TORCHELASTIC_ERROR_FILE": "/logs/app-x/trainer/1/error.json",
+        "PYTHONUNBUFFERED": "1",
+        "MUSTER_REQUIRE_TOKEN": "1",
+        "MUSTER_LOG_DIR": "/logs/app-x/trainer",
+        "MUSTER_ADAPTER": "local_cwd",
+        "MUSTER_APP_ID": "app-x",
+    }
+
+
+def test_the_bundle_where_the_interpreter_has_no_muster():
+    request = build(make_app(), host=replace(HOST, has_muster=False))
+    assert request.needs_bundle
+    assert request.replicas["trainer"][0].command[:3] == (
+        "/venv/bin/python3", "/logs/app-x/muster-agent.zip", "--node-rank",
+    )  # fmt: skip
+    assert not build(make_app(entrypoint="sh", args=[]), host=replace(HOST, has_muster=False)).needs_bundle
+
+
+def test_an_interpreter_given_by_path_is_exactly_that_one():
+    assert build(make_app(entrypoint="/opt/py/bin/python3")).replicas["trainer"][0].command[0] == "/opt/py/bin/python3"
+
+
+def test_other_roles_run_as_written_and_keep_torchruns_variables():
+    launch = build(make_app(entrypoint="python3", args=["main.py"])).replicas["trainer"][0]
+    assert launch.command == ("python3", "main.py")
+    assert not launch.is_agent
+    assert launch.env["PET_LOG_DIR"] == "/logs/app-x/torchelastic/trainer"
+    assert not [name for name in launch.env if name.startswith("MUSTER_")]
+
+
+@pytest.mark.parametrize(
+    ("prepend", "role_path", "path"),
+    [
+        (False, None, "/bin:/usr/bin:/work"),
+        (False, "/mine:", "/mine:/bin:/usr/bin:/work"),
+        (True, "/mine", "/work:/mine:/bin:/usr/bin"),
+    ],
+)
+def test_path(prepend, role_path, path):
+    env = {} if role_path is None else {"PATH": role_path}
+    assert build(make_app(env=env), prepend_cwd=prepend).replicas["trainer"][0].env["PATH"] == path
+
+
+def test_what_the_role_sets_wins():
+    env = {"TORCHELASTIC_ERROR_FILE": "/e", "PYTHONUNBUFFERED": "0"}
+    launch = build(make_app(env=env)).replicas["trainer"][0]
+    assert (launch.env["TORCHELASTIC_ERROR_FILE"], launch.env["PYTHONUNBUFFERED"]) == ("/e", "0")
+    assert (
+        "PYTHONUNBUFFERED"
+        not in build(make_app(), host=replace(HOST, sets_unbuffered=False)).replicas["trainer"][0].env
+    )
+
+
+def test_nothing_printed_is_secret():
+    request = build(make_app(env={"WANDB_API_KEY": "h1dden"}))
+    for text in (str(request), repr(request)):
+        assert "t0ken" not in text
+    assert "h1dden" not in str(request)
+    assert "muster.agent" in str(request)
+
+
+def test_devices_in_slices_in_order():
+    wanted = [("a", 2, 2), ("none", 3, 0), ("b", 1, 1)]
+    assert assign_devices(wanted, ["0", "1", "2", "3", "4", "5"]) == {"a": ["0,1", "2,3"], "b": ["4"]}
+    assert assign_devices([("none", 3, 0)], []) == {}
+    with pytest.raises(SchedulerError, match=r"needs 5 GPUs \(a: 2 x 2, b: 1 x 1\), but this process may use 1 \(7\)"):
+        assign_devices(wanted, ["7"])
+    with pytest.raises(SchedulerError, match=r"but this process may use 0$"):
+        assign_devices(wanted, [])
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [("", ()), ("-1", ()), ("3, 1", ("3", "1")), ("0,-1,2", ("0",)), ("GPU-a,MIG-b", ("GPU-a", "MIG-b"))],
+)
+def test_devices_the_caller_may_see(visible, devices):
+    assert list_devices({"CUDA_VISIBLE_DEVICES": visible}) == devices
+
+
+def test_interpreters(tmp_path):
+    for name in ("venv", "conda"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        python = tmp_path / name / "bin" / ("python3" if name == "venv" else "python")
+        python.touch(mode=0o755)
+    venv, conda = {"VIRTUAL_ENV": str(tmp_path / "venv")}, {"CONDA_PREFIX": str(tmp_path / "conda")}
+    assert find_interpreter({}, "/own") == "/own"
+    assert find_interpreter({"VIRTUAL_ENV": ""}, "/own") == "/own"
+    assert find_interpreter(conda, "/own") == str(tmp_path / "conda/bin/python")
+    assert find_interpreter(venv | conda, "/own") == str(tmp_path / "venv/bin/python3")
+    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; leave that environment or unset"):
+        find_interpreter({"VIRTUAL_ENV": "/gone"}, "/own")

@@ -2,8 +2,8 @@
 
     python fidelity_driver.py REQUEST.json
 
-The request: how ("cold" or "warm"), kind, target, args, env, nproc, preload, folder, rounds, worker_env, cpus, stacks,
-own_streams (workers share the driver's), hold (start none). Each worker's output goes to
+The request: how ("cold" or "warm"), kind, target, args, env, nproc, preload, folder, rounds, worker_env, cpus,
+template_cpus, stacks, own_streams (workers share the driver's), hold (start none). Each worker's output goes to
 `<folder>/<round>.<local_rank>.{out,err}`, its error and stack files beside it (.json, .stack). At the end
 `<folder>/result.json` has codes, records, notices, failed.
 """
@@ -44,7 +44,11 @@ class Driver:
         if self.request["how"] == "cold":
             return cold
         options = TemplateOptions(
-            program=self.program, nproc=self.nproc, env=self.env, preload=self.request.get("preload", "auto")
+            program=self.program,
+            nproc=self.nproc,
+            env=self.env,
+            preload=self.request.get("preload", "auto"),
+            cpus=self.choose_cpus("template_cpus") or self.choose_cpus("cpus"),
         )
         return TemplateStarter(self.loop, cold, options, on_notice=self.notices.append, on_record=self.record)
 
@@ -92,13 +96,15 @@ class Driver:
             os.close(fd)
         return [self.codes.get(local_rank, 1000) for local_rank in range(self.nproc)]
 
+    def choose_cpus(self, key: str) -> frozenset[int] | None:
+        return frozenset(self.request[key]) if key in self.request else None
+
     def build_spec(self, number: int, local_rank: int, files: list[int]) -> WorkerSpec:
         stem = os.path.join(self.request["folder"], f"{number}.{local_rank}")
         out = err = None
         if not self.request.get("own_streams"):
             out, err = (os.open(f"{stem}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("out", "err"))
             files += [out, err]
-        cpus = self.request.get("cpus")
         parent = str(os.getpid())
         return WorkerSpec(
             local_rank=local_rank,
@@ -106,7 +112,7 @@ class Driver:
             env={**self.env, **self.request.get("worker_env", {}), "RANK": str(local_rank), "PROBE_PARENT": parent},
             stdout_fd=out,
             stderr_fd=err,
-            cpus=None if cpus is None else frozenset(cpus),
+            cpus=self.choose_cpus("cpus"),
             error_file=f"{stem}.json",
             stack_file=f"{stem}.stack" if self.request.get("stacks") else None,
         )

@@ -64,14 +64,15 @@ def _build_supervisor(config: AgentConfig, loop: Loop, lease: GuardLease) -> Sup
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
     journal = Journal(loop.clock, [open_sink(config.event_log_handler)])
+    placements = _plan_placements(config)
     return Supervisor(
         config,
         loop=loop,
         lease=lease,
         logs=logs,
         journal=journal,
-        starter=_choose_starter(config, loop, logs, journal),
-        placements=_plan_placements(config),
+        starter=_choose_starter(config, loop, logs, journal, placements),
+        placements=placements,
     )
 
 
@@ -82,14 +83,20 @@ def _starts_cold(config: AgentConfig) -> bool:
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND or sys.platform != "linux"
 
 
-def _choose_starter(config: AgentConfig, loop: Loop, logs: LogRouter, journal: Journal) -> WorkerStarter:
+def _choose_starter(
+    config: AgentConfig, loop: Loop, logs: LogRouter, journal: Journal, placements: "tuple[WorkerPlacement, ...]"
+) -> WorkerStarter:
     if _starts_cold(config):
         return CommandStarter(on_record=journal.write)
     from muster.agent.workers.template import TemplateStarter
     from muster.agent.workers.template_link import TemplateOptions
 
     options = TemplateOptions(
-        program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
+        program=config.program,
+        nproc=config.nproc,
+        env=build_common_env(config),
+        preload=config.preload,
+        cpus=min((placement.cpus for placement in placements), key=len, default=None),
     )
     return TemplateStarter(loop, CommandStarter(), options, on_notice=logs.say, on_record=journal.write)
 

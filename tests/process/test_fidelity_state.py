@@ -225,11 +225,27 @@ def test_torch(target: str, tmp_path: Path) -> None:
 @needs_torch
 def test_torch_with_bound_cpus(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
-    shown = [
-        run_started(Probe(target="torch_state.py"), how, tmp_path / how, cpus=[cpu]).shown[0][0]
-        for how in ("cold", "warm")
-    ]
-    assert shown[0] == shown[1]
+    cold, warm = (run_bound(how, tmp_path, [cpu], [cpu]) for how in ("cold", "warm"))
+    assert warm == cold
+
+
+@needs_torch
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_template_with_another_number_of_cpus_than_its_worker(count: int, tmp_path: Path) -> None:
+    """As many threads work as there are CPUs; one that waits may be left over from making a pool fit."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    cold, warm = (run_bound(how, tmp_path, cpus[:count], cpus[: 3 - count]) for how in ("cold", "warm"))
+    words = [next(line for line in text.splitlines() if line.startswith("threads")).split() for text in (cold, warm)]
+    assert words[0][1:3] == words[1][1:3]
+    assert int(words[1][3]) <= int(words[0][3]) + 1
+    assert words[0][4] == words[1][4] == str(count)
+
+
+def run_bound(how: str, folder: Path, cpus: list[int], template_cpus: list[int]) -> str:
+    """What torch_state.py prints in a worker with these CPUs."""
+    probe = Probe(target="torch_state.py")
+    return run_started(probe, how, folder / how, cpus=cpus, template_cpus=template_cpus).shown[0][0].stdout
 
 
 @needs_torch

@@ -30,6 +30,9 @@ class TemplateOptions:
     env: Mapping[str, str]
     """What all workers' environments have in common, OMP_NUM_THREADS included."""
     preload: str = "auto"
+    cpus: frozenset[int] | None = None
+    """Where it runs: with bound workers on as many CPUs as the one with the fewest has, because libraries count them
+    at import, and their pools of threads can be made larger later but not smaller."""
 
 
 class TemplateLink:
@@ -57,7 +60,14 @@ class TemplateLink:
         self.asked: list[socket.socket] = []
         """Our ends of the sockets of workers that were asked for and not reported yet."""
         command = build_template_program(options, theirs.fileno())
-        spec = WorkerSpec(local_rank=-1, program=command, env=options.env, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
+        spec = WorkerSpec(
+            local_rank=-1,
+            program=command,
+            env=options.env,
+            stdout_fd=out_fd,
+            stderr_fd=self._stderr_fd,
+            cpus=options.cpus,
+        )
         try:
             # As cold workers are started, so that what they inherit is what warm ones inherit. (posix_spawn is not it:
             # glibc's leaves its two internal signals ignored.)

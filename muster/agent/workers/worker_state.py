@@ -96,12 +96,10 @@ def _find_coerced_locale() -> str | None:
 
 
 def _bind(cpus: list[int]) -> None:
-    """Stay on these CPUs. Unless told its number of threads, torch takes as many as CPUs, and counts when imported."""
     os.sched_setaffinity(0, cpus)
-    torch = sys.modules.get("torch")
-    told = "OMP_NUM_THREADS" in os.environ or "MKL_NUM_THREADS" in os.environ
-    if torch is not None and not told and torch.get_num_threads() > len(cpus):
-        torch.set_num_threads(len(cpus))
+    from muster.agent.workers import thread_pools  # only bound workers need it, and it needs ctypes
+
+    thread_pools.fit_to_cpus(len(cpus))
 
 
 def _renew_random_states() -> None:

@@ -9,7 +9,14 @@ try:
     print("blas", (ones @ ones).sum())  # its pool of threads is stopped by a fork and starts again when it is used
 except ImportError:
     pass
-print("threads", torch.get_num_threads(), torch.get_num_interop_threads(), len(os.listdir("/proc/self/task")))
+try:
+    from threadpoolctl import threadpool_info
+
+    blas_threads = max((pool["num_threads"] for pool in threadpool_info() if pool["internal_api"] == "openblas"), default=0)
+except ImportError:
+    blas_threads = None
+tasks = len(os.listdir("/proc/self/task"))
+print("threads", torch.get_num_threads(), torch.get_num_interop_threads(), tasks, blas_threads)
 print("cuda", torch.cuda.is_available(), torch.cuda.is_initialized(), torch.cuda.device_count())
 print("defaults", torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
 a = torch.ones(600, 600)

@@ -97,9 +97,9 @@ def _find_coerced_locale() -> str | None:
 
 def _bind(cpus: list[int]) -> None:
     os.sched_setaffinity(0, cpus)
-    from muster.agent.workers import thread_pools  # only bound workers need it, and it needs ctypes
+    from muster.agent.workers.thread_pools import fit_to_cpus  # only bound workers need it, and it needs ctypes
 
-    thread_pools.fit_to_cpus(len(cpus))
+    fit_to_cpus(len(cpus))
 
 
 def _renew_random_states() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from muster.schedulers.docker.endings import describe_start_failure, describe_state, ended_by_engine
-from muster.schedulers.docker.engine import ContainerFacts, parse_time
+from muster.schedulers.docker.facts import ContainerFacts, parse_time
 
 
 def facts(**how):

@@ -1,6 +1,6 @@
 """Reading logs across containers and through an engine that goes away, against a scripted engine."""
 
-from muster.schedulers.docker.engine import ContainerFacts, parse_time
+from muster.schedulers.docker.facts import ContainerFacts, parse_time
 from muster.schedulers.docker.faults import EngineGone
 from muster.schedulers.docker.logs import LogQuery, LogReader, split_lines
 from muster.schedulers.docker.plan import Label

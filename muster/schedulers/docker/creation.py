@@ -8,9 +8,10 @@ import io
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from muster.schedulers.docker import container as bodies
+from muster.schedulers.docker.cargo import Cargo
 from muster.schedulers.docker.container import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.faults import Conflict, DockerFault, NoAddressPool, NotThere
@@ -26,16 +27,6 @@ from muster.schedulers.docker.plan import (
 
 _PASSWD_LIMIT_BYTES = 1 << 20
 _REMOVERS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cargo:
-    """What is copied into containers."""
-
-    agent: bytes
-    """The agent's bundle."""
-    workspaces: Mapping[str, bytes]
-    """Key -> packed folder."""
 
 
 class Creator:

@@ -5,27 +5,26 @@ watcher that follows the engine's events and tells every end. When the engine go
 it finds ended then was ended by the engine and is started again without being counted as lost.
 """
 
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from muster._contract import AGENT_BUNDLE_NAME, LogNames
-from muster.schedulers.docker.creation import Cargo, Creator, remove_app
-from muster.schedulers.docker.endings import (
-    MESSAGE_LIMIT_BYTES,
-    describe_start_failure,
-    describe_state,
-    ended_by_engine,
-)
-from muster.schedulers.docker.engine import ContainerFacts, Engine
+from muster._contract import LogNames
+from muster.schedulers.docker.cargo import read_cargo
+from muster.schedulers.docker.creation import Creator, remove_app
+from muster.schedulers.docker.endings import describe_start_failure, ended_by_engine
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.evidence import Evidence
+from muster.schedulers.docker.facts import ContainerFacts
 from muster.schedulers.docker.faults import DockerFault, EngineGone, NotThere
-from muster.schedulers.docker.plan import ERROR_FILE, REPORT_FILE, AppRequest, ContainerRequest, Label
+from muster.schedulers.docker.plan import AppRequest, ContainerRequest, Label
+from muster.schedulers.docker.stopsigns import StopSigns
 from muster.schedulers.supervision.driver import AppSpec, Handle, Mailbox
 from muster.schedulers.supervision.policy import ReplicaEnded, ReplicaId
 
@@ -41,8 +40,6 @@ SETTLE_S: Final = 3.0
 _WORKERS: Final = 8
 _PREEMPTED: Final = 143
 _COULD_NOT_START: Final = 127
-_CANNOT_EXECUTE: Final = 126
-_INIT_SAYS: Final = b"[FATAL tini "
 
 
 @dataclass
@@ -75,14 +72,13 @@ class DockerDriver:
         self._engine = engine
         self._app = app
         self._mailbox = mailbox
-        self._folder = folder
         self._creator = Creator(engine, app, read_cargo(folder, app))
+        self._evidence = Evidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
         self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
-        self._asked_to_end: set[str] = set()
-        """Containers, ours or not, that got SIGTERM through the engine. Written by the watcher only."""
+        self._stop_signs = StopSigns(engine)
         self._watcher: threading.Thread | None = None
 
     # -- what the supervisor asks, in its own thread ------------------------------------------------------------------
@@ -145,17 +141,7 @@ class DockerDriver:
 
     def _submit(self, call: Callable[..., None], *args: object) -> None:
         if not self._closing.is_set():
-            self._pool.submit(self._report_bugs, call, *args)
-
-    def _report_bugs(self, call: Callable[..., None], *args: object) -> None:
-        """A pool swallows what its calls raise; the supervisor's log must have it."""
-        try:
-            call(*args)
-        except EngineGone:
-            return  # the watcher sees to everybody when an engine answers again
-        except Exception:
-            traceback.print_exc()
-            raise
+            self._pool.submit(call, *args).add_done_callback(_log_failure)
 
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
@@ -195,7 +181,8 @@ class DockerDriver:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
-            self._engine.remove_container(container)
+            with suppress(DockerFault):  # it goes with the app; the end must be told in any case
+                self._engine.remove_container(container)
         self._tell(replica, container, _COULD_NOT_START, reason, final=True)
 
     def _signal(self, replica: ReplicaId, name: str) -> None:
@@ -234,23 +221,21 @@ class DockerDriver:
                 was_away = True  # it closes the stream when it stops
             except EngineGone:
                 was_away = True
+            except DockerFault as fault:
+                # It answers, but not this: whoever watches must go on, and says so in the supervisor's log.
+                print(f"looking again: {fault}", file=sys.stderr, flush=True)
             self._closing.wait(RECONNECT_S)
 
     def _take_event(self, event: dict[str, Any]) -> None:
         """One container of the engine, ours or not, was sent a signal through the engine, has died or was removed."""
         container, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
         if event.get("Action") == "kill":
-            if attributes.get("signal") == str(int(signal.SIGTERM)):
-                self._asked_to_end.add(container)
+            self._stop_signs.note(container, attributes.get("signal"))
             return
         for replica, known in self._replicas.items():
             if known.container == container and not known.starting:
                 code = attributes.get("exitCode")
                 self._look(replica, exit_code=None if code is None else int(code))
-
-    def _may_be_stopping(self) -> bool:
-        """Whether the engine may be shutting down: no container on it runs that was not asked to end."""
-        return self._asked_to_end.issuperset(self._engine.list_container_ids({}, running_only=True))
 
     def _hold(self, replica: ReplicaId, container: str) -> None:
         """Find out whether a container was ended with all others because the engine stops.
@@ -262,8 +247,7 @@ class DockerDriver:
         while not self._closing.wait(SETTLE_S):
             if known.told or known.container != container:
                 return
-            running = self._engine.list_container_ids({}, running_only=True)
-            if not running or not self._asked_to_end.issuperset(running):
+            if not self._stop_signs.seen_on_the_last():
                 self._look(replica, settled=True)
                 return
 
@@ -331,15 +315,11 @@ class DockerDriver:
             if was_away:
                 self._start_anew(replica, container)
                 return
-            if not settled and container in self._asked_to_end and self._may_be_stopping():
+            if not settled and self._stop_signs.seen_on(container):
                 self._submit(self._hold, replica, container)
                 return
-        not_there = self._missing_command(facts, known.request)
-        if not_there:
-            self._tell(replica, container, facts.exit_code, not_there, final=True)
-            return
-        message = self._last_message(facts) if runs_agent and facts.exit_code != 0 else None
-        self._tell(replica, container, facts.exit_code, describe_state(facts, message))
+        ending = self._evidence.explain(facts, known.request)
+        self._tell(replica, container, facts.exit_code, ending.reason, final=ending.final)
 
     def _start_anew(self, replica: ReplicaId, container: str) -> None:
         """What the engine took, it gives back, and nobody is charged for it."""
@@ -349,24 +329,6 @@ class DockerDriver:
                 return
             known.container, known.starting = None, True
         self._submit(self._start, replica)
-
-    def _missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
-        """The init, not the engine, says that there is no such command; empty when that is not what happened."""
-        if facts.exit_code not in (_CANNOT_EXECUTE, _COULD_NOT_START) or not self._app.init:
-            return ""
-        said = b"".join(self._engine.logs(facts.id, stdout=False))
-        if not said.startswith(_INIT_SAYS):
-            return ""
-        text = said.decode(errors="replace")
-        return describe_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
-
-    def _last_message(self, facts: ContainerFacts) -> bytes | None:
-        """What the agent left; its error file goes to the app's folder, where `describe` finds it."""
-        error = self._engine.copy_out(facts.id, ERROR_FILE, MESSAGE_LIMIT_BYTES)
-        kept = self._folder / LogNames.ERROR
-        if error and not kept.exists():  # the first is as good as the others: all agents have the whole report
-            kept.write_bytes(error)
-        return self._engine.copy_out(facts.id, REPORT_FILE, MESSAGE_LIMIT_BYTES)
 
     def _tell(
         self, replica: ReplicaId, container: str | None, exit_code: int | None, reason: str, *, final: bool = False
@@ -384,21 +346,15 @@ class DockerDriver:
         return max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
 
 
+def _log_failure(call: "Future[None]") -> None:
+    """A pool keeps what its calls raise to itself; the supervisor's log must have it."""
+    error = None if call.cancelled() else call.exception()
+    # Of an engine that is away nothing need be said: the watcher sees to everybody when one answers again.
+    if error is not None and not isinstance(error, EngineGone):
+        traceback.print_exception(error)
+
+
 def create_driver(*, spec: AppSpec, mailbox: Mailbox) -> DockerDriver:
     """The factory that an app's spec names."""
     app = AppRequest.from_json(spec.details["request"])
     return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, Path(spec.folder), mailbox)
-
-
-def pack_cargo(cargo: Cargo) -> dict[str, bytes]:
-    """Files of the app's folder, which later containers need too."""
-    return {AGENT_BUNDLE_NAME: cargo.agent, **cargo.workspaces}
-
-
-def read_cargo(folder: Path, app: AppRequest) -> Cargo:
-    """The inverse of `pack_cargo`."""
-    keys = {container.workspace for container in app.containers if container.workspace is not None}
-    return Cargo(
-        agent=(folder / AGENT_BUNDLE_NAME).read_bytes(),
-        workspaces={key: (folder / key).read_bytes() for key in keys},
-    )

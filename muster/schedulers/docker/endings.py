@@ -4,7 +4,8 @@ import json
 from typing import Any, Final
 
 from muster._contract import ExitCode
-from muster.schedulers.docker.engine import ContainerFacts
+from muster.schedulers.docker.facts import ContainerFacts
+from muster.schedulers.docker.faults import one_line
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 20
 """What is read of an agent's last message or error file; it writes far less."""
@@ -39,7 +40,7 @@ def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
         limit = f", limit {facts.memory_bytes // _MIB} MiB" if facts.memory_bytes else ""
         said.append(f"OOMKilled: out of memory{limit}")
     if facts.error:
-        said.append(_one_line(facts.error))
+        said.append(one_line(facts.error))
     if message:
         said.append(describe_message(message))
     return "; ".join(part for part in said if part)
@@ -50,8 +51,8 @@ def describe_message(message: bytes) -> str:
     try:
         data = json.loads(message)
     except ValueError:
-        return _one_line(message.decode(errors="replace"))
-    return describe_report(data) if isinstance(data, dict) else _one_line(data)
+        return one_line(message.decode(errors="replace"))
+    return describe_report(data) if isinstance(data, dict) else one_line(data)
 
 
 def describe_report(report: dict[str, Any]) -> str:
@@ -62,18 +63,14 @@ def describe_report(report: dict[str, Any]) -> str:
     raised = first.get("exception") if first else None
     if raised and str(raised) not in words[0]:
         words.append(str(raised))
-    return _one_line(": ".join(word for word in words if word))
+    return one_line(": ".join(word for word in words if word))
 
 
 def describe_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> str:
     """Why a container could not be started; the commonest reason gets its own words."""
-    said = _one_line(error)
+    said = one_line(error)
     missing = "executable file not found" in said or "no such file or directory" in said.lower()
     if missing and command in said:
         needs = "; muster's agent needs Python 3.10 or newer in the image" if runs_agent else ""
         return f"could not be started: image {image!r} has no {command!r}{needs}"
     return f"{COULD_NOT_START}: {said}"
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())

@@ -1,53 +1,19 @@
-"""The Docker engine, through its SDK: the only module that imports `docker`, and the one boundary for its errors."""
+"""The Docker engine: one method per thing that is asked of it. What it is asked with is in `sdk.py`."""
 
 import io
-import re
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from muster.schedulers.docker.container import EngineFacts, ImageFacts
-from muster.schedulers.docker.faults import Conflict, DockerFault, EngineGone, NoAddressPool, NotThere
-
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", re.ASCII)
-
-ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
-"""Where the engine is, and how to talk to it."""
-
-DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
+from muster.schedulers.docker.facts import ContainerFacts, parse_container, parse_time
+from muster.schedulers.docker.faults import Conflict, DockerFault, NotThere, one_line
+from muster.schedulers.docker.sdk import DEFAULT_HOST, closed_at_end, connect, pick_address, translated
 
 CALL_TIMEOUT_S: Final = 120.0
 """Longest wait for one answer; pulls and followed logs stream and have none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerFacts:
-    """A container as the engine sees it now."""
-
-    id: str
-    name: str
-    labels: Mapping[str, str]
-    status: str
-    """created, running, paused, restarting, removing, exited or dead."""
-    exit_code: int | None
-    """None unless it has ended."""
-    oom_killed: bool
-    error: str
-    """Why the engine could not run it; empty otherwise."""
-    started_at: str
-    finished_at: str
-    """RFC 3339, as the engine says; "0001-..." when it has not happened."""
-    gpu_ids: tuple[str, ...] = ()
-    memory_bytes: int = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether its process lives."""
-        return self.status in ("running", "paused", "restarting")
 
 
 class Engine:
@@ -69,11 +35,11 @@ class Engine:
         """Connects when first used: a supervisor may be started while the engine is away."""
         with self._lock:
             if self._client is None:
-                self._client = _connect(self._environ, self._timeout_s)
+                self._client = connect(self._environ, self._timeout_s)
             return self._client.api
 
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        return _translated(what, self._environ.get("DOCKER_HOST", DEFAULT_HOST))
+        return translated(what, self._environ.get("DOCKER_HOST", DEFAULT_HOST))
 
     def close(self) -> None:
         """Release the sockets. Idempotent."""
@@ -118,7 +84,7 @@ class Engine:
         with self._translated(f"pull image {image!r}"):
             for event in self._api.pull(repository, tag=tag, stream=True, decode=True):
                 if "error" in event:
-                    raise DockerFault(f"cannot pull image {image!r}: {_one_line(event['error'])}")
+                    raise DockerFault(f"cannot pull image {image!r}: {one_line(event['error'])}")
                 line = f"{event.get('id', '')} {event.get('status', '')}".strip()
                 if line and line not in seen and "progress" not in event:
                     seen.add(line)
@@ -148,7 +114,7 @@ class Engine:
             )
             for event in events:
                 if "error" in event:
-                    raise DockerFault(f"cannot build the workspace's image: {_one_line(event['error'])}")
+                    raise DockerFault(f"cannot build the workspace's image: {one_line(event['error'])}")
                 if event.get("stream", "").strip():
                     on_progress(event["stream"].strip())
                 image_id = (event.get("aux") or {}).get("ID", image_id)
@@ -270,7 +236,7 @@ class Engine:
     def inspect_container(self, container: str) -> ContainerFacts:
         """Raises NotThere when it does not exist (any more)."""
         with self._translated(f"look at container {container[:12]!r}"):
-            return _container_facts(self._api.inspect_container(container))
+            return parse_container(self._api.inspect_container(container))
 
     def has_unstarted(self, labels: Mapping[str, str]) -> bool:
         """Whether containers with these labels wait for their first start."""
@@ -328,7 +294,7 @@ class Engine:
         since = None if since_s is None else f"{since_s:.9f}"
         with self._translated("follow the Docker engine's events"):
             stream = self._api.events(filters=filters, since=since, decode=True)
-            with _closed_at_end(stream):
+            with closed_at_end(stream):
                 yield from stream
 
     def logs(
@@ -354,64 +320,8 @@ class Engine:
                 since=since_s,
                 until=until_s,
             )
-            with _closed_at_end(stream):
+            with closed_at_end(stream):
                 yield from stream
-
-
-def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment, what says where the engine is."""
-    return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
-
-
-def _connect(environ: Mapping[str, str], timeout_s: float) -> Any:
-    """Connect as the `docker` command does."""
-    try:
-        import docker
-    except ImportError as error:
-        raise DockerFault("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
-    with _translated("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
-        return docker.from_env(environment=dict(environ), timeout=timeout_s, max_pool_size=64)
-
-
-@contextmanager
-def _closed_at_end(stream: Any) -> Iterator[None]:
-    """The SDK's own `close` leaves the descriptor open until the collector comes by."""
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # not connected any more
-            stream.close()
-        stream._response.close()  # noqa: SLF001  # no public way
-
-
-def _container_facts(data: Mapping[str, Any]) -> ContainerFacts:
-    state, host = data["State"], data.get("HostConfig") or {}
-    # "removing" comes before and after the end; the process is what counts.
-    ended = state["Status"] in ("exited", "dead") or (state["Status"] == "removing" and not state.get("Running"))
-    ids = tuple(i for request in host.get("DeviceRequests") or () for i in request.get("DeviceIDs") or ())
-    return ContainerFacts(
-        id=data["Id"],
-        name=data["Name"].lstrip("/"),
-        labels=data["Config"].get("Labels") or {},
-        status=state["Status"],
-        exit_code=state["ExitCode"] if ended else None,
-        oom_killed=bool(state.get("OOMKilled")),
-        error=state.get("Error") or "",
-        started_at=state.get("StartedAt") or "",
-        finished_at=state.get("FinishedAt") or "",
-        gpu_ids=ids,
-        memory_bytes=host.get("Memory") or 0,
-    )
-
-
-def parse_time(text: str) -> float:
-    """RFC 3339 with up to nanoseconds -> seconds since the epoch (to the microsecond)."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an RFC 3339 time")
-    fraction = (match[2] or "")[:6].ljust(6, "0")
-    zone = "+00:00" if match[3] == "Z" else match[3]
-    return datetime.fromisoformat(f"{match[1]}.{fraction}{zone}").timestamp()
 
 
 def _label_filter(labels: Mapping[str, str | None]) -> list[str]:
@@ -425,41 +335,3 @@ def _split_tag(image: str) -> tuple[str, str]:
         return repository, digest
     head, colon, tag = image.rpartition(":")
     return (head, tag) if colon and "/" not in tag else (image, "latest")
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
-
-
-@contextmanager
-def _translated(what: str, host: str) -> Iterator[None]:
-    """Turn the SDK's and the transport's errors into ours; `what` completes "cannot ..."."""
-    import docker.errors
-    import requests.exceptions
-    import urllib3.exceptions
-
-    try:
-        yield
-    except docker.errors.APIError as error:
-        said = _one_line(error.explanation or error)
-        raise _error_class(error.status_code, said)(f"cannot {what}: {said}") from error
-    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
-    except docker.errors.DockerException as error:  # what the SDK makes of a first connection that fails
-        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
-
-
-def _error_class(status: int | None, said: str) -> type[DockerFault]:
-    if "address pool" in said or "failed to allocate network" in said:
-        return NoAddressPool
-    return {404: NotThere, 409: Conflict}.get(status or 0, DockerFault)
-
-
-def _root_cause(error: BaseException) -> str:
-    """What the system said, without the layers that were wrapped around it."""
-    layer: BaseException | None = error
-    while layer is not None:
-        if isinstance(layer, OSError) and layer.strerror:
-            return layer.strerror
-        layer = layer.__context__
-    return _one_line(error) or type(error).__name__

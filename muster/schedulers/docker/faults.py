@@ -1,6 +1,11 @@
 """What can go wrong with the engine. No torchx here; the scheduler makes one console line of each."""
 
 
+def one_line(text: object) -> str:
+    """What was said over several lines, in one."""
+    return " ".join(str(text).split())
+
+
 class DockerFault(RuntimeError):
     """The engine or the machine: one line that says what was asked and what the engine said."""
 

@@ -8,7 +8,8 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppState, Role
 from torchx.specs.api import ReplicaStatus, RoleStatus
 
-from muster.schedulers.docker.engine import ContainerFacts, Engine
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.facts import ContainerFacts
 from muster.schedulers.docker.plan import Label
 
 _STOPPERS: Final = 32

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from muster.schedulers.docker.engine import ContainerFacts, Engine, parse_time
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.facts import ContainerFacts, parse_time
 from muster.schedulers.docker.faults import EngineGone, NotThere
 from muster.schedulers.docker.plan import Label
 

@@ -22,16 +22,17 @@ from muster._contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
 from muster.schedulers.docker import creation, devices, leftovers
-from muster.schedulers.docker.creation import Cargo
-from muster.schedulers.docker.driver import ENGINE_KEY, pack_cargo
+from muster.schedulers.docker.cargo import Cargo, pack_cargo
+from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.endings import COULD_NOT_START
-from muster.schedulers.docker.engine import Engine, pick_address
+from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.faults import DockerFault
 from muster.schedulers.docker.logs import LogQuery, LogReader
 from muster.schedulers.docker.options import DEFAULT_GRACE_S, add_options, parse_options
 from muster.schedulers.docker.plan import AppRequest, Label
 from muster.schedulers.docker.preflight import check_images
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
+from muster.schedulers.docker.sdk import pick_address
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.options import StrictOpts
 from muster.schedulers.supervision import client

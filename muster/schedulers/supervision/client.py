@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from muster.schedulers.supervision.policy import Phase
 from muster.schedulers.supervision.registry import AppRegistry
@@ -35,14 +36,13 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
     """
     folder = AppFolder(spec.folder)
     folder.create(spec)
-    try:
+    with ExitStack() as undo:
+        undo.callback(_roll_back, folder, spec, registry)
         for name, content in (files or {}).items():
             (folder.path / name).write_bytes(content)
         registry.add(spec.app_id, folder.path)
         start_supervisor(folder, spec)
-    except BaseException:
-        _roll_back(folder, spec, registry)
-        raise
+        undo.pop_all()
 
 
 def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:

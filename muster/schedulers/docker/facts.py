@@ -1,0 +1,66 @@
+"""What the engine says of a container, as a record: pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerFacts:
+    """A container as the engine sees it now."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    status: str
+    """created, running, paused, restarting, removing, exited or dead."""
+    exit_code: int | None
+    """None unless it has ended."""
+    oom_killed: bool
+    error: str
+    """Why the engine could not run it; empty otherwise."""
+    started_at: str
+    finished_at: str
+    """RFC 3339, as the engine says; "0001-..." when it has not happened."""
+    gpu_ids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self.status in ("running", "paused", "restarting")
+
+
+def parse_container(data: Mapping[str, Any]) -> ContainerFacts:
+    """Read the answer of `GET /containers/ID/json`."""
+    state, host = data["State"], data.get("HostConfig") or {}
+    # "removing" comes before and after the end; the process is what counts.
+    ended = state["Status"] in ("exited", "dead") or (state["Status"] == "removing" and not state.get("Running"))
+    ids = tuple(i for request in host.get("DeviceRequests") or () for i in request.get("DeviceIDs") or ())
+    return ContainerFacts(
+        id=data["Id"],
+        name=data["Name"].lstrip("/"),
+        labels=data["Config"].get("Labels") or {},
+        status=state["Status"],
+        exit_code=state["ExitCode"] if ended else None,
+        oom_killed=bool(state.get("OOMKilled")),
+        error=state.get("Error") or "",
+        started_at=state.get("StartedAt") or "",
+        finished_at=state.get("FinishedAt") or "",
+        gpu_ids=ids,
+        memory_bytes=host.get("Memory") or 0,
+    )
+
+
+def parse_time(text: str) -> float:
+    """RFC 3339 with up to nanoseconds -> seconds since the epoch (to the microsecond)."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an RFC 3339 time")
+    fraction = (match[2] or "")[:6].ljust(6, "0")
+    zone = "+00:00" if match[3] == "Z" else match[3]
+    return datetime.fromisoformat(f"{match[1]}.{fraction}{zone}").timestamp()

@@ -4,6 +4,7 @@ import difflib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,12 @@ def build_env(extra: Mapping[str, str]) -> dict[str, str]:
     return {**env, "RANK": "0", "PROBE_WORD": "word", "COLUMNS": "80", **extra}
 
 
+def heed_signals() -> None:
+    """As `run_tree` starts its command, also where the tests themselves run under nohup."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+
+
 def run_plainly(probe: Probe) -> Shown:
     """`python -u <flags> script args`, as a session leader."""
     words = ["-m", probe.target] if probe.kind == "module" else [probe.target]
@@ -79,6 +86,7 @@ def run_plainly(probe: Probe) -> Shown:
             env=env,
             cwd=PROBES,
             start_new_session=True,
+            preexec_fn=heed_signals,  # no threads here
             timeout=100,
         ).returncode
         texts = []

@@ -8,6 +8,7 @@ checkpoint is read and training goes on from there. On a cluster, let --output b
 """
 
 import argparse
+import gc
 import gzip
 import json
 import os
@@ -31,13 +32,20 @@ CLASSES = 10
 
 
 def main() -> None:
-    """Train, test, write the result."""
+    """Join the other workers, train, part."""
     options = parse_options()
     torch.set_num_threads(1)  # the workers of a node share its cores
     torch.manual_seed(options.seed)
     device = join_process_group()
-    train_set, test_set = (TensorDataset(*part) for part in read_digits(options.data))
+    learn(options, device)
+    gc.collect()  # the model goes first: outliving its process group, it may wait for that for ever (torch 2.13, gloo)
+    dist.barrier()  # rank 0 hosts the store: nobody may still need it when it goes
+    dist.destroy_process_group()
 
+
+def learn(options: argparse.Namespace, device: torch.device) -> None:
+    """Train and test, from the last checkpoint on, and write the result."""
+    train_set, test_set = (TensorDataset(*part) for part in read_digits(options.data))
     model = DistributedDataParallel(build_model().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     checkpoint = options.output / "checkpoint.pt"
@@ -58,8 +66,6 @@ def main() -> None:
         write_atomically(options.output / "result.json", json.dumps(result).encode())
         checkpoint.unlink(missing_ok=True)  # done: the next run starts anew
     say(f"test accuracy {accuracy:.4f}, written to {options.output / 'result.json'}")
-    dist.barrier()  # rank 0 hosts the store: nobody may still need it when it goes
-    dist.destroy_process_group()
 
 
 def parse_options() -> argparse.Namespace:

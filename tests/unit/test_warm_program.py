@@ -55,11 +55,9 @@ def test_the_stack_signal_is_one_a_process_may_catch() -> None:
     [
         *[(name, True) for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
         *[(name, True) for name in ("MALLOC_ARENA_MAX", "PYTHONPATH", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "TZ")],
+        *[(name, True) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")],
         *[(name, False) for name in ("RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "HOME")],
-        *[
-            (name, False)
-            for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID", "PYTORCH_CUDA_ALLOC_CONF")
-        ],
+        *[(name, False) for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID")],
     ],
 )
 def test_which_variables_are_read_early(name: str, early: bool) -> None:

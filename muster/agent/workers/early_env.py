@@ -11,8 +11,12 @@ _EARLY: Final = (
     *("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_LOGS", "PYTORCH_", "TRITON_"),
     *("COVERAGE_PROCESS_START",),
 )
-_LATE: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Exceptions: read when a process group or the allocator of a device is first used."""
+_LATE: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_")
+"""Exceptions: read when a process group is made. PYTORCH_CUDA_ALLOC_CONF is none: torch built for CUDA chooses its
+allocator, and since 2.9 reads all of the variable, while its libraries are loaded.
+
+Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
+"""
 
 
 def is_read_early(name: str) -> bool:

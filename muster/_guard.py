@@ -11,6 +11,7 @@ A guard that was merely the agent's child was tried: it sees nothing of such orp
     run_guarded(body)                           guards a Python function, which gets the `Lease`
 """
 
+import contextlib
 import mmap
 import os
 import select
@@ -237,8 +238,10 @@ def _begin_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]
     finally:
         if sys.exc_info()[0] is not None:
             sys.excepthook(*sys.exc_info())
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            # None: it was closed when we began. A console that is full or gone must not change the code.
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
         os._exit(code)
 
 

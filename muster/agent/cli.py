@@ -4,6 +4,7 @@ torchrun's flags, abbreviations and PET_* variables with torchrun's meaning, and
 all. Nothing here acts: what must be looked up (cores, devices, entry points) is looked up only when a flag asks.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -40,7 +41,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     """
     line = parse_words(argv)
     if line.wants_help:
-        print(format_help())
+        with contextlib.suppress(OSError):  # `--help | head`
+            print(format_help(), flush=True)
         raise SystemExit(0)
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")

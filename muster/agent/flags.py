@@ -226,6 +226,17 @@ TAIL: Final = """\
 A PET_<FLAG> variable (PET_NNODES, ...) is the default of every flag without *, but --logs-specs and --numa-binding.
 ${local_rank} in the script's arguments stands for the worker's local rank.
 
+Logs are DIR/ID/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with more than one node
+DIR/ID/node_INDEX/attempt_N/... (torchrun has no such folder). A restart begins a new attempt; a change of nodes
+appends to the same. DIR/ID also has events.jsonl and, after a failure, report.json.
+
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces the prefix of console lines, [${role_name}${local_rank}]: on one node
+and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It knows torchrun's ${role_name}, ${local_rank} and
+${rank}, and ${global_rank} (the same), ${node} (group rank), ${node_index} (--node-rank), ${world_size}, ${nodes},
+${attempt} and ${round}. A line of more than 16 MiB reaches the console in several pieces, each with the prefix; its
+file is unharmed. A progress bar (text with carriage returns) is one live line on a terminal, and elsewhere a line of
+its last state every 5 s.
+
 What differs from torchrun: a dead worker or node is noticed at once, not by polling; a restart gets a fresh
 MASTER_PORT, so no stale store; node 0 hosts rank 0 as long as it lives and another node takes over when it dies;
 nothing of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset, not 1;

@@ -11,9 +11,10 @@ was wanted and a cold one made, reason.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from muster.agent.clock import Clock
 
@@ -66,23 +67,23 @@ class JsonlSink:
         Raises:
             OSError: it cannot be opened.
         """
-        self._file: IO[str] | None = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by `close`
+        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, record: EventRecord) -> None:
         """See `EventSink`. A full disk ends the file, not the job."""
-        if self._file is None:
+        if self._fd is None:
             return
         try:
-            self._file.write(json.dumps(asdict(record), default=str) + "\n")
-            self._file.flush()
+            # One write for one record: agents that share the folder append to the same file.
+            os.write(self._fd, json.dumps(asdict(record), default=str).encode() + b"\n")
         except OSError:
-            self._file = None
+            self.close()
 
     def close(self) -> None:
         """See `EventSink`."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class LoggingSink:

@@ -1,5 +1,6 @@
 """From a command line to a running agent: parse, put the parts together, map errors to exit codes."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,9 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
         finally:
             loop.close()
     except MusterError as error:
-        print(f"muster: {error}", file=sys.stderr, flush=True)
+        # A console that is full or gone must not change the exit code: schedulers act on it.
+        with contextlib.suppress(OSError):
+            print(f"muster: {error}", file=sys.stderr, flush=True)
         return int(error.exit_code)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)

@@ -1,11 +1,13 @@
 """`--event-log-handler`: names to sinks."""
 
+import gc
 import io
 import json
+from pathlib import Path
 
 import pytest
 
-from muster.agent.journal import EventRecord
+from muster.agent.journal import EventRecord, JsonlSink
 from muster.agent.sinks import NAMES, ConsoleSink, open_sink
 
 RECORD = EventRecord(
@@ -35,6 +37,25 @@ def test_null_prints_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> N
     sink.write(RECORD)
     sink.close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first, second = JsonlSink(str(path)), JsonlSink(str(path))
+    first.write(RECORD)
+    second.write(RECORD)
+    assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["round_formed"] * 2
+    first.close()
+    second.close()
+
+
+def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
+    sink = JsonlSink("/dev/full")
+    sink.write(RECORD)
+    sink.write(RECORD)
+    sink.close()
+    del sink  # a file object would try once more to write what it holds, and say so
+    gc.collect()
 
 
 def test_a_console_that_went_away_is_not_an_error() -> None:

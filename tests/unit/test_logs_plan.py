@@ -1,10 +1,12 @@
 """Where streams go, what stands in front of their lines, and what the folders are called."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from muster.agent.config import LogConfig, Std, StdChoice
+from muster.agent.flags import format_help
 from muster.agent.logs.files import LogFile, RunFolder, name_log
 from muster.agent.logs.plan import DISCARDED, INHERITED, StreamPlan, plan_stream
 from muster.agent.logs.prefix import build_prefix
@@ -76,6 +78,16 @@ def test_prefixes() -> None:
     assert build_prefix(role="trainer", local_rank=1, round=two) == b"[trainer1|n1.r5]:"
     template = "<${role_name} ${rank} ${local_rank} ${global_rank} ${node} ${node_index} ${nodes} ${attempt} ${other}>"
     assert build_prefix(role="t", local_rank=1, round=two, template=template) == b"<t 5 1 5 1 7 2 2 ${other}>"
+
+
+def test_help_names_what_a_prefix_template_knows() -> None:
+    about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.*?\n\n", format_help(), re.DOTALL)
+    assert about is not None
+    names = set(re.findall(r"\$\{\w+\}", about[0]))
+    torchruns = {"${role_name}", "${local_rank}", "${rank}"}
+    assert names >= torchruns | {"${node}", "${node_index}", "${nodes}", "${world_size}", "${attempt}", "${round}"}
+    filled = build_prefix(role="t", local_rank=1, round=make_round(), template=" ".join(names))
+    assert b"$" not in filled
 
 
 def test_one_node_has_the_plain_layout_and_appends_within_an_attempt(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""The agent whose own standard streams are closed, full or gone: the job and the exit code do not care."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from harness import run_tree
+
+AGENT = [sys.executable, "-m", "muster.agent"]
+CLOSED = [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "> /dev/full 2> /dev/full", "2> /dev/full"]
+
+
+def wrap(redirections: str, *command: str) -> list[str]:
+    return ["sh", "-c", f'"$@" {redirections}', "sh", *AGENT, *command]
+
+
+@pytest.mark.parametrize("redirections", CLOSED)
+def test_the_job_runs_without_streams(redirections: str, tmp_path: Path) -> None:
+    program = tmp_path / "says.py"
+    program.write_text("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
+    flags = ["--start", "cold", "--tee", "3", "--event-log-handler", "console", "--log-dir", str(tmp_path / "logs")]
+    outcome = run_tree(wrap(redirections, *flags, "--rdzv-id", "job", str(program)))
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    assert "Traceback" not in outcome.stdout + outcome.stderr
+    folder = tmp_path / "logs" / "job" / "attempt_0" / "0"
+    assert (folder / "stdout.log").read_text() == "to stdout\n"
+    assert (folder / "stderr.log").read_text() == "to stderr\n"
+
+
+@pytest.mark.parametrize("redirections", CLOSED)
+def test_wrong_usage_is_2_whoever_listens(redirections: str) -> None:
+    outcome = run_tree(wrap(redirections, "--no-such-flag", "main.py"))
+    assert outcome.exit_code == 2, outcome.explain()
+
+
+@pytest.mark.parametrize("redirections", [">&-", "> /dev/full", "| true"])
+def test_help_that_nobody_reads_is_no_error(redirections: str) -> None:
+    outcome = run_tree(wrap(redirections, "--help"))
+    assert (outcome.exit_code, outcome.stderr) == (0, ""), outcome.explain()

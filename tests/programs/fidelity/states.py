@@ -21,6 +21,8 @@ if "torch" in sys.argv:
     import torch
 
     found |= {"seed": torch.initial_seed(), "torch": torch.rand(1).item()}
+if "cuda" in sys.argv:
+    found |= {"cuda_seed": torch.cuda.initial_seed(), "cuda": torch.rand(1, device="cuda").item()}
 if "numpy" in sys.argv:
     import numpy
 

@@ -30,6 +30,9 @@ class Probe:
     """Interpreter options, given to the agent's Python."""
     env: Mapping[str, str] = field(default_factory=dict)
     preload: str = "auto"
+    prefix: tuple[str, ...] = ()
+    """What the agent is started by, a shell for one."""
+    python: str = sys.executable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +76,19 @@ def heed_signals() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
+def reset_signals() -> None:
+    """As `subreaper` does before it starts a command: under nohup pytest itself ignores SIGHUP."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+
+
 def run_plainly(probe: Probe) -> Shown:
     """`python -u <flags> script args`, as a session leader."""
     words = ["-m", probe.target] if probe.kind == "module" else [probe.target]
     env = build_env({**probe.env, "PROBE_PARENT": str(os.getpid())})
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = subprocess.run(
-            [sys.executable, "-u", *probe.flags, *words, *probe.args],
+            [*probe.prefix, probe.python, "-u", *probe.flags, *words, *probe.args],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -111,9 +120,8 @@ def run_started(probe: Probe, how: str, folder: Path, **request: Any) -> Started
     }
     file = folder / "request.json"
     file.write_text(json.dumps(whole))
-    outcome = run_tree(
-        [sys.executable, *probe.flags, str(DRIVER), str(file)], env=build_env(probe.env), cwd=PROBES, timeout_s=150
-    )
+    command = [*probe.prefix, probe.python, *probe.flags, str(DRIVER), str(file)]
+    outcome = run_tree(command, env=build_env(probe.env), cwd=PROBES, timeout_s=150)
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     result = json.loads((folder / "result.json").read_text())

@@ -1,6 +1,5 @@
 """A worker, cold and warm, is what `python script args` would have been: one probe program per item."""
 
-import os
 import shutil
 import sys
 import zipfile
@@ -107,13 +106,21 @@ def test_process_state_in_the_c_locale(tmp_path: Path) -> None:
 
 
 def test_process_state_that_the_agent_was_given(tmp_path: Path) -> None:
-    """What a worker inherits from the agent's own start."""
-    before = os.umask(0o27)
-    try:
-        env = {"TMPDIR": str(tmp_path), "PYTHONIOENCODING": "latin-1"}
-        compare(Probe(target="process_state.py", env=env), tmp_path)
-    finally:
-        os.umask(before)
+    """What a worker inherits from the agent's own start: below nohup, with limits."""
+    given = ("sh", "-c", "trap '' HUP; umask 027; ulimit -n 777; exec \"$@\"", "sh")
+    env = {"TMPDIR": str(tmp_path), "PYTHONIOENCODING": "latin-1", "PWD": str(PROBES)}  # a shell sets PWD
+    compare(Probe(target="process_state.py", env=env, prefix=given), tmp_path)
+    text = (tmp_path / "warm" / "0.0.out").read_text()
+    assert "dispositions {1: '1'" in text
+    assert "(777, 777)" in text
+    assert "['Umask:', '0027']" in text
+
+
+def test_descriptors_that_the_agent_was_given(tmp_path: Path) -> None:
+    """They are the agent's, not its workers'; plain Python would have them."""
+    given = ("sh", "-c", 'exec 7</dev/null; exec "$@"', "sh")
+    compare(Probe(target="process_state.py", prefix=given), tmp_path, plain=False)
+    assert "descriptors [0, 1, 2]\n" in (tmp_path / "warm" / "0.0.out").read_text()
 
 
 def test_recursion(tmp_path: Path) -> None:

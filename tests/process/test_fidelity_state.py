@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -207,9 +208,24 @@ def test_a_start_up_hook_runs_as_in_plain_python(tmp_path: Path) -> None:
 )
 def test_start_up_hooks_that_a_fork_would_break_start_cold(text: str, reason: str, tmp_path: Path) -> None:
     env = write_site(tmp_path / "site", text)
-    probe = Probe(target="exits.py", args=("zero",), env=env)
-    cold = run_started(probe, "cold", tmp_path / "cold", nproc=2)
-    warm = run_started(probe, "warm", tmp_path / "warm", nproc=2)
+    expect_cold(Probe(target="exits.py", args=("zero",), env=env), reason, tmp_path)
+
+
+def test_a_profiler_of_a_pth_file_starts_cold(tmp_path: Path) -> None:
+    """As coverage starts itself: a line of a .pth file in site-packages, run before any script."""
+    venv.create(tmp_path / "env", with_pip=False)
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (packages / "profiler.pth").write_text("import sys; sys.setprofile(lambda *_: None)\n")
+    env = {"PYTHONPATH": str(PROBES.parents[2])}
+    python = str(tmp_path / "env" / "bin" / "python")
+    probe = Probe(target="exits.py", args=("zero",), env=env, python=python)
+    expect_cold(probe, "a profiler, debugger or coverage tool is active", tmp_path)
+
+
+def expect_cold(probe: Probe, reason: str, folder: Path) -> None:
+    """Assert that a warm start says once why it is none, and is what a cold one is."""
+    cold = run_started(probe, "cold", folder / "cold", nproc=2)
+    warm = run_started(probe, "warm", folder / "warm", nproc=2)
     assert set(warm.ways) == {"cold"}
     assert len(warm.notices) == 1
     assert reason in warm.notices[0]

@@ -250,6 +250,13 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
     assert agent.notices == ["workers start cold: the template ended (exit code 9) while importing: no such luck"]
 
 
+FAKE_TORCH = """
+import sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["torch"].{} = types.SimpleNamespace(is_initialized=lambda: True)
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -259,6 +266,9 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
         ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='t1').start()", "(t1)"),
         ("import socket\nkept = socket.socketpair()", "open (socket:["),
         ("import os\nkept = os.pipe()", "open (pipe:["),
+        ("import os\nkept = os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)", "ptmx)"),  # CUDA's cuInit leaves such files
+        (FAKE_TORCH.format("cuda"), "an import has initialised cuda"),
+        (FAKE_TORCH.format("xpu"), "an import has initialised xpu"),
     ],
 )
 def test_imports_that_make_forking_unsafe(

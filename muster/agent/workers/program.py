@@ -176,7 +176,7 @@ def run(
         call(*arguments)
     except SystemExit:
         raise
-    except BaseException as error:
+    except BaseException as error:  # every end but sys.exit is recorded, GeneratorExit too, and all of them go on
         shown = _user_frames(error.__traceback__)
         _show_only(error, shown)
         if error_file and not isinstance(error, KeyboardInterrupt) and began == (os.getpid(), _signature(error_file)):
@@ -347,7 +347,9 @@ def _record(error: BaseException, shown: "TracebackType | None", error_file: str
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)
-    except Exception as trouble:  # noqa: BLE001  # nothing that goes wrong here may keep their traceback from showing
+    # Their exceptions' __str__, __notes__ and __cause__ are user code that may raise anything, and whatever goes wrong
+    # in making a record must not take the place of the exception it is about.
+    except Exception as trouble:  # noqa: BLE001
         sys.stderr.write(f"muster: cannot record the exception in {error_file}: {type(trouble).__name__}\n")
     finally:
         sys.path[:] = path
@@ -356,7 +358,7 @@ def _record(error: BaseException, shown: "TracebackType | None", error_file: str
 def _read_text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # __str__ is user code
+    except Exception:  # noqa: BLE001  # __str__ is user code: it may raise anything
         return "<exception str() failed>"
 
 

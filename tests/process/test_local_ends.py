@@ -72,6 +72,17 @@ def test_nothing_outlives_the_command_line(tmp_path, env, signum):
     state, reason = outcome_of(folder)
     assert state == "CANCELLED"
     assert reason.startswith("cancelled")
+    assert outcome.exit_code == -signum
+    assert "Traceback" not in outcome.stderr, outcome.explain()
+
+
+def test_ctrl_c_of_a_pipeline_is_its_own_affair(tmp_path, env):
+    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        wait_for_trees(tmp_path)
+        tree.send(signal.SIGINT)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (-signal.SIGINT, ()), outcome.explain()
+    assert outcome.stderr.rstrip().endswith("KeyboardInterrupt"), outcome.explain()
 
 
 def test_nothing_outlives_a_pipeline(tmp_path, env):
@@ -91,6 +102,7 @@ def test_second_ctrl_c_kills(tmp_path, env):
         assert outcome_of(folder)[0] == "RUNNING"
         tree.send(signal.SIGINT)
         outcome = tree.wait()
+    assert "Traceback" not in outcome.stderr, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     assert [known.exit_code for known in folder.read_record().gang.replicas.values()] == [137, 137]
 

@@ -18,6 +18,7 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
+from muster.schedulers.ctrl_c import hide_traceback
 from muster.schedulers.entrypoint import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.local.devices import list_devices
@@ -209,6 +210,7 @@ class LocalScheduler(PluginScheduler):
 
         Comes after Ctrl-C, too: a second Ctrl-C meanwhile kills.
         """
+        hide_traceback()
         folders = [folder for folder in self._own.values() if folder.spec_file.exists()]
         self._own.clear()
         for folder in folders:

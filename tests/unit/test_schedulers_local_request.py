@@ -1,15 +1,20 @@
 """What local_cwd would run, as a pure function of AppDef, options and facts about the host."""
 
 import copy
+import subprocess
+import sys
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
+import muster
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.local.devices import assign_devices, list_devices
-from muster.schedulers.local.interpreter import find_interpreter
+from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.request import Host, build_request
 
 TINY = Resource(cpu=1, gpu=0, memMB=1)
@@ -142,3 +147,28 @@ def test_interpreters(tmp_path):
     assert find_interpreter(venv | conda, "/own") == str(tmp_path / "venv/bin/python3")
     with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; leave that environment or unset"):
         find_interpreter({"VIRTUAL_ENV": "/gone"}, "/own")
+
+
+@pytest.mark.parametrize("sibling", [sys.executable, str(Path(sys.executable).with_name("python3"))])
+def test_no_interpreter_is_started_to_see_what_is_plain(monkeypatch, sibling):
+    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(muster, "__file__", f"{sysconfig.get_path('purelib')}/muster/__init__.py")
+    assert has_same_muster(sibling)
+
+
+def test_any_other_interpreter_is_asked(monkeypatch, tmp_path):
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.symlink_to(Path(sys.executable).resolve())  # the same file, another environment
+    asked = []
+
+    def ask(command, **_options):
+        asked.append(command[0])
+        return subprocess.CompletedProcess(command, 0, stdout="0.0.0\n")
+
+    monkeypatch.setattr(subprocess, "run", ask)
+    monkeypatch.setattr(muster, "__file__", f"{sysconfig.get_path('purelib')}/muster/__init__.py")
+    assert not has_same_muster(str(other))
+    monkeypatch.setattr(muster, "__file__", str(tmp_path / "muster" / "__init__.py"))
+    assert not has_same_muster(sys.executable)
+    assert asked == [str(other), sys.executable]

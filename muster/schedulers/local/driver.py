@@ -15,7 +15,6 @@ from typing import Any
 
 from muster import _processes
 from muster._contract import AGENT_BUNDLE_NAME, Env
-from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.spawn import Launch, spawn
 from muster.schedulers.supervision.driver import Handle, Mailbox, StartError
@@ -48,6 +47,8 @@ class LocalDriver:
         # socket again when it is replaced, so that members who connected meanwhile are in its backlog.
         self._listeners = {role.name: _listen() for role in spec.roles if role.is_agent}
         if spec.details.get("needs_bundle"):
+            from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
+
             (self._folder.path / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:

@@ -1,8 +1,9 @@
 """An API server as our client sees one: real HTTP, the rules that matter, and whatever goes wrong on demand.
 
-Strict validation, conflicts, merge patches, garbage collection by owner, paging with tokens that expire, watches with
-bookmarks and 410, log streams that break, bearer tokens that run out, scripted refusals; and a Job controller with
-just enough of the real one's rules to make, replace and remove pods. Tests play kubelet: they start and end pods.
+Strict validation, the rules of `kubernetes_rules.py`, conflicts, merge patches, garbage collection by owner, paging
+with tokens that expire, watches with bookmarks and 410, log streams that break, bearer tokens that run out, scripted
+refusals; and a Job controller with just enough of the real one's rules to make, replace and remove pods. Tests play
+kubelet: they start and end pods.
 """
 
 import base64
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
+
+from doubles.kubernetes_rules import Broken, check_create, check_update
 
 from muster.schedulers.kubernetes.schema import check_document, parse_version
 
@@ -380,6 +383,12 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(400, f"strict decoding error: {error}", "BadRequest") from error
         for value in (body.get("data") or {}).values():
             base64.b64decode(value, validate=True)
+        try:
+            check_create(body)
+        except Broken as broken:
+            raise Refusal(
+                422, f'{body["kind"]} "{body["metadata"]["name"]}" is invalid: {broken}', "Invalid"
+            ) from broken
         if body.get("kind") != KINDS.get(plural, body.get("kind")) or body["metadata"].get("namespace") != namespace:
             raise Refusal(400, f"a {body.get('kind')} does not belong here", "BadRequest")
         key = (group, namespace, plural, body["metadata"]["name"])
@@ -392,12 +401,15 @@ class Handler(BaseHTTPRequestHandler):
     def patch(self, key, change):
         assert self.headers["Content-Type"] == "application/merge-patch+json"
         item = self.cluster.objects[key]
-        if key[2] == "jobs" and {"completions", "parallelism"} & change.get("spec", {}).keys():
-            spec = {**item["spec"], **change["spec"]}
-            if spec["completions"] != spec["parallelism"]:
-                raise Refusal(422, "spec.completions: Invalid value: field is immutable", "Invalid")
+        changed = copy.deepcopy(item)
+        merge(changed, change)
+        try:
+            check_update(item, changed)
+        except Broken as broken:
+            raise Refusal(422, f'{key[2]} "{key[3]}" is invalid: {broken}', "Invalid") from broken
         merge(item, change)
-        if key[2] == "jobs" and change.get("spec", {}).get("activeDeadlineSeconds"):
+        # the deadline counts from the start of the pods, which a suspended Job has not seen
+        if key[2] == "jobs" and change.get("spec", {}).get("activeDeadlineSeconds") and not item["spec"].get("suspend"):
             self.cluster.end_job(key, "Failed", "DeadlineExceeded")
         self.cluster.stamp(key, "MODIFIED")
         return item

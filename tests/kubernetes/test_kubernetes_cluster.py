@@ -1,6 +1,7 @@
 """End to end on a real cluster: what the adapter promises, as a user would see it."""
 
 import copy
+import json
 import subprocess
 import sys
 import threading
@@ -8,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(900),
+    # a kubeconfig with insecure-skip-tls-verify is its owner's choice
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
+]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LABEL = "app.kubernetes.io/instance"
@@ -202,9 +208,9 @@ def test_the_server_takes_what_a_dry_run_prints(start, resources, namespace, sma
     from muster.components.dist import ddp
     from muster.schedulers.kubernetes.request import build_request
 
-    app = ddp(script="main.py", j="1:4x8", image="img", mounts=["type=volume,src=emptydir/1Gi,dst=/data"])
+    app = ddp(script="main.py", j="1:4x8", image="img", mounts=["type=volume", "src=emptydir/1Gi", "dst=/data"])
     before = copy.deepcopy(app)
-    text = str(build_request(app, {"namespace": namespace, "pod_template": small}, name="dry-x1"))
+    text = str(build_request(app, {"namespace": namespace, "pod_template": json.dumps(small)}, name="dry-x1"))
     assert app == before
     for document in yaml.safe_load_all(text):
         resources.create(document, dry_run=True)

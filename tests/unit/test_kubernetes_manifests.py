@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import yaml
+from doubles.kubernetes_rules import Broken, check_create
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torchx import specs
@@ -352,8 +353,49 @@ def test_whatever_is_built_passes_the_strict_schema(bundle, name, app_roles, opt
         return
     assert app == before, "the caller's AppDef is not changed"
     assert str(build_request(app, options, name="app-b1c2d3e4")) == str(request), "deterministic"
-    for document in request.documents:
+    for document in with_token(request, "a-token", "team-a"):
         validate_strictly(document, options["kube_version"])
+        check_create(document)
+
+
+def breaking(change):
+    """Documents of a sound request, one of them changed into what the real API server refuses."""
+    request = build(agent_role(nodes=4, max_retries=1))
+    documents = {document["kind"]: document for document in with_token(request, "tok", "ns")}
+    change(documents, documents["Job"]["spec"], documents["Job"]["spec"]["template"]["spec"])
+    return documents.values()
+
+
+def check_all(documents):
+    for document in documents:
+        check_create(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, job, pod: job.pop("backoffLimitPerIndex"), "Required value: when maxFailedIndexes is"),
+        (lambda d, job, pod: job.update(maxFailedIndexes=5), "less than or equal to completions"),
+        (lambda d, job, pod: job.update(podReplacementPolicy="TerminatingOrFailed"), 'supported values: "Failed"'),
+        (lambda d, job, pod: job.update(completionMode="NonIndexed"), "requires indexed completion mode"),
+        (lambda d, job, pod: job.update(successPolicy={"rules": [{"succeededCount": 5}]}), "less than or equal to"),
+        (lambda d, job, pod: job["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[2, 1]), "be ordered"),
+        (lambda d, job, pod: pod.update(restartPolicy="OnFailure"), 'only "Never" is supported'),
+        (lambda d, job, pod: pod["containers"][0].update(image=""), "image: Required value"),
+        (lambda d, job, pod: pod["volumes"].pop(), "volumeMounts.name: Not found"),
+        (lambda d, job, pod: pod["tolerations"][0].update(tolerationSeconds=1), "effect must be 'NoExecute'"),
+        (lambda d, job, pod: d["Service"]["metadata"].update(name="1a"), "a DNS-1035 label"),
+        (lambda d, job, pod: d["Job"]["metadata"].update(name="a" * 62), "pod with invalid DNS label"),
+        (
+            lambda d, job, pod: d["ConfigMap"].update(binaryData={"x": "A" * (1 << 21)}),
+            "not be more than 1048576 bytes",
+        ),
+    ],
+)
+def test_the_double_refuses_what_the_real_server_refuses(change, message):
+    check_all(breaking(lambda *_: None))
+    with pytest.raises(Broken, match=message):
+        check_all(breaking(change))
 
 
 # -- golden files -----------------------------------------------------------------------------------------------------
@@ -582,6 +624,42 @@ def test_the_rest_of_an_elastic_volcano_job_is_numbered_apart():
             "volume 'nfs/x' is not CLAIM or one of",
         ),
         ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="x")])], {}, "'x' is not an absolute path"),
+        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/a/../b")])], {}, "without ':' and '..'"),
+        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/muster/work/")])], {}, "belongs to muster"),
+        (
+            [plain_role(mounts=[specs.VolumeMount(src="a", dst_path=path) for path in ("/x", "/x/")])],
+            {},
+            "two mounts have the target '/x'",
+        ),
+        ([plain_role(mounts=[specs.VolumeMount(src="My_Claim", dst_path="/x")])], {}, "no name of a Kubernetes object"),
+        (
+            [plain_role(mounts=[specs.VolumeMount(src="emptydir/big", dst_path="/x")])],
+            {},
+            "has no size after the slash",
+        ),
+        (
+            [plain_role(mounts=[specs.BindMount(src_path="/a/../b", dst_path="/x")])],
+            {},
+            "path of the host without '..'",
+        ),
+        ([plain_role(image="")], {}, "image '' is no name of an image"),
+        ([plain_role(max_retries=2**31)], {}, "max_retries=2147483648 is too large"),
+        ([agent_role(nodes=100_001)], {}, "100001 replicas, a Job has at most 100000"),
+        (
+            [plain_role(resource=specs.Resource(cpu=1, gpu=0, memMB=1, devices={"fpga": 1}))],
+            {},
+            "device 'fpga' is not DOMAIN/RESOURCE",
+        ),
+        (
+            [plain_role(resource=specs.Resource(1, 0, 1, {"node.kubernetes.io/instance-type": "no such"}))],
+            {},
+            "'no such' is no value of a node's label",
+        ),
+        (
+            [plain_role()],
+            {"pod_template": '{"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}'},
+            "labels.app.kubernetes.io/instance cannot be set",
+        ),
         ([agent_role()], {"flavor": "volcano", "suspend": True}, "suspend=true is not possible with flavor=volcano"),
     ],
 )

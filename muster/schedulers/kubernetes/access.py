@@ -8,6 +8,10 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError
 
 _ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_POOL_SIZE: Final = 80
+"""Connections kept: more than all log readers together open. Those beyond are closed after one use, with a warning
+each on the user's terminal; the library's default is five per CPU of this machine."""
+
 _INSTALL: Final = "pip install 'torchx-muster[kubernetes]'"
 
 
@@ -102,6 +106,7 @@ def _open_in_cluster(client: Any, config: Any, configuration: Any) -> Connection
 
 
 def _connect(client: Any, configuration: Any, *, namespace: str, origin: str) -> Connection:
+    configuration.connection_pool_maxsize = _POOL_SIZE
     api_client = client.ApiClient(configuration)
     return Connection(
         host=configuration.host.rstrip("/"),

@@ -39,6 +39,16 @@ class RolePlace:
         return f"{self.pod_prefix(app, first)}-0.{app}"
 
 
+def secret_name(app: str) -> str:
+    """The Secret that holds the job's token and secret variables."""
+    return f"{app}-secret"
+
+
+def config_map_name(app: str) -> str:
+    """The ConfigMap that holds the agent and the packed workspaces."""
+    return f"{app}-bundle"
+
+
 def label_roles(names: Sequence[str]) -> list[str]:
     """One DNS label per role, of at most `ROLE_LIMIT` characters, all different.
 

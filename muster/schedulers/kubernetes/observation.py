@@ -1,7 +1,7 @@
 """Reads everything about an app that its status needs, with as few requests as its state allows."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from muster.schedulers.kubernetes.faults import ApiFault
 from muster.schedulers.kubernetes.gang import NATIVE_VERSIONS, VOLCANO_VERSION
@@ -13,6 +13,8 @@ from muster.schedulers.kubernetes.pod import LABEL_INSTANCE
 from muster.schedulers.kubernetes.pods import PodFact, read_pod
 from muster.schedulers.kubernetes.resources import EVENT, POD, Kind, Resources
 from muster.schedulers.kubernetes.status import Observation
+
+_Seen = TypeVar("_Seen")
 
 _POD_GROUPS: Final = (*NATIVE_VERSIONS, VOLCANO_VERSION)
 
@@ -27,9 +29,21 @@ def observe(resources: Resources, ref: AppRef) -> Observation | None:
     return Observation(
         parents=parents,
         pods=pods,
-        queue_words=_read_queue(resources, ref, parents[0]) if waiting or not pods else "",
-        warnings=_read_warnings(resources, ref) if not pods or any(fact.needs_events for fact in waiting) else {},
+        queue_words=_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "") if waiting or not pods else "",
+        warnings=_if_allowed(lambda: _read_warnings(resources, ref), {})
+        if not pods or any(fact.needs_events for fact in waiting)
+        else {},
     )
+
+
+def _if_allowed(look: Callable[[], _Seen], otherwise: _Seen) -> _Seen:
+    """What only explains must not be needed: many roles may not read events, Kueue's workloads or PodGroups."""
+    try:
+        return look()
+    except ApiFault as fault:
+        if fault.refusal.status == 403:
+            return otherwise
+        raise
 
 
 def list_pods(resources: Resources, ref: AppRef, *, leads: bool) -> list[PodFact]:
@@ -45,13 +59,8 @@ def has_lead(parent: Mapping[str, Any]) -> bool:
 
 
 def _read_warnings(resources: Resources, ref: AppRef) -> dict[str, str]:
-    """The newest Warning about each object of the app; none where a role may not read events."""
-    try:
-        items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
-    except ApiFault as fault:
-        if fault.refusal.status == 403:
-            return {}
-        raise
+    """The newest Warning about each object of the app."""
+    items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
     warnings: dict[str, str] = {}
     for item in sorted(items, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or "")):
         name = (item.get("involvedObject") or {}).get("name") or ""

@@ -1,21 +1,27 @@
 """What can be done to an app that exists: cancel, delete, resize."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.appdef import APPDEF_ANNOTATION, decode_app
 from muster.schedulers.kubernetes.faults import ApiFault, RequestFault
 from muster.schedulers.kubernetes.handles import AppRef
-from muster.schedulers.kubernetes.names import LEAD
+from muster.schedulers.kubernetes.names import LEAD, config_map_name, secret_name
 from muster.schedulers.kubernetes.pod import LABEL_INSTANCE
 from muster.schedulers.kubernetes.resources import JOB, JOBSET, VOLCANO_JOB, Kind, Resources
 from muster.schedulers.kubernetes.submission import build_owner_reference
 
 CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
 
-_SUPPLY_KINDS: Final = tuple(Kind(api_version="v1", kind=kind) for kind in ("Service", "ConfigMap", "Secret"))
+_DEADLINE: Final = "activeDeadlineSeconds"
+"""A second of it ends a Job's pods politely, and the Job and its pods stay to be looked at."""
+
+
+def _name_supplies(app: str) -> tuple[tuple[Kind, str], ...]:
+    kinds = (("Service", app), ("ConfigMap", config_map_name(app)), ("Secret", secret_name(app)))
+    return tuple((Kind(api_version="v1", kind=kind), name) for kind, name in kinds)
 
 
 def find_parents(resources: Resources, ref: AppRef) -> list[dict[str, Any]]:
@@ -54,7 +60,7 @@ def cancel(resources: Resources, ref: AppRef) -> None:
         change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
         kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
         if kind == JOB:
-            change["spec"] = {"activeDeadlineSeconds": 1}
+            change["spec"] = {_DEADLINE: 1}
         elif kind == JOBSET:
             change["spec"] = {"suspend": True}
         resources.patch(kind, ref.namespace, metadata["name"], change)
@@ -79,18 +85,17 @@ def _command_abort(resources: Resources, ref: AppRef, job: Mapping[str, Any]) ->
             raise
 
 
-def stop_rest(resources: Resources, ref: AppRef, jobs: list[dict[str, Any]]) -> bool:
+def stop_rest(resources: Resources, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> bool:
     """Flavour `job`, several roles: stops the Jobs that still run once one has failed. No controller does.
 
     Returns:
-        Whether anything was stopped.
+        Whether anything was stopped: the first of several callers does it.
     """
-    ended = {job["metadata"]["name"]: job_end(job) for job in jobs}
-    if "Failed" not in ended.values():
+    if "Failed" not in [job_end(job) for job in jobs]:
         return False
-    running = [name for name, end in ended.items() if end is None]
-    for name in running:
-        resources.patch(JOB, ref.namespace, name, {"spec": {"activeDeadlineSeconds": 1}})
+    running = [job for job in jobs if job_end(job) is None and (job.get("spec") or {}).get(_DEADLINE) != 1]
+    for job in running:
+        resources.patch(JOB, ref.namespace, job["metadata"]["name"], {"spec": {_DEADLINE: 1}})
     return bool(running)
 
 
@@ -108,10 +113,9 @@ def delete(resources: Resources, ref: AppRef) -> bool:
     for parent in reversed(find_parents(resources, ref)):
         kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
         found = resources.delete(kind, ref.namespace, parent["metadata"]["name"]) or found
-    for kind in _SUPPLY_KINDS:
-        items, _ = resources.list_all(kind, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-        for item in items:
-            found = resources.delete(kind, ref.namespace, item["metadata"]["name"]) or found
+    # By name, not by label: few are allowed to list Secrets.
+    for kind, name in _name_supplies(ref.name):
+        found = resources.delete(kind, ref.namespace, name) or found
     return found
 
 

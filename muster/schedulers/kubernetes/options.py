@@ -1,7 +1,6 @@
 """The adapter's options: what `-cfg` may say, checked strictly and offline."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.schedulers.errors import OptionError
+from muster.schedulers.kubernetes import grammar
 from muster.schedulers.kubernetes.schema import VERSION_SENTENCE, load_table, parse_version
 from muster.schedulers.options import StrictOpts
 
@@ -17,16 +17,8 @@ GANGS: Final = ("auto", "none", "kueue", "podgroup", "volcano")
 AGENTS: Final = ("bundled", "image")
 SECURITIES: Final = ("baseline", "restricted")
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
+_DEVICE: Final = re.compile(rf"{grammar.RESOURCE.pattern}(:[1-9]\d*)?", re.ASCII)
 EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_LABEL_KEY: Final = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
-_RESOURCE: Final = re.compile(
-    r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)(:([1-9]\d*))?", re.ASCII
-)
-_QUANTITY: Final = re.compile(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +192,13 @@ def _parse_count(name: str, value: Any) -> int:
 
 
 def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
-    parse = _matching(_NAME, "the name of a Secret")
+    parse = _matching(grammar.NAME, "the name of a Secret")
     return tuple(parse(name, item) for item in ([value] if isinstance(value, str) else value))
 
 
 def _parse_selector(name: str, value: Any) -> dict[str, str]:
     for key, wanted in dict(value).items():
-        if _LABEL_KEY.fullmatch(key) is None or _LABEL_VALUE.fullmatch(str(wanted)) is None:
+        if grammar.LABEL_KEY.fullmatch(key) is None or grammar.LABEL_VALUE.fullmatch(str(wanted)) is None:
             raise OptionError(f"{name}: {key}:{wanted} is not KEY:VALUE of a label", name)
     return {key: str(wanted) for key, wanted in dict(value).items()}
 
@@ -224,7 +216,11 @@ def _parse_toleration(name: str, text: str) -> dict[str, Any]:
     if len(parts) > 1 and parts[-1] in EFFECTS:
         toleration["effect"] = parts.pop()
     key, value = parts[0], parts[1] if len(parts) > 1 else None
-    if len(parts) > 2 or _LABEL_KEY.fullmatch(key) is None or (value and _LABEL_VALUE.fullmatch(value) is None):
+    if (
+        len(parts) > 2
+        or grammar.LABEL_KEY.fullmatch(key) is None
+        or (value and grammar.LABEL_VALUE.fullmatch(value) is None)
+    ):
         raise OptionError(f"{name}: {text!r} is not KEY[:VALUE][:{'|'.join(EFFECTS)}][:SECONDS]", name)
     if value is None:
         return {"key": key, "operator": "Exists", **toleration}
@@ -235,9 +231,7 @@ def _parse_template(name: str, value: Any) -> dict[str, Any]:
     import yaml
 
     text, source = str(value), "inline"
-    if isinstance(value, Mapping):
-        text = json.dumps(value)
-    elif not text.lstrip().startswith("{"):
+    if not text.lstrip().startswith("{"):
         source = text
         try:
             text = Path(text).expanduser().read_text()
@@ -267,21 +261,21 @@ def _parse_rdma(name: str, value: Any) -> str | None:
     text = str(value)
     if text.lower() in ("false", "no", "0", ""):
         return None
-    if text.lower() != "true" and _RESOURCE.fullmatch(text) is None:
+    if text.lower() != "true" and _DEVICE.fullmatch(text) is None:
         raise OptionError(f"{name}={value} is not 'true' or DOMAIN/RESOURCE[:COUNT]; for example rdma/hca:1", name)
     return text
 
 
 _PARSERS: Final[Mapping[str, Any]] = {
-    "namespace": _matching(_LABEL, "a namespace's name"),
+    "namespace": _matching(grammar.LABEL, "a namespace's name"),
     "flavor": _one_of(*FLAVORS),
     "gang": _one_of(*GANGS),
     "agent": _one_of(*AGENTS),
     "security": _one_of(*SECURITIES),
     "image_pull_policy": _one_of(*PULL_POLICIES),
-    "queue": _matching(_NAME, "a queue's name"),
-    "priority_class": _matching(_NAME, "a PriorityClass' name"),
-    "service_account": _matching(_NAME, "a service account's name"),
+    "queue": _matching(grammar.NAME, "a queue's name"),
+    "priority_class": _matching(grammar.NAME, "a PriorityClass' name"),
+    "service_account": _matching(grammar.NAME, "a service account's name"),
     "image_pull_secrets": _parse_secrets,
     "node_selector": _parse_selector,
     "tolerations": _parse_tolerations,
@@ -291,7 +285,7 @@ _PARSERS: Final[Mapping[str, Any]] = {
     "reserved_millicpu": _parse_count,
     "reserved_memmb": _parse_count,
     "efa_device_count": _parse_count,
-    "shm_size": _matching(_QUANTITY, "a size; for example 16Gi"),
+    "shm_size": _matching(grammar.QUANTITY, "a size; for example 16Gi"),
     "rdma": _parse_rdma,
     "kube_version": _parse_kube_version,
 }

@@ -22,6 +22,8 @@ OURS: Final = {
 }
 """Fields of the pod's spec that a patch may not set, and why."""
 
+OUR_LABELS: Final = "app.kubernetes.io/"
+
 
 def merge_pod_template(
     template: Mapping[str, Any], patch: Mapping[str, Any], version: tuple[int, int]
@@ -42,8 +44,20 @@ def merge_pod_template(
         if isinstance(spec, Mapping) and name in spec:
             raise OptionError(f"pod_template.spec.{name} cannot be set: {reason}", "pod_template")
     merged = _merge_mapping(template, patch, "PodTemplateSpec", "pod_template", version)
+    _refuse_labels(template, merged)
     check_pod_template(merged, version)
     return merged
+
+
+def _refuse_labels(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+    """Our labels are how the Service, status and logs find the pods."""
+    before = (template.get("metadata") or {}).get("labels") or {}
+    after = (merged.get("metadata") or {}).get("labels") or {}
+    for name, value in before.items():
+        if name.startswith(OUR_LABELS) and after.get(name) != value:
+            raise OptionError(
+                f"pod_template.metadata.labels.{name} cannot be set: pods are found by it", "pod_template"
+            )
 
 
 def _merge_mapping(

@@ -10,6 +10,7 @@ from torchx.specs import macros
 from muster._contract import Env
 from muster.schedulers.entrypoint import is_agent_role
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.kubernetes import grammar
 from muster.schedulers.kubernetes.names import RolePlace, check_names, label_roles
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
@@ -123,6 +124,7 @@ def build_plan(app: Any, options: Options, *, name: str, workspaces: Mapping[str
 
 
 def _plan_role(role: Any, label: str, options: Options, name: str, workspaces: Mapping[str, str]) -> RolePlan:
+    _check_role(role)
     for key in role.env:
         if _ENV_NAME.fullmatch(key) is None:
             raise SchedulerError(
@@ -148,6 +150,18 @@ def _plan_role(role: Any, label: str, options: Options, name: str, workspaces: M
         workspace=workspaces.get(role.name),
         grace_s=_grace(role, is_agent, options),
     )
+
+
+def _check_role(role: Any) -> None:
+    """What the API server would refuse in its own words, or what would never run."""
+    if not role.image or role.image != role.image.strip():
+        raise SchedulerError(f"role {role.name!r}: image {role.image!r} is no name of an image")
+    if role.num_replicas > grammar.INDEXED_LIMIT:
+        raise SchedulerError(
+            f"role {role.name!r}: {role.num_replicas} replicas, a Job has at most {grammar.INDEXED_LIMIT}"
+        )
+    if role.max_retries + role.num_replicas > grammar.COUNT_LIMIT:
+        raise SchedulerError(f"role {role.name!r}: max_retries={role.max_retries} is too large")
 
 
 def _check_text(text: Any, role: Any, what: str) -> str:

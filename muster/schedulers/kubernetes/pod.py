@@ -10,7 +10,8 @@ from typing import Any, Final
 from muster._contract import NEVER_RETRY, Env, RoleKey
 from muster.schedulers.entrypoint import rewrite_agent_args
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes import grammar
+from muster.schedulers.kubernetes.names import CONTAINER, secret_name
 from muster.schedulers.kubernetes.patch import merge_pod_template
 from muster.schedulers.kubernetes.plan import INDEX_MARK, AppPlan, RolePlan, escape
 from muster.schedulers.kubernetes.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
@@ -100,7 +101,7 @@ def _build_placement(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
     placement: dict[str, Any] = {}
     selector = dict(options.node_selector)
     if _INSTANCE_TYPE in role.role.resource.capabilities:
-        selector[_INSTANCE_TYPE] = str(role.role.resource.capabilities[_INSTANCE_TYPE])
+        selector[_INSTANCE_TYPE] = _check_instance_type(role, str(role.role.resource.capabilities[_INSTANCE_TYPE]))
     if selector:
         placement["nodeSelector"] = selector
     if options.service_account:
@@ -110,6 +111,12 @@ def _build_placement(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
     if options.priority_class and options.resolved_gang != "kueue":
         placement["priorityClassName"] = options.priority_class
     return placement
+
+
+def _check_instance_type(role: RolePlan, text: str) -> str:
+    if grammar.LABEL_VALUE.fullmatch(text) is None:
+        raise SchedulerError(f"role {role.role.name!r}: {_INSTANCE_TYPE} {text!r} is no value of a node's label")
+    return text
 
 
 def _build_tolerations(plan: AppPlan) -> list[dict[str, Any]]:
@@ -215,16 +222,11 @@ def _build_agent_env(plan: AppPlan, role: RolePlan) -> dict[str, str]:
 
 
 def _from_secret(plan: AppPlan, name: str, key: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(plan), "key": key}}}
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(plan.name), "key": key}}}
 
 
 def _from_field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def secret_name(plan: AppPlan) -> str:
-    """The Secret that holds the job's token and secret variables."""
-    return f"{plan.name}-secret"
 
 
 def build_resources(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
@@ -260,6 +262,10 @@ def _count_devices(plan: AppPlan, role: RolePlan) -> dict[str, int]:
         device, _, number = options.rdma.partition(":")
         devices[device] = int(number or 1)
     for name, count in devices.items():
+        if grammar.RESOURCE.fullmatch(name) is None:
+            raise SchedulerError(
+                f"role {role.role.name!r}: device {name!r} is not DOMAIN/RESOURCE, as in nvidia.com/gpu"
+            )
         if count < 0:
             raise SchedulerError(f"role {role.role.name!r}: {count} of device {name!r} is negative")
     return {name: count for name, count in devices.items() if count}

@@ -13,12 +13,13 @@ from muster.schedulers.kubernetes.dryrun import render_documents
 from muster.schedulers.kubernetes.gang import VOLCANO_VERSION, add_pod_group, native_version
 from muster.schedulers.kubernetes.job import build_jobs, build_service
 from muster.schedulers.kubernetes.jobset import build_jobset
+from muster.schedulers.kubernetes.names import config_map_name, secret_name
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.plan import AppPlan, build_plan
-from muster.schedulers.kubernetes.pod import TOKEN_KEY, build_labels, secret_name
+from muster.schedulers.kubernetes.pod import TOKEN_KEY, build_labels
 from muster.schedulers.kubernetes.schema import check_document
 from muster.schedulers.kubernetes.volcano import build_volcano_job
-from muster.schedulers.kubernetes.volumes import config_map_name, needs_bundle
+from muster.schedulers.kubernetes.volumes import needs_bundle
 
 PARENT_KINDS: Final = ("Job", "JobSet")
 """The first of these in a request owns all other objects."""
@@ -99,12 +100,12 @@ def _build_supplies(plan: AppPlan, token: str | None, packed: Mapping[str, bytes
     labels = build_labels(plan)
     supplies: list[dict[str, Any]] = []
     if plan.needs_token or plan.secret_values:
-        supplies.append(build_secret(secret_name(plan), labels, {} if token is None else {TOKEN_KEY: token}))
+        supplies.append(build_secret(secret_name(plan.name), labels, {} if token is None else {TOKEN_KEY: token}))
     if any(needs_bundle(plan, role) for role in plan.roles):
         needs_agent = plan.needs_token and plan.options.agent == "bundled"
         used = {role.workspace for role in plan.roles if role.workspace}
         bundles = build_bundles({key: packed[key] for key in sorted(used)}, needs_agent=needs_agent)
-        supplies.append(build_config_map(config_map_name(plan), labels, bundles))
+        supplies.append(build_config_map(config_map_name(plan.name), labels, bundles))
     if plan.options.flavor == "job":
         supplies.append(build_service(plan))
     return supplies

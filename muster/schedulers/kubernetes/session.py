@@ -1,7 +1,7 @@
 """Everything the scheduler does with clusters; one per scheduler, with one client for each way to a cluster."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -71,7 +71,7 @@ class Session:
         if seen is None:
             return None
         if len(seen.parents) > 1:
-            _stop_rest(resources, ref, seen)
+            _stop_rest(resources, ref, seen.parents)
         return build_status(app_id, seen)
 
     def cancel(self, app_id: str) -> None:
@@ -142,6 +142,8 @@ class Session:
 
         def is_over() -> bool:
             current = operations.find_parents(resources, ref)
+            if len(current) > 1:
+                _stop_rest(resources, ref, current)
             return not current or decide_state(Observation(parents=current, pods=())) in _OVER
 
         return self._boards.setdefault(app_id, PodBoard(resources, ref, leads=has_lead(parents[0]), is_over=is_over))
@@ -159,9 +161,9 @@ def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str) -> st
     return label_roles(names)[names.index(role)]
 
 
-def _stop_rest(resources: Resources, ref: AppRef, seen: Observation) -> None:
+def _stop_rest(resources: Resources, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> None:
     try:
-        if operations.stop_rest(resources, ref, [dict(job) for job in seen.parents]):
+        if operations.stop_rest(resources, ref, jobs):
             _say(f"{ref.name}: one role has failed, the others are stopped")
     except ApiFault as fault:
         if fault.refusal.status != 403:  # who may only look, looks

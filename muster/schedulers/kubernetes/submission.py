@@ -3,9 +3,11 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.faults import ApiFault
 from muster.schedulers.kubernetes.gang import (
     NATIVE_GROUP,
     NATIVE_VERSIONS,
@@ -23,6 +25,12 @@ _FLAVOR_KINDS: Final = {
     "jobset": ("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet is not installed in this cluster"),
     "volcano": ("batch.volcano.sh/v1alpha1", "jobs", "Volcano is not installed in this cluster"),
 }
+
+
+_SEVERAL_ROLES: Final = (
+    "each role is a Job of its own: when one fails, the others are stopped by whoever looks next (torchx status, or a "
+    "followed log); with flavor=jobset the cluster itself does it"
+)
 
 
 def submit(resources: Resources, request: Request, *, namespace: str, say: Callable[[str], None]) -> str:
@@ -53,20 +61,37 @@ def submit(resources: Resources, request: Request, *, namespace: str, say: Calla
     if request.options.validate_spec:
         for document in documents:
             resources.create(document, dry_run=True)
+    attempt = _Attempt(name=request.name, namespace=namespace, mark=mark, documents=documents)
     with ExitStack() as undo:
-        undo.callback(_roll_back, resources, documents, request.name, namespace, mark)
-        _create_all(resources, documents)
+        undo.callback(_roll_back, resources, attempt, say)
+        _create_all(resources, attempt)
         undo.pop_all()
+    if [document["kind"] for document in documents].count("Job") > 1 and request.options.flavor == "job":
+        say(_SEVERAL_ROLES)
     return request.name
 
 
-def _create_all(resources: Resources, documents: Sequence[dict[str, Any]]) -> None:
+@dataclass(kw_only=True)
+class _Attempt:
+    """One submission under way."""
+
+    name: str
+    namespace: str
+    mark: str
+    documents: Sequence[dict[str, Any]]
+    created: list[dict[str, Any]] = field(default_factory=list)
+    """Those of the documents that are known to exist and to be ours."""
+
+
+def _create_all(resources: Resources, attempt: _Attempt) -> None:
+    documents = attempt.documents
     owner: dict[str, Any] | None = None
     supplies: list[dict[str, Any]] = []
     for document in documents:
         if owner is not None:
             document["metadata"]["ownerReferences"] = [build_owner_reference(owner)]
         created = resources.create(document)
+        attempt.created.append(document)
         if owner is None and document["kind"] in PARENT_KINDS:
             owner = {**document, "metadata": {**document["metadata"], "uid": created["metadata"]["uid"]}}
         elif owner is None:
@@ -92,19 +117,32 @@ def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _roll_back(
-    resources: Resources, documents: Sequence[Mapping[str, Any]], name: str, namespace: str, mark: str
-) -> None:
-    """Deletes what this submission created, also what it does not know to exist: found by label and mark."""
-    kinds: list[Kind] = []
-    for document in reversed(documents):
-        if kind_of(document) not in kinds:
-            kinds.append(kind_of(document))
-    for kind in kinds:
-        items, _ = resources.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={name}")
-        for item in items:
-            if item["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == mark:
-                resources.delete(kind, namespace, item["metadata"]["name"])
+def _roll_back(resources: Resources, attempt: _Attempt, say: Callable[[str], None]) -> None:
+    """Deletes what this submission created, also what it does not know to exist. What went wrong is told elsewhere."""
+    kinds = list(dict.fromkeys(kind_of(document) for document in reversed(attempt.documents)))
+    try:
+        for kind in kinds:
+            for name in _find_own(resources, kind, attempt):
+                resources.delete(kind, attempt.namespace, name)
+    except (EngineError, SchedulerError) as error:
+        names = ",".join(kind.kind.lower() for kind in kinds)
+        by_hand = f"kubectl -n {attempt.namespace} delete {names} -l {LABEL_INSTANCE}={attempt.name}"
+        say(f"what was created could not all be taken back ({error}); to do so: {by_hand}")
+
+
+def _find_own(resources: Resources, kind: Kind, attempt: _Attempt) -> list[str]:
+    """Names of the objects of a kind that bear this submission's mark; those known of, where listing is forbidden."""
+    try:
+        items, _ = resources.list_all(kind, attempt.namespace, labels=f"{LABEL_INSTANCE}={attempt.name}")
+    except ApiFault as fault:
+        if fault.refusal.status != 403:
+            raise
+        return [document["metadata"]["name"] for document in attempt.created if kind_of(document) == kind]
+    return [
+        item["metadata"]["name"]
+        for item in items
+        if item["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == attempt.mark
+    ]
 
 
 def _check_flavor(resources: Resources, request: Request) -> None:
@@ -122,13 +160,20 @@ def _check_queue(resources: Resources, request: Request, namespace: str) -> None
                 f"queue={options.queue}: Kueue is not installed in this cluster; leave queue out, or install it"
             )
         kind = Kind(api_version=versions[0], kind="LocalQueue")
-        if resources.read(kind, namespace, options.queue) is None:
-            there = _name_queues(resources, kind, namespace)
-            raise SchedulerError(f"namespace {namespace!r} has no LocalQueue {options.queue!r}; {there}")
+        _expect_queue(resources, kind, namespace, options.queue, f"namespace {namespace!r} has no LocalQueue")
     elif options.resolved_gang == "volcano" and options.queue:
         kind = Kind(api_version="scheduling.volcano.sh/v1beta1", kind="Queue", namespaced=False)
-        if resources.read(kind, "", options.queue) is None:
-            raise SchedulerError(f"Volcano has no queue {options.queue!r}; {_name_queues(resources, kind, '')}")
+        _expect_queue(resources, kind, "", options.queue, "Volcano has no queue")
+
+
+def _expect_queue(resources: Resources, kind: Kind, namespace: str, name: str, lack: str) -> None:
+    """Refuses a queue that is not there; who may not look has to trust the name."""
+    try:
+        if resources.read(kind, namespace, name) is None:
+            raise SchedulerError(f"{lack} {name!r}; {_name_queues(resources, kind, namespace)}")
+    except ApiFault as fault:
+        if fault.refusal.status != 403:
+            raise
 
 
 def _name_queues(resources: Resources, kind: Kind, namespace: str) -> str:

@@ -5,10 +5,13 @@ TorchX knows binds (host paths), volumes (claims) and devices. The source of a `
 hold a slash.
 """
 
+import posixpath
 from typing import Any, Final
 
 from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.kubernetes import grammar
+from muster.schedulers.kubernetes.names import config_map_name
 from muster.schedulers.kubernetes.plan import AppPlan, RolePlan
 
 BUNDLE_DIR: Final = "/opt/muster"
@@ -31,8 +34,9 @@ def build_volumes(plan: AppPlan, role: RolePlan) -> tuple[list[dict[str, Any]], 
     for index, mount in enumerate(role.role.mounts):
         name = f"mount-{index}"
         source, read_only = _build_source(plan, role, mount)
+        target = _check_target(role, mount.dst_path, [other["mountPath"] for other in mounts])
         volumes.append({"name": name, **source})
-        mounts.append({"name": name, "mountPath": _check_target(role, mount.dst_path), **_read_only(read_only)})
+        mounts.append({"name": name, "mountPath": target, **_read_only(read_only)})
     taken = {mount["mountPath"] for mount in mounts}
     for name, path, source in _build_ours(plan, role):
         if path not in taken:  # a user's own /dev/shm wins
@@ -52,7 +56,8 @@ def _build_ours(plan: AppPlan, role: RolePlan) -> list[tuple[str, str, dict[str,
         ("muster-scratch", SCRATCH_DIR, {"emptyDir": {}}),
     ]
     if needs_bundle(plan, role):
-        ours.append(("muster-bundle", BUNDLE_DIR, {"configMap": {"name": config_map_name(plan), "defaultMode": 0o444}}))
+        source = {"name": config_map_name(plan.name), "defaultMode": 0o444}
+        ours.append(("muster-bundle", BUNDLE_DIR, {"configMap": source}))
     if role.workspace:
         ours.append(("muster-work", WORK_DIR, {"emptyDir": {}}))
     return ours
@@ -61,11 +66,6 @@ def _build_ours(plan: AppPlan, role: RolePlan) -> list[tuple[str, str, dict[str,
 def needs_bundle(plan: AppPlan, role: RolePlan) -> bool:
     """Whether a role reads anything from the ConfigMap."""
     return bool(role.workspace) or (role.is_agent and plan.options.agent == "bundled")
-
-
-def config_map_name(plan: AppPlan) -> str:
-    """The ConfigMap that holds the agent and the packed workspace."""
-    return f"{plan.name}-bundle"
 
 
 def _shm_size(plan: AppPlan, role: RolePlan) -> str:
@@ -78,12 +78,18 @@ def _shm_size(plan: AppPlan, role: RolePlan) -> str:
     return f"{max(64, memory_mb // 2)}Mi"
 
 
-def _check_target(role: RolePlan, path: str) -> str:
-    if not path.startswith("/") or ":" in path:
-        raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} is not an absolute path without ':'")
-    if path.rstrip("/") in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR):
+def _check_target(role: RolePlan, path: str, taken: list[str]) -> str:
+    """The path without a slash at its end."""
+    clean = posixpath.normpath(path)
+    if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
+        raise SchedulerError(
+            f"role {role.role.name!r}: mount target {path!r} is not an absolute path below / without ':' and '..'"
+        )
+    if clean in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR):
         raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} belongs to muster")
-    return path
+    if clean in taken:
+        raise SchedulerError(f"role {role.role.name!r}: two mounts have the target {clean!r}")
+    return clean
 
 
 def _build_source(plan: AppPlan, role: RolePlan, mount: Any) -> tuple[dict[str, Any], bool]:
@@ -102,8 +108,10 @@ def _build_source(plan: AppPlan, role: RolePlan, mount: Any) -> tuple[dict[str, 
 def _refuse_host_path(plan: AppPlan, role: RolePlan, path: str) -> None:
     if plan.options.security == "restricted":
         raise SchedulerError(f"role {role.role.name!r}: host path {path!r} is forbidden by security=restricted")
-    if not path.startswith("/"):
-        raise SchedulerError(f"role {role.role.name!r}: mount source {path!r} is not an absolute path of the host")
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise SchedulerError(
+            f"role {role.role.name!r}: mount source {path!r} is not an absolute path of the host without '..'"
+        )
 
 
 def _build_volume_source(role: RolePlan, source: str, read_only: bool) -> dict[str, Any]:
@@ -111,9 +119,13 @@ def _build_volume_source(role: RolePlan, source: str, read_only: bool) -> dict[s
     if not slash:
         kind, name = "pvc", source
     if kind == "emptydir":
+        if name and grammar.QUANTITY.fullmatch(name) is None:
+            raise SchedulerError(f"role {role.role.name!r}: volume {source!r} has no size after the slash, as in 10Gi")
         return {"emptyDir": {"sizeLimit": name} if name else {}}
-    if not name:
-        raise SchedulerError(f"role {role.role.name!r}: volume {source!r} names nothing")
+    if kind in ("configmap", "secret", "pvc") and grammar.NAME.fullmatch(name) is None:
+        raise SchedulerError(
+            f"role {role.role.name!r}: volume {source!r} holds no name of a Kubernetes object: {name!r}"
+        )
     if kind == "configmap":
         return {"configMap": {"name": name}}
     if kind == "secret":

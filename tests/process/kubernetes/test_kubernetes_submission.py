@@ -91,6 +91,31 @@ def test_an_interrupt_takes_back_too(cluster, scheduler, monkeypatch):
     assert leftovers(cluster) == []
 
 
+SECRETS_HIDDEN = ("GET", r"/secrets\?", 403, "secrets is forbidden: cannot list resource", "Forbidden")
+
+
+def test_who_may_not_list_secrets_leaves_none_behind(cluster, scheduler, double):
+    """The usual role: secrets may be created and deleted by name, not listed."""
+    cluster.faults.append(double.Fault(*SECRETS_HIDDEN, times=10**6))
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+    app_id = submit(scheduler)
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+
+
+def test_taking_back_that_fails_does_not_hide_why(cluster, scheduler, double, capsys):
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    cluster.faults.append(double.Fault("DELETE", "", 403, "no", "Forbidden", times=10**6))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    said = capsys.readouterr().err
+    assert "could not all be taken back" in said
+    assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in said
+
+
 def test_the_server_checks_everything_before_anything_is_created(cluster, scheduler, double):
     cluster.faults.append(double.Fault("POST", r"jobs\?.*dryRun", 422, "spec.bad: Invalid", "Invalid"))
     with pytest.raises(SchedulerError, match=r"the cluster refuses job/.*: spec\.bad: Invalid"):
@@ -198,6 +223,22 @@ def test_a_missing_queue_names_those_there_are(cluster, scheduler):
     with pytest.raises(SchedulerError, match="namespace 'team' has no LocalQueue 'gp'; there are: gpu"):
         submit(scheduler, queue="gp")
     submit(scheduler, queue="gpu")
+
+
+def test_who_may_not_see_queues_is_trusted(cluster, scheduler, double):
+    cluster.groups["kueue.x-k8s.io"] = ["v1beta1"]
+    cluster.kinds["kueue.x-k8s.io/v1beta1"] = ["localqueues", "workloads"]
+    hidden = ("localqueues is forbidden", "Forbidden")
+    cluster.faults.append(double.Fault("GET", "(localqueues|workloads)", 403, *hidden, times=10**6))
+    app_id = submit(scheduler, queue="gpu")
+    assert scheduler.describe(app_id).state is AppState.PENDING
+
+
+def test_who_may_not_see_events_still_sees_the_state(cluster, scheduler, double):
+    app_id = submit(scheduler)
+    cluster.faults.append(double.Fault("GET", "/events", 403, "events is forbidden", "Forbidden", times=10**6))
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    assert cluster.count("GET", "/events") == 1
 
 
 def test_gangs_are_discovered(cluster, scheduler, capsys):
@@ -348,10 +389,24 @@ def test_one_role_that_fails_stops_the_others(cluster, scheduler, capsys):
     cluster.start_pod(cluster.pod_of(f"{name}-echo", 0))
     cluster.end_pod(cluster.pod_of(f"{name}-echo", 0), 5)
     assert scheduler.describe(app_id).state is AppState.FAILED
-    assert "one role has failed, the others are stopped" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "each role is a Job of its own" in said, "told at submission"
+    assert "one role has failed, the others are stopped" in said
     trainer = next(job for job in cluster.find("jobs") if job["metadata"]["name"].endswith("trainer"))
     assert trainer["spec"]["activeDeadlineSeconds"] == 1
     assert "stopped because another role failed" in scheduler.describe(app_id).msg
+    assert len([path for verb, path in cluster.requests if verb == "PATCH" and "trainer" in path]) == 1, "once"
+
+
+def test_whoever_follows_a_log_stops_the_other_roles_too(cluster, scheduler, capsys):
+    app_id = submit(scheduler, build_app(extra=[echo_role()]))
+    name = app_id.partition(":")[2]
+    for index in range(2):
+        cluster.start_pod(cluster.pod_of(f"{name}-trainer", index))
+    cluster.end_pod(cluster.pod_of(f"{name}-echo", 0), 5)
+    list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
+    assert "one role has failed, the others are stopped" in capsys.readouterr().err
+    assert not [pod for pod in cluster.find("pods") if pod["status"]["phase"] == "Running"]
 
 
 def test_list(cluster, scheduler):

@@ -1,14 +1,12 @@
 """A real engine and its test images (.ci/docker-engine, .ci/docker-image), and a TorchX runner over our schedulers."""
 
 import os
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "muster-test:torch"
+BARE = "muster-test:bare"
 DEADLINE_S = 90.0
 
 
@@ -30,7 +28,7 @@ def _missing(images):
 
 @pytest.fixture(scope="session", autouse=True)
 def _engine_or_skip():
-    reason = _missing([IMAGE, "muster-test:bare"])
+    reason = _missing([IMAGE, BARE, "muster-test:python39"])
     if reason is None:
         return
     if "docker" in os.environ.get("MUSTER_REQUIRE", "").split(","):
@@ -48,8 +46,30 @@ def client(_engine_or_skip):
     client.close()
 
 
+@pytest.fixture(scope="session")
+def tiny_tar(_engine_or_skip):
+    """The root of an image of 2 MB, as a tar: a shell and `sleep`."""
+    import docker
+
+    client = docker.from_env(timeout=60)
+    files = "/bin/sh /bin/sleep $(ldd /bin/sh /bin/sleep | grep -o '/lib[^ ]*' | sort -u)"
+    container = client.containers.create(BARE, ["sh", "-c", f"mkdir /tiny && cp -L --parents {files} /tiny"])
+    try:
+        container.start()
+        assert container.wait()["StatusCode"] == 0
+        stream, _ = container.get_archive("/tiny/.")
+        return b"".join(stream)
+    finally:
+        container.remove()
+        client.close()
+
+
 def wait_until(check, what, deadline_s=DEADLINE_S):
-    """Look until `check()` is true; returns what it returned."""
+    """Look until `check()` is true; returns what it returned.
+
+    It looks again and again because what the checks ask (the output so far, the engine's lists, a process) has no one
+    event in common. The end of an app has one: see `Apps.wait`.
+    """
     until_s = time.monotonic() + deadline_s
     while not (found := check()):
         if time.monotonic() > until_s:
@@ -82,12 +102,12 @@ class Apps:
         return self.runner.status(f"{scheduler}://test/{app_id}")
 
     def wait(self, app_id, deadline_s=DEADLINE_S):
-        """Wait for the end; returns TorchX's status."""
-        return wait_until(lambda: self._ended(app_id), f"end of {app_id}", deadline_s)
+        """Wait for the end of its supervisor, which starts again when it died; returns TorchX's status."""
+        from muster.schedulers.supervision import client
 
-    def _ended(self, app_id):
-        status = self.status(app_id)
-        return status if status is not None and status.is_terminal() else None
+        client.look(folder := self.scheduler._folder(app_id))
+        assert client.wait_ended(folder, limit_s=deadline_s), f"end of {app_id}: not within {deadline_s:g} s"
+        return self.status(app_id)
 
     def logs(self, app_id, role="w", replica=0, **how):
         return list(self.runner.log_lines(f"docker://test/{app_id}", role, replica, **how))
@@ -114,9 +134,9 @@ class Apps:
     def scheduler(self):
         return self.runner._scheduler("docker")
 
-    def left(self, app_id):
-        """All that the engine holds of an app."""
-        label = {"label": f"io.muster.app={app_id}"}
+    def left(self, app_id=None):
+        """All that the engine holds of an app, or of any of ours."""
+        label = {"label": f"io.muster.app={app_id}" if app_id else "io.muster.app"}
         return (
             self.client.containers.list(all=True, filters=label, ignore_removed=True)
             + self.client.networks.list(filters=label)
@@ -147,11 +167,23 @@ def state_home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def apps(client, state_home):
-    apps = Apps(client)
-    yield apps
-    apps.close()
-    assert [thing for app_id in apps.ids for thing in apps.left(app_id)] == []
+def apps_on(state_home):
+    """Makes `Apps` of an engine's client; DOCKER_HOST names the same engine."""
+    made = []
+
+    def make(client):
+        made.append(Apps(client))
+        return made[-1]
+
+    yield make
+    for apps in made:
+        apps.close()
+        assert [thing for app_id in apps.ids for thing in apps.left(app_id)] == []
+
+
+@pytest.fixture
+def apps(client, apps_on):
+    return apps_on(client)
 
 
 @pytest.fixture
@@ -167,17 +199,7 @@ def app_of():
     return make
 
 
-@pytest.fixture(name="wait_until")
+@pytest.fixture(name="wait_until", scope="session")
 def _wait_until():
     """See `wait_until`: test files cannot import from here."""
     return wait_until
-
-
-@pytest.fixture
-def engine_script():
-    """Runs .ci/docker-engine: only an engine it started itself may be restarted."""
-
-    def run(word):
-        subprocess.run([ROOT / ".ci" / "docker-engine", word], check=True, timeout=120)
-
-    return run

@@ -108,12 +108,6 @@ def test_missing_network_is_one_line(apps, app_of):
         apps.run(app_of("true"), network="no-such-net")
 
 
-def test_agents_meet_on_the_hosts_network(apps, workspace):
-    app = dist.ddp(script="main.py", j="2x1", image=IMAGE, name="job", start="cold")
-    app_id = apps.run(app, workspace=workspace, network="host")
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-
-
 def test_environment_and_limits_reach_the_command(apps, app_of, monkeypatch):
     monkeypatch.setenv("MUSTER_TEST_COPIED", "copied")
     app = app_of("echo $MUSTER_TEST_COPIED $GIVEN $(ulimit -n) $MUSTER_TOKEN.", env={"R": "${replica_id}"})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.docker.devices import assign_gpus, check_runtime, limit_visible, parse_gpus
+from muster.schedulers.docker.devices import assign_gpus, check_host, check_runtime, limit_visible, parse_gpus
 from muster.schedulers.docker.faults import DockerFault
 
 LISTING = """\
@@ -52,8 +52,22 @@ def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, taken):
     assert set(flat) <= set(usable)
 
 
-def test_engine_without_the_runtime_is_refused():
+def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DockerFault, match=r"no NVIDIA runtime \(it has: runc\)"):
         check_runtime({"Runtimes": {"runc": {}}})
     check_runtime({"Runtimes": {"runc": {}, "nvidia": {}}})
     check_runtime({"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "nvidia.com/gpu=0"}]})
+    (tmp_path / "nvidia-container-runtime-hook").touch(0o755)
+    check_runtime({"Runtimes": {"runc": {}}})
+
+
+@pytest.mark.parametrize("address", ["unix:///var/run/docker.sock", "tcp://localhost:2375", "tcp://[::1]:2375"])
+def test_gpus_of_an_engine_here_can_be_listed(address):
+    check_host(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.7:2376", "ssh://me@gpu-box"])
+def test_gpus_of_an_engine_elsewhere_are_refused(address):
+    with pytest.raises(DockerFault, match=f"those of the engine at {address} cannot be listed"):
+        check_host(address)

@@ -5,11 +5,11 @@ single containers again later.
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 
+from muster.schedulers.docker import claims
 from muster.schedulers.docker import container as bodies
 from muster.schedulers.docker.cargo import Cargo
 from muster.schedulers.docker.container import EngineFacts, ImageFacts
@@ -98,16 +98,25 @@ class Creator:
         return self._facts
 
 
-def create_app(engine: Engine, app: AppRequest, cargo: Cargo) -> AppRequest:
+def create_app(engine: Engine, app: AppRequest, cargo: Cargo, gpus: Sequence[str] = ()) -> AppRequest:
     """Create the network, volumes and all containers of an app; start none.
 
+    Args:
+        engine: where.
+        app: what was asked for.
+        cargo: what goes into the containers.
+        gpus: what `claims.check_gpus` found free.
+
     Returns:
-        The request as it was carried out: on the shared network when there was no address pool for another.
+        The request as it was carried out: with its GPUs and ports named, and on the shared network when there was no
+        address pool for another.
 
     Raises:
         DockerFault: one line; nothing that was made for the app is left, and nothing else was touched.
     """
     with ExitStack() as undo:
+        app = claims.claim_gpus(engine, app, gpus, undo)
+        app = claims.claim_ports(engine, app, undo)
         app = _join_network(engine, app, undo)
         if any(container.bundled and container.read_only for container in app.containers):
             _fill_agent_volume(engine, app, cargo, undo)
@@ -216,17 +225,6 @@ def _has_image(engine: Engine, image: str) -> bool:
 def _require_image(engine: Engine, image: str) -> None:
     if not _has_image(engine, image):
         raise DockerFault(f"the engine has no image {image!r}, and pull=never forbids to fetch it")
-
-
-def assign_devices(app: AppRequest, assigned: list[tuple[str, ...]]) -> AppRequest:
-    """The same app with each container's GPUs named.
-
-    Args:
-        app: the request.
-        assigned: one tuple of ids per container, in order.
-    """
-    pairs = zip(app.containers, assigned, strict=True)
-    return replace(app, containers=tuple(replace(container, gpu_ids=ids) for container, ids in pairs))
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:

@@ -1,13 +1,16 @@
 """Which GPUs a replica gets: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
 
 import re
+import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 from muster.schedulers.docker.faults import DockerFault
 
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)", re.ASCII)
+_HOOK: Final = "nvidia-container-runtime-hook"
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", re.ASCII)
 
 
@@ -71,6 +74,23 @@ def assign_gpus(wanted: Sequence[int], free: Sequence[str], taken: Collection[st
     return [tuple(next(devices) for _ in range(count)) for count in wanted]
 
 
+def check_host(address: str) -> None:
+    """Refuse an engine on another machine: its GPUs cannot be listed from here, and ours have other ids.
+
+    Args:
+        address: as DOCKER_HOST has it.
+
+    Raises:
+        DockerFault: it is another machine's.
+    """
+    url = urlsplit(address)
+    if url.scheme not in ("unix", "fd") and url.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise DockerFault(
+            f"the app wants GPUs, but those of the engine at {address} cannot be listed from this machine; "
+            "submit it on the engine's own host"
+        )
+
+
 def list_gpus() -> dict[str, str]:
     """Ask the driver of this machine.
 
@@ -91,13 +111,16 @@ def check_runtime(info: Mapping[str, object]) -> None:
         info: what the engine says of itself (`GET /info`).
 
     Raises:
-        DockerFault: neither NVIDIA's runtime nor a CDI description of devices is there.
+        DockerFault: NVIDIA's runtime, its hook and a CDI description of devices are all missing.
+
+    Source: moby, daemon/nvidia_linux.go: with the hook on its PATH the engine serves DeviceRequests, even when nobody
+    has written the runtime into its configuration.
     """
     runtimes = info.get("Runtimes")
     names: Collection[str] = runtimes if isinstance(runtimes, Mapping) else ()
     discovered = info.get("DiscoveredDevices")
     cdi = isinstance(discovered, list) and any("nvidia" in str(device) for device in discovered)
-    if not cdi and not any("nvidia" in name for name in names):
+    if not cdi and not any("nvidia" in name for name in names) and shutil.which(_HOOK) is None:
         raise DockerFault(
             f"the app wants GPUs, but the engine has no NVIDIA runtime (it has: {', '.join(sorted(names)) or 'none'}); "
             "install the NVIDIA Container Toolkit on its host"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._contract import LogNames
+from muster.schedulers.docker import claims
 from muster.schedulers.docker.cargo import read_cargo
 from muster.schedulers.docker.creation import Creator, remove_app
 from muster.schedulers.docker.endings import describe_start_failure, ended_by_engine
@@ -124,12 +125,13 @@ class DockerDriver:
         self._submit(self._signal, replica, "SIGKILL")
 
     def close(self) -> None:
-        """See `ReplicaDriver`: containers as the `keep` option says, the network in any case."""
+        """See `ReplicaDriver`: containers as the `keep` option says, network and claims in any case."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         succeeded = all(known.exit_code == 0 for known in self._replicas.values())
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
+            claims.release(self._engine, self._app.labels)
             if removes:
                 remove_app(self._engine, self._app.labels)
             elif self._app.owns_network:

@@ -38,8 +38,13 @@ class Engine:
                 self._client = connect(self._environ, self._timeout_s)
             return self._client.api
 
+    @property
+    def host(self) -> str:
+        """Its address, such as unix:///var/run/docker.sock."""
+        return self._environ.get("DOCKER_HOST", DEFAULT_HOST)
+
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        return translated(what, self._environ.get("DOCKER_HOST", DEFAULT_HOST))
+        return translated(what, self.host)
 
     def close(self) -> None:
         """Release the sockets. Idempotent."""
@@ -170,16 +175,20 @@ class Engine:
         except NotThere:
             return
 
-    def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        """Make a volume; one of that name that exists is the same volume."""
-        with self._translated(f"create volume {name!r}"):
-            self._api.create_volume(name, labels=dict(labels))
+    def create_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """Make a volume; one of that name that exists is the same volume, and keeps its labels.
 
-    def list_volumes(self, labels: Mapping[str, str | None]) -> list[str]:
-        """Names of the volumes that carry all these labels."""
+        Returns:
+            The labels it has: of two callers at once only one finds its own.
+        """
+        with self._translated(f"create volume {name!r}"):
+            return dict(self._api.create_volume(name, labels=dict(labels)).get("Labels") or {})
+
+    def list_volumes(self, labels: Mapping[str, str | None]) -> dict[str, Mapping[str, str]]:
+        """The volumes that carry all these labels: name -> its labels."""
         with self._translated("list volumes"):
             found = self._api.volumes(filters={"label": _label_filter(labels)})
-        return [volume["Name"] for volume in found.get("Volumes") or ()]
+        return {volume["Name"]: volume.get("Labels") or {} for volume in found.get("Volumes") or ()}
 
     def remove_volume(self, name: str) -> None:
         """Not being there is fine."""

@@ -22,5 +22,9 @@ class Conflict(DockerFault):
     """The name is taken, or the thing is in use."""
 
 
+class CannotStart(DockerFault):
+    """A container was created but its command could not be started; `str()` is what the engine said."""
+
+
 class NoAddressPool(DockerFault):
     """The engine has no address pool left for another network (about 31 with its defaults)."""

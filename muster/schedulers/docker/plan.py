@@ -31,6 +31,10 @@ HOST_NETWORK: Final = "host"
 """The engine's name for no network of their own: containers share the host's."""
 
 
+HOST_PORTS: Final = range(20_000, 32_000)
+"""Where gangs meet on the host's network: below the ephemeral ports, which the kernel gives to anybody."""
+
+
 class Label:
     """Labels of everything this adapter makes; all later commands find it by them."""
 
@@ -40,6 +44,8 @@ class Label:
     INCARNATION: Final = "io.muster.incarnation"
     """0 for a replica's first container, counting up with every replacement."""
     USER: Final = "io.muster.user"
+    CLAIM: Final = "io.muster.claim"
+    """On the volume that stands for something an app has to itself; see claims.py."""
     SHARED: Final = "io.muster.shared"
     """On the network of apps that have none of their own."""
 
@@ -62,6 +68,8 @@ class ContainerRequest:
     bundled: bool
     """The agent's bundle is copied in."""
     base_image: str | None = None
+    host_port: int | None = None
+    """Where its gang of agents would like to meet on the host's network, which other apps use too; None elsewhere."""
     workspace: str | None = None
     """Key of the packed folder that goes into the working directory."""
     mounts: tuple[Mapping[str, Any], ...] = ()
@@ -128,6 +136,17 @@ class AppRequest:
         data = self.to_json()
         data["containers"] = [_show_container(container, mask) for container in self.containers]
         return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
+
+
+def move_gang(request: AppRequest, role: str, port: int) -> AppRequest:
+    """The same app with the agents of a role meeting at this port of the host."""
+    containers = tuple(
+        replace(container, host_port=port, env={**container.env, Env.RDZV_PORT: str(port)})
+        if container.role == role
+        else container
+        for container in request.containers
+    )
+    return replace(request, containers=containers)
 
 
 def share_network(request: AppRequest, network: str = SHARED_NETWORK) -> AppRequest:

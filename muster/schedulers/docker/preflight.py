@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from muster.schedulers.docker.container import EngineFacts, ImageFacts, build_body
+from muster.schedulers.docker.container import EngineFacts, ImageFacts
 from muster.schedulers.docker.endings import describe_start_failure
 from muster.schedulers.docker.engine import Engine
-from muster.schedulers.docker.faults import DockerFault
+from muster.schedulers.docker.faults import CannotStart, DockerFault
 from muster.schedulers.docker.plan import AppRequest, ContainerRequest
+from muster.schedulers.docker.probe import build_probe_body, run_probe
 
 _NO_COMMAND: Final = "/muster-looks-whether-containers-start"
 """Not there on purpose: with a role that is not ours, only what comes before the command is looked at."""
@@ -31,7 +32,6 @@ if sys.version_info >= (3, 4):
     found = [name for name in ('torch', 'muster') if importlib.util.find_spec(name)]
 print('%d.%d %s' % (sys.version_info[0], sys.version_info[1], ' '.join(found)))
 """
-_PROBE_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +112,10 @@ class _Probe:
 
     def _try(self, findings: Findings) -> str:
         """Start it once; returns what was said against it, empty when it ran well."""
-        body = self._body(findings)
-        created = self._engine.create_container(f"{self._container.name}-preflight", body)
         try:
-            try:
-                self._engine.start_container(created)
-            except DockerFault as fault:
-                return str(fault)
-            exit_code = self._engine.wait_container(created, _PROBE_TIMEOUT_S)
-            output = b"".join(self._engine.logs(created)).decode(errors="replace")
-        finally:
-            self._engine.remove_container(created)
+            exit_code, output = run_probe(self._engine, f"{self._container.name}-preflight", self._body(findings))
+        except CannotStart as fault:
+            return str(fault)
         if exit_code != 0:
             return output.strip() or f"exit code {exit_code}"
         self._check_output(output)
@@ -131,13 +124,8 @@ class _Probe:
     def _body(self, findings: Findings) -> dict[str, Any]:
         runs_agent = self._container.runs_agent
         command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
-        app = _apply(replace(self._app, containers=(self._container,), network="none"), findings)
-        # Nothing is on the agent's volume yet, and devices cost time.
-        container = replace(app.containers[0], command=command, read_only=False, gpu_ids=(), memory_bytes=None)
-        body = build_body(app, container, incarnation=0, image=self._image, engine=self._facts)
-        del body["NetworkingConfig"]
-        body["Labels"] = dict(app.labels)  # no replica's
-        return body
+        app = _apply(replace(self._app, containers=(self._container,)), findings)
+        return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
 
     def _explain(self, said: str) -> str:
         container = self._container

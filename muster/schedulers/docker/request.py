@@ -16,6 +16,7 @@ from muster.schedulers.docker.plan import (
     DEFAULT_SHM_BYTES,
     ERROR_FILE,
     HOST_NETWORK,
+    HOST_PORTS,
     LOG_DIR,
     REPORT_FILE,
     AppRequest,
@@ -28,8 +29,6 @@ from muster.schedulers.torchx_lines import apply_macros, check_roles
 
 WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""
-
-_HOST_PORTS: Final = range(20_000, 32_000)
 
 
 def build_request(
@@ -107,6 +106,7 @@ class _Builder:
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
         memory_bytes = _memory_bytes(role)
+        host_port = _host_port(self.name, role.name) if runs_agent and self.options.network == HOST_NETWORK else None
         workspace = role.metadata.get(WORKSPACE_KEY)
         builds = workspace is not None and self.options.image_repo is not None
         return ContainerRequest(
@@ -116,11 +116,12 @@ class _Builder:
             base_image=role.image if builds else None,
             name=naming.build_replica_name(self.name, self.labels[role.name], replica),
             command=(applied.entrypoint, *args),
-            env=self._env(role, applied.env, hostname, runs_agent),
+            env=self._env(role, applied.env, hostname, runs_agent, host_port),
             hostname=hostname,
             aliases=self._aliases(role, replica, hostname),
             runs_agent=runs_agent,
             bundled=bundled,
+            host_port=host_port,
             workspace=workspace,
             mounts=tuple(_build_mount(role, mount) for mount in role.mounts if not isinstance(mount, DeviceMount)),
             devices=_build_devices(role),
@@ -134,15 +135,17 @@ class _Builder:
             read_only=self.options.read_only,
         )
 
-    def _env(self, role: Role, role_env: Mapping[str, str], hostname: str, runs_agent: bool) -> dict[str, str]:
+    def _env(
+        self, role: Role, role_env: Mapping[str, str], hostname: str, runs_agent: bool, host_port: int | None
+    ) -> dict[str, str]:
         env = {**self.env, **role_env}
         env[Env.RANK0_HOST] = self._rank0_host(role, runs_agent)
         env[Env.NODE_NAME] = hostname
         env[Env.ADAPTER] = self.adapter
         env[Env.APP_ID] = self.name
         if runs_agent:
-            if self.options.network == HOST_NETWORK:
-                env[Env.RDZV_PORT] = str(_host_port(self.name, role.name))
+            if host_port is not None:
+                env[Env.RDZV_PORT] = str(host_port)
             env[Env.TOKEN] = self.token
             env[Env.REQUIRE_TOKEN] = "1"
             env[Env.TERMINATION_LOG] = REPORT_FILE
@@ -177,9 +180,9 @@ def _copied_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def _host_port(*words: str) -> int:
-    """A port for a gang on the host's own network, where other apps are too: below the ephemeral ones, by name."""
+    """Where a gang on the host's network would like to meet; at submission it claims the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
-    return _HOST_PORTS[int.from_bytes(digest[:4], "big") % len(_HOST_PORTS)]
+    return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]
 
 
 def _memory_bytes(role: Role) -> int | None:

@@ -21,7 +21,7 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
-from muster.schedulers.docker import creation, devices, leftovers
+from muster.schedulers.docker import claims, creation, devices, leftovers
 from muster.schedulers.docker.cargo import Cargo, pack_cargo
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.endings import COULD_NOT_START
@@ -140,9 +140,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         submission: Submission = dryrun_info.request
         tell = _be_quiet if submission.quiet else _tell
         with _one_line(), ExitStack() as undo:
+            gpus = self._look_for_gpus(submission.request)
             request = self._prepare(submission.request, tell)
             cargo = self._cargo(request)
-            request = creation.create_app(self._engine, request, cargo)
+            request = creation.create_app(self._engine, request, cargo, gpus)
             undo.callback(creation.remove_app, self._engine, request.labels)
             spec = self._spec(submission, request)
             client.submit(spec, self._registry(), files=pack_cargo(cargo))
@@ -157,20 +158,18 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """Everything that can be found wrong before anything is made."""
         if self._registry().find(request.app_id) is not None:
             raise SchedulerError(f"there is an app {request.app_id!r} already; give this one another name")
-        request = self._assign_gpus(request)
         creation.fetch_images(self._engine, request, tell)
         creation.build_images(self._engine, request, self._workspaces, tell)
         return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
 
-    def _assign_gpus(self, request: AppRequest) -> AppRequest:
-        wanted = [container.gpus for container in request.containers]
-        if not any(wanted):
-            return request
+    def _look_for_gpus(self, request: AppRequest) -> list[str]:
+        """Ids of the GPUs that the app may have; looked at before an image is pulled for nothing."""
+        if not any(container.gpus for container in request.containers):
+            return []
+        devices.check_host(self._engine.host)
         devices.check_runtime(self._engine.info())
-        running = self._engine.list_containers({}, running_only=True)
-        taken = {gpu for facts in running for gpu in facts.gpu_ids}
-        free = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return creation.assign_devices(request, devices.assign_gpus(wanted, free, taken))
+        visible = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return claims.check_gpus(self._engine, request, visible)
 
     def _cargo(self, request: AppRequest) -> Cargo:
         keys = {container.workspace for container in request.containers if container.workspace is not None}

@@ -1,0 +1,153 @@
+"""GPUs on a real engine: one without NVIDIA's runtime, one that believes in a fake hook, and one with GPUs if there is.
+
+The engine hands device ids to NVIDIA's hook in NVIDIA_VISIBLE_DEVICES, which the container sees too. With a hook that
+does nothing it does all the rest for real: so who gets which device is seen without having one.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from torchx.specs import AppState, Resource
+
+from muster.schedulers.docker import devices
+from muster.schedulers.docker.faults import DockerFault
+from muster.schedulers.errors import EngineError
+
+pytestmark = pytest.mark.docker
+
+BARE = "muster-test:bare"
+GPUS = ("GPU-aaaa", "GPU-bbbb", "GPU-cccc")
+SAYS = "echo $NVIDIA_VISIBLE_DEVICES; exec sleep 600"
+
+
+def with_gpus(app, *gpus):
+    """The same app with so many GPUs per replica of each role."""
+    for role, count in zip(app.roles, gpus, strict=True):
+        role.resource = Resource(cpu=-1, gpu=count, memMB=0)
+    return app
+
+
+def refuse(apps, app, says):
+    """Submit what must be refused: in one line, with nothing of it left."""
+    before = sorted(each.id for each in apps.left())
+    with pytest.raises(EngineError, match=says) as raised:
+        apps.run(app)
+    assert "\n" not in str(raised.value)
+    assert sorted(each.id for each in apps.left()) == before
+
+
+def test_missing_runtime_is_refused_before_anything_is_made(apps, app_of, client):
+    try:
+        devices.check_runtime(client.info())
+    except DockerFault:
+        created = client.events(filters={"event": "create", "type": "container"}, decode=True)
+        # an image that is nowhere: not even a pull is tried
+        app = with_gpus(app_of("true", replicas=2, image="muster-test:none"), 1)
+        refuse(
+            apps, app, r"wants GPUs, but the engine has no NVIDIA runtime \(it has: .*runc.*NVIDIA Container Toolkit"
+        )
+        client.containers.create(BARE, "true", name="muster-test-marker").remove()
+        assert next(created)["Actor"]["Attributes"]["name"] == "muster-test-marker"  # the first since
+        created.close()
+    else:
+        pytest.skip("this engine can hand out GPUs")
+
+
+@pytest.fixture(scope="module")
+def fake_tools(tmp_path_factory):
+    """NVIDIA's hook, which does nothing, and `nvidia-smi`, which lists three GPUs; a folder for PATH."""
+    folder = tmp_path_factory.mktemp("nvidia")
+    listing = "".join(f"GPU {index}: NVIDIA H200 (UUID: {uuid})\n" for index, uuid in enumerate(GPUS))
+    (folder / "nvidia-container-runtime-hook").write_text("#!/bin/sh\nexit 0\n")
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listing}END\n")
+    for tool in folder.iterdir():
+        tool.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def believing_engine(_engine_or_skip, fake_tools, tiny_tar, wait_until):
+    """Address of an engine of our own, beside the other, with the fake hook on its PATH and the image `tiny`."""
+    import docker
+
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("only root can start an engine, and dockerd must be installed")
+    folder = Path(tempfile.mkdtemp(prefix="muster-engine-"))  # short: sockets lie in it
+    host = f"unix://{folder}/docker.sock"
+    # In a network of its own: beside another engine it would take that one's bridge and rules for its own.
+    words = ["unshare", "--net", "dockerd", "--host", host, "--pidfile", folder / "pid"]
+    words += ["--data-root", folder / "data", "--exec-root", folder / "exec"]
+    words += ["--storage-driver", os.environ.get("MUSTER_DOCKER_STORAGE", "overlay2")]
+    env = {**os.environ, "PATH": f"{fake_tools}:{os.environ['PATH']}"}
+    log = folder / "log"
+    with log.open("w") as said:
+        process = subprocess.Popen(words, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_until(lambda: process.poll() is not None or "API listen on" in log.read_text(), "an engine")
+        assert process.poll() is None, log.read_text()
+        client = docker.DockerClient(host, timeout=60)
+        client.api.import_image_from_data(tiny_tar, repository="tiny", tag="latest")
+        client.close()
+        yield host
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def apps_with_gpus(believing_engine, fake_tools, apps_on, monkeypatch):
+    import docker
+
+    monkeypatch.setenv("DOCKER_HOST", believing_engine)
+    monkeypatch.setenv("PATH", f"{fake_tools}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    client = docker.DockerClient(believing_engine, timeout=60)
+    yield apps_on(client)
+    client.close()
+
+
+def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, app_of, wait_until):
+    apps = apps_with_gpus
+
+    def sees(app_id, replica=0):
+        return wait_until(lambda: apps.logs(app_id, replica=replica), "output")
+
+    first = apps.run(with_gpus(app_of(SAYS, image="tiny", replicas=2, max_retries=1), 1))
+    assert [sees(first, replica) for replica in range(2)] == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]
+    says = r"wants 2 GPUs \(2\), this host has 3, 2 of them in use by other containers"
+    refuse(apps, with_gpus(app_of("true", image="tiny"), 2), says)
+    second = apps.run(with_gpus(app_of(SAYS, image="tiny"), 1))
+    assert sees(second) == ["GPU-cccc\n"]
+    (lost,) = apps.containers(first, replica=1)
+    lost.kill("SIGKILL")
+    wait_until(lambda: apps.logs(first, replica=1) == ["GPU-bbbb\n"] * 2, "the replacement, on the same device")
+    apps.cancel(first)
+    assert apps.wait(first).state == AppState.CANCELLED
+    third = apps.run(with_gpus(app_of(SAYS, image="tiny"), 2))  # what an app had is free when it has ended
+    assert sees(third) == ["GPU-aaaa,GPU-bbbb\n"]
+
+
+def test_only_what_the_caller_may_see_is_given_out(apps_with_gpus, app_of, monkeypatch, wait_until):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    refuse(apps_with_gpus, with_gpus(app_of("true", image="tiny"), 3), r"wants 3 GPUs \(3\), this host has 2$")
+    app_id = apps_with_gpus.run(with_gpus(app_of(SAYS, image="tiny"), 1))
+    assert wait_until(lambda: apps_with_gpus.logs(app_id), "output") == ["GPU-cccc\n"]
+
+
+def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):
+    """On a machine that has some."""
+    try:
+        gpus = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        devices.check_runtime(client.info())
+    except DockerFault as fault:
+        pytest.skip(str(fault))
+    replicas = min(2, len(gpus))
+    app_id = apps.run(with_gpus(app_of("nvidia-smi -L; exec sleep 600", image=BARE, replicas=replicas), 1))
+    seen = [list(devices.parse_gpus(apps.inside(app_id, "nvidia-smi -L", replica=r))) for r in range(replicas)]
+    assert seen == [[gpu] for gpu in gpus[:replicas]]
+    refuse(apps, with_gpus(app_of("true", image=BARE), len(gpus)), f"{replicas} of them in use")

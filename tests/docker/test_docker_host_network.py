@@ -1,0 +1,45 @@
+"""Apps on the host's own network, where each port can be used once: gangs that would like the same one get two."""
+
+import concurrent.futures
+import socket
+
+import pytest
+from torchx.specs import AppState
+
+from muster._contract import Env
+from muster.components import dist
+from muster.schedulers.docker.plan import HOST_PORTS
+
+pytestmark = pytest.mark.docker
+
+PROGRAM = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+
+
+@pytest.fixture
+def submit(apps, tmp_path):
+    (tmp_path / "main.py").write_text(PROGRAM)
+
+    def run(number):
+        app = dist.ddp(script="main.py", j="2x1", image="muster-test:torch", name=f"job{number}", start="cold")
+        return apps.run(app, workspace=str(tmp_path), network="host")
+
+    return run
+
+
+def port_of(apps, app_id):
+    """Where the gang's nodes meet."""
+    environments = [container.attrs["Config"]["Env"] for container in apps.containers(app_id)]
+    (port,) = {line.partition("=")[2] for env in environments for line in env if line.startswith(f"{Env.RDZV_PORT}=")}
+    return int(port)
+
+
+def test_gangs_that_would_like_one_port_get_two_and_none_that_a_stranger_has(apps, submit, monkeypatch):
+    wished = HOST_PORTS[0]
+    monkeypatch.setattr("muster.schedulers.docker.request._host_port", lambda *_: wished)
+    with socket.create_server(("", wished)), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ids = list(pool.map(submit, range(2)))
+        ports = sorted(port_of(apps, app_id) for app_id in ids)
+        ends = [apps.wait(app_id) for app_id in ids]
+    assert [end.state for end in ends] == [AppState.SUCCEEDED] * 2, [end.msg for end in ends]
+    assert wished < ports[0] < ports[1]
+    assert apps.client.volumes.list(filters={"label": "io.muster.claim"}) == []  # given back with the end

@@ -1,0 +1,213 @@
+"""Images: from a real registry on this machine, missing, and unfit for the agent."""
+
+import io
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from torchx.specs import AppState
+
+import muster
+from muster.components import dist
+from muster.schedulers.errors import EngineError
+
+pytestmark = pytest.mark.docker
+
+IMAGE = "muster-test:torch"
+AGENT = {"entrypoint": "python3", "args": ["-m", "muster.agent", "main.py"]}
+CONFIG = """\
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {root}}}}}
+http: {{addr: "127.0.0.1:0"}}
+"""
+
+
+def add_file(tar, name, text):
+    """The same tar with one more file."""
+    buffer = io.BytesIO(tar)
+    with tarfile.open(fileobj=buffer, mode="a") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+class Registry:
+    """Has the new version of an image; an old one is on this machine."""
+
+    def __init__(self, client, address, tiny_tar):
+        self.address = address
+        self.image = f"{address}/muster-test/tiny:stable"
+        self._client = client
+        for version in ("old", "new"):
+            client.api.import_image_from_data(
+                add_file(tiny_tar, "version", f"{version}\n"), repository="muster-test/tiny", tag=version
+            )
+        self.put("new")
+        said = client.api.push(f"{address}/muster-test/tiny", tag="stable", stream=True, decode=True)
+        errors = [line["error"] for line in said if "error" in line]
+        assert errors == []
+
+    def put(self, version):
+        """Let the engine have this version, or none, under the name that the registry knows."""
+        if version is not None:
+            self._client.api.tag(f"muster-test/tiny:{version}", self.image.removesuffix(":stable"), "stable")
+        elif self._client.images.list(self.image):
+            self._client.images.remove(self.image)
+
+    def close(self):
+        self.put(None)
+        for version in ("old", "new"):
+            self._client.images.remove(f"muster-test/tiny:{version}", force=True)
+
+
+@pytest.fixture(scope="module")
+def registry(_engine_or_skip, tiny_tar, tmp_path_factory, wait_until):
+    import docker
+
+    if shutil.which("docker-registry") is None:
+        message = "docker-registry is not installed; on Debian: apt-get install docker-registry"
+        (pytest.fail if "docker" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(message)
+    folder = tmp_path_factory.mktemp("registry")
+    (folder / "config.yml").write_text(CONFIG.format(root=folder / "data"))
+    log = folder / "log"
+    with log.open("w") as said:
+        process = subprocess.Popen(["docker-registry", "serve", folder / "config.yml"], stdout=said, stderr=said)
+    client = docker.from_env(timeout=60)
+    try:
+        # it picks a free port and says which
+        address = wait_until(lambda: re.search(r"listening on ([0-9.:]+)", log.read_text()), "a registry")[1]
+        registry = Registry(client, address, tiny_tar)
+        yield registry
+        registry.close()
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("pull", "here", "runs"),
+    [
+        ("missing", None, "new"),
+        ("missing", "old", "old"),
+        ("always", None, "new"),
+        ("always", "old", "new"),
+        ("never", "old", "old"),
+    ],
+)
+def test_what_is_pulled(apps, app_of, registry, capfd, pull, here, runs):
+    registry.put(None)
+    registry.put(here)
+    app_id = apps.run(app_of("read v </version; echo $v", image=registry.image, replicas=2), pull=pull)
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert [apps.logs(app_id, replica=replica) for replica in range(2)] == [[f"{runs}\n"]] * 2
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("docker: ")]
+    pulls = pull == "always" or here is None
+    assert told[:1] == ([f"docker: pulling image {registry.image}"] if pulls else [])  # once, not once per replica
+    assert told.count(f"docker: pulling image {registry.image}") == int(pulls)
+
+
+def test_quiet_says_nothing_while_it_pulls(apps, app_of, registry, capfd):
+    registry.put(None)
+    apps.wait(apps.run(app_of("true", image=registry.image), quiet=True))
+    assert "docker: " not in capfd.readouterr().err
+
+
+def refuse(apps, app, says, **cfg):
+    """Submit what must be refused: in one line, before anything of the app is there."""
+    before = sorted(each.id for each in apps.left())
+    with pytest.raises(EngineError, match=says) as raised:
+        apps.run(app, **cfg)
+    assert "\n" not in str(raised.value)
+    assert sorted(each.id for each in apps.left()) == before
+
+
+def test_image_that_may_not_be_pulled_is_one_line(apps, app_of, registry):
+    registry.put(None)
+    says = f"the engine has no image '{registry.image}', and pull=never forbids"
+    refuse(apps, app_of("true", image=registry.image), says, pull="never")
+
+
+@pytest.mark.parametrize("pull", ["missing", "always"])
+def test_missing_tag_is_one_line(apps, app_of, registry, pull):
+    image = registry.image.replace(":stable", ":none")
+    refuse(apps, app_of("true", image=image), f"cannot pull image '{image}': .*manifest.* unknown", pull=pull)
+
+
+@pytest.mark.parametrize("pull", ["missing", "always"])
+def test_unreachable_registry_is_one_line(apps, app_of, client, pull):
+    with socket.socket() as nobody:  # bound and not listening: nobody else answers there
+        nobody.bind(("127.0.0.1", 0))
+        repository = f"127.0.0.1:{nobody.getsockname()[1]}/tiny"
+        if pull == "always":  # also when the engine has it: `always` was asked for
+            client.api.tag("muster-test:bare", repository, "here")
+        try:
+            image = f"{repository}:here"
+            refuse(apps, app_of("true", image=image), f"cannot pull image '{image}': .*refused", pull=pull)
+        finally:
+            if pull == "always":
+                client.images.remove(image)
+
+
+@pytest.fixture
+def make_image(client):
+    """Makes an image out of the test image: what a change to a container of it leaves."""
+    made = []
+
+    def make(tag, command="true", files=None):
+        container = client.containers.create(IMAGE, ["sh", "-c", command])
+        try:
+            if files is not None:
+                container.put_archive("/", files)
+            container.start()
+            assert container.wait()["StatusCode"] == 0
+            container.commit("muster-test", tag)
+        finally:
+            container.remove()
+        made.append(f"muster-test:{tag}")
+        return made[-1]
+
+    yield make
+    for image in made:
+        client.images.remove(image, force=True)
+
+
+def test_image_without_python_is_one_line(apps, app_of):
+    says = r"role 'w' could not be started: image 'muster-test:bare' has no 'python3'; .*Python 3.10 or newer"
+    refuse(apps, app_of("", image="muster-test:bare", **AGENT), says)
+
+
+def test_image_with_an_old_python_is_one_line(apps, app_of):
+    says = r"image 'muster-test:python39' has Python 3\.9; muster's agent needs Python 3\.10 or newer"
+    refuse(apps, app_of("", image="muster-test:python39", **AGENT), says)
+
+
+def test_image_without_torch_is_one_line(apps, app_of, make_image):
+    image = make_image("no-torch", "rm -r /usr/lib/python3/dist-packages/torch")
+    refuse(apps, app_of("", image=image, **AGENT), r"image 'muster-test:no-torch' has Python 3\.11 but no torch")
+
+
+def test_image_without_muster_is_one_line_when_its_own_was_asked_for(apps, app_of):
+    refuse(apps, app_of("", **AGENT), f"image '{IMAGE}' has no muster; leave out -cfg agent=image", agent="image")
+
+
+def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(Path(muster.__file__).parent, "usr/lib/python3/dist-packages/muster")
+    image = make_image("with-muster", files=packed.getvalue())
+    (tmp_path / "main.py").write_text("import os; print('rank', os.environ['RANK'])")
+    app = dist.ddp(script="main.py", j="1x2", image=image, name="job", start="cold")
+    app_id = apps.run(app, workspace=str(tmp_path), agent="image")
+    (container,) = apps.containers(app_id)
+    assert container.attrs["Config"]["Cmd"][:3] == ["python3", "-m", "muster.agent"]
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    said = "".join(apps.logs(app_id, role=app.roles[0].name))
+    assert "rank 0" in said
+    assert "rank 1" in said

@@ -203,7 +203,7 @@ PROGRAM: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="What the warm template imports; auto is torch, when it is installed.",
+        text="What the warm template imports; auto is torch, if the program imports it, and what it takes of it.",
     ),
     Flag(
         name="virtual-local-rank",

@@ -30,6 +30,8 @@ _FLOOD_BYTES: Final = 1 << 20
 _FLOOD_PACKETS: Final = 2000
 """More than this in one second is a flood."""
 _TIMES_STEP_S: Final = 0.01
+_NOTICE: Final = "lost.notice"
+_NOTICE_BYTES: Final = 512
 _ARMED: Final = select.EPOLLIN | select.EPOLLONESHOT
 
 
@@ -44,7 +46,7 @@ def times_path(folder: Path, stream: str) -> Path:
 
 
 class LogFile:
-    """Appends to one log and its times. A full disk loses output, not the job."""
+    """Appends to one log and its times."""
 
     def __init__(self, folder: Path, stream: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -54,16 +56,19 @@ class LogFile:
         self._timed_s = 0.0
 
     def write(self, data: bytes, now_s: float) -> None:
-        """Append; `now_s` is the wall clock."""
-        with contextlib.suppress(OSError):  # no space left, quota: nothing better can be done with the bytes
-            if now_s - self._timed_s >= _TIMES_STEP_S:
-                os.write(self._times_fd, TIMES_RECORD.pack(now_s, self._offset))
-                self._timed_s = now_s
-            view = memoryview(data)
-            while view:
-                written = os.write(self._fd, view)
-                self._offset += written
-                view = view[written:]
+        """Append; `now_s` is the wall clock.
+
+        Raises:
+            OSError: no space left, a quota: some of it may have got in.
+        """
+        if now_s - self._timed_s >= _TIMES_STEP_S:
+            os.write(self._times_fd, TIMES_RECORD.pack(now_s, self._offset))
+            self._timed_s = now_s
+        view = memoryview(data)
+        while view:
+            written = os.write(self._fd, view)
+            self._offset += written
+            view = view[written:]
 
     def close(self) -> None:
         """Release the files."""
@@ -71,13 +76,53 @@ class LogFile:
         os.close(self._times_fd)
 
 
+class Notice:
+    """The line that says output is being lost, in a file of its own whose room on the disk was taken beforehand.
+
+    Room that is given back when it is needed is gone at once: the replicas fill the same disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _NOTICE
+        self._told = read_notice(folder) != b""
+        if not self._told:
+            with contextlib.suppress(OSError):
+                self._path.write_bytes(bytes(_NOTICE_BYTES))
+
+    def tell(self, error: OSError) -> None:
+        """Write the line, once."""
+        if self._told:
+            return
+        self._told = True
+        text = f"[muster] output of this node is being lost: {error.strerror}; the job goes on\n"
+        with contextlib.suppress(OSError), open(self._path, "r+b") as file:
+            file.write(text.encode()[:_NOTICE_BYTES])
+
+    def close(self) -> None:
+        """Keep the file only if there is something in it."""
+        if not self._told:
+            self._path.unlink(missing_ok=True)
+
+
+def read_notice(folder: Path) -> bytes:
+    """The line about lost output, with its newline; empty when nothing was lost."""
+    try:
+        return (folder / _NOTICE).read_bytes().rstrip(b"\0")
+    except OSError:
+        return b""
+
+
 class Capture:
-    """Reads one start of a replica. `write_fds` are given to the process and closed by `started`."""
+    """Reads one start of a replica. `write_fds` are given to the process and closed by `started`.
+
+    A full disk loses output, not the job; a line says so to whoever reads the log.
+    """
 
     def __init__(self, mailbox: Mailbox, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mailbox = mailbox
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}
+        self._notice = Notice(folder)
         self._epoll = select.epoll()
         self._streams: dict[int, str] = {}
         self._packets: dict[int, int] = {}
@@ -111,6 +156,7 @@ class Capture:
         self._streams.clear()
         for file in self._files.values():
             file.close()
+        self._notice.close()
 
     def _take_ready(self) -> None:
         for fd, _ in self._epoll.poll(0):
@@ -126,10 +172,16 @@ class Capture:
             return
         if data:
             now_s = time.time()
-            self._files[self._streams[fd]].write(data, now_s)
-            self._files[COMBINED].write(data, now_s)
+            self._store(self._streams[fd], data, now_s)
         # Armed again only now: a write that came meanwhile takes its place behind the other stream's.
         self._epoll.modify(fd, _ARMED)
+
+    def _store(self, stream: str, data: bytes, now_s: float) -> None:
+        try:
+            self._files[COMBINED].write(data, now_s)  # first: it is what people look at
+            self._files[stream].write(data, now_s)
+        except OSError as error:
+            self._notice.tell(error)
 
     def _receive(self, fd: int) -> bytes | None:
         self._count(fd)

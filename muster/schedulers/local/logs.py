@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from muster.schedulers.local.capture import TIMES_RECORD, log_path, times_path
+from muster.schedulers.local.capture import TIMES_RECORD, log_path, read_notice, times_path
 from muster.schedulers.supervision.inotify import BACKSTOP_S, Watch
 
 CHUNK_BYTES = 65536
@@ -53,7 +53,7 @@ def read_log(query: LogQuery, is_over: Callable[[], bool], *also: Path) -> Itera
 def _read_lines(query: LogQuery, is_over: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
     with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
         _seek_since(log, query)
-        rest, rested_s, complete = b"", time.monotonic(), False
+        rest, rested_s, complete, notice = b"", time.monotonic(), False, b""
         while True:
             data = _read_until(log, query)
             if data:
@@ -61,6 +61,9 @@ def _read_lines(query: LogQuery, is_over: Callable[[], bool], also: tuple[Path, 
                 yield from (line + b"\n" for line in lines)
                 rested_s = time.monotonic()
                 continue
+            if not notice and (notice := read_notice(query.folder)):
+                yield from (rest + b"\n", notice) if rest else (notice,)
+                rest = b""
             if rest and (b"\r" in rest or complete or time.monotonic() - rested_s >= PARTIAL_S):
                 yield rest
                 rest = b""

@@ -1,0 +1,53 @@
+"""A replica's output on its way into files: what happens when they take no more."""
+
+import errno
+import os
+
+from muster.schedulers.local import capture
+from muster.schedulers.local.capture import Capture
+from muster.schedulers.local.logs import LogQuery, read_log
+from muster.schedulers.supervision.driver import Mailbox
+
+
+def say(made, mailbox, *texts):
+    for text in texts:
+        os.write(made.write_fds[0], text)
+        mailbox.turn()
+
+
+def read(folder, stream="combined"):
+    return list(read_log(LogQuery(folder=folder, stream=stream), lambda: True))
+
+
+def test_a_full_disk_loses_output_and_says_so_once(tmp_path, monkeypatch):
+    def refuse(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    mailbox = Mailbox()
+    made = Capture(mailbox, tmp_path)
+    say(made, mailbox, b"one\n", b"tw")
+    with monkeypatch.context() as full:
+        full.setattr(capture.LogFile, "write", refuse)
+        say(made, mailbox, b"o\n", b"three\n")
+    say(made, mailbox, b"there is room again\n")
+    made.close()
+    mailbox.close()
+    notice = "[muster] output of this node is being lost: No space left on device; the job goes on\n"
+    for stream in ("combined", "stdout"):
+        lines = read(tmp_path, stream)
+        assert lines == ["one\n", "twthere is room again\n", notice]
+    again = Capture(Mailbox(), tmp_path)  # the next start of the replica forgets nothing
+    again.close()
+    assert read(tmp_path)[-1] == notice
+
+
+def test_nothing_lost_leaves_no_notice(tmp_path):
+    mailbox = Mailbox()
+    made = Capture(mailbox, tmp_path)
+    say(made, mailbox, b"all\n")
+    made.close()
+    mailbox.close()
+    assert read(tmp_path) == ["all\n"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{stream}.{kind}" for stream in ("stdout", "stderr", "combined") for kind in ("log", "times")
+    }

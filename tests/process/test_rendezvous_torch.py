@@ -169,6 +169,29 @@ def test_etcd_v2(etcd: str) -> None:
     play_a_job("etcd-v2", etcd)
 
 
+class PlugInError(Exception):
+    """As python-etcd's: of no family that the agent knows."""
+
+
+@pytest.mark.parametrize("kind", [PlugInError, TypeError])
+def test_whatever_a_handler_raises_ends_the_job(kind, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    def break_down(_parameters: object) -> None:
+        raise kind("no list of servers")
+
+    rendezvous = pytest.importorskip("torch.distributed.elastic.rendezvous")
+    monkeypatch.setattr(rendezvous.registry, "get_rendezvous_handler", break_down)
+    node = Node("etcd-v2", "127.0.0.1:1")
+    try:
+        node.member.join()
+        wait_for(lambda: node.find(RendezvousLost), node)
+        lost = node.find(RendezvousLost)
+        assert not lost.usage
+        assert lost.reason == f"rendezvous etcd-v2 failed: {kind.__name__}: no list of servers"
+    finally:
+        node.close()
+    assert ("Traceback" in capfd.readouterr().err) == (kind is TypeError)  # a bug is shown as one
+
+
 def test_an_unknown_backend_is_the_callers_mistake() -> None:
     node = Node("no-such-backend", "127.0.0.1:1")
     try:

@@ -14,6 +14,7 @@ import os
 import queue
 import socket
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -275,6 +276,11 @@ class _HandlerThread(threading.Thread):
             self._report_loss(f"torch's {self._config.backend} rendezvous failed: {error}", usage=False)
         except (ValueError, KeyError) as error:
             self._report_loss(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
+        except Exception as error:  # noqa: BLE001  # a handler is a plug-in: with this thread alone, the agent would hang
+            kind = type(error)
+            if kind.__module__ == "builtins":  # nobody raises these on purpose
+                traceback.print_exc()
+            self._report_loss(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
 
     def _report_loss(self, reason: str, *, usage: bool) -> None:
         line = " ".join(reason.split())[:500]

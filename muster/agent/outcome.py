@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from muster._contract import ExitCode, LogNames
 from muster.agent.config import AgentConfig
-from muster.agent.decisions import Finish
 from muster.agent.logs import LogRouter
 from muster.agent.report import Report
 from muster.agent.stacks import group_stacks
+from muster.agent.transitions import Finish
 
 
 def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:

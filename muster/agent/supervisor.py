@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from muster._guard import GuardLease
 from muster._processes import LINUX, become_subreaper
-from muster.agent import decisions as d
 from muster.agent import outcome, stacks
+from muster.agent import transitions as t
 from muster.agent.config import AgentConfig
+from muster.agent.decisions import decide
 from muster.agent.errors import SpawnError
 from muster.agent.failures import FailureCollector
 from muster.agent.journal import Journal
@@ -84,7 +85,7 @@ class Supervisor:
         self._failures = FailureCollector(host=config.node_name, clock=loop.clock, logs=logs)
         self._stacks = stacks.StackCollector(loop)
         self._hang = self._watch_for_hangs()
-        self._state = d.State(nproc=config.nproc)
+        self._state = t.State(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
         self._ends: dict[int, WorkerEnd] = {}
         self._told: set[int] = set()
@@ -147,11 +148,11 @@ class Supervisor:
             return
         if isinstance(event, RoundBroken) and event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP):
             self._starter.park(self._config.nproc)  # forked while the old ones are being stopped
-        self._state, actions = d.decide(self._state, event)
+        self._state, actions = decide(self._state, event)
         for action in actions:
             self._act(action)
 
-    def _act(self, action: d.Action) -> None:
+    def _act(self, action: t.Action) -> None:
         handler: Callable[[Any], None] = getattr(self, _ACTIONS[type(action)])
         handler(action)
 
@@ -167,36 +168,36 @@ class Supervisor:
 
     def _note_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
-        self._loop.post(d.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
+        self._loop.post(t.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
 
     def _note_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
-        self._loop.post(d.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
+        self._loop.post(t.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
 
     def _note_ended(self, end: WorkerEnd) -> None:
         if end.code == -signal.SIGKILL and self._lease.take_fired():
-            self._loop.post(d.Fenced())
+            self._loop.post(t.Fenced())
         self._ends[end.worker.local_rank] = end
-        self._loop.post(d.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
+        self._loop.post(t.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
 
     def _note_signal(self, signum: int) -> None:
-        self._loop.post(d.SignalCame(signum=signum, guard_died=os.getppid() != self._guard_pid))
+        self._loop.post(t.SignalCame(signum=signum, guard_died=os.getppid() != self._guard_pid))
 
     def _note_guard_gone(self) -> None:
         if self._lease.guard_fd is not None:
             self._loop.unwatch(self._lease.guard_fd)
-        self._loop.post(d.SignalCame(signum=signal.SIGTERM, guard_died=True))
+        self._loop.post(t.SignalCame(signum=signal.SIGTERM, guard_died=True))
 
     def _note_idle(self, idle_s: float) -> None:
         if idle_s <= 0.0:
-            self._loop.post(d.Hung(number=self._state.number))
+            self._loop.post(t.Hung(number=self._state.number))
             return
         ranks = tuple(sorted(worker.local_rank for worker in self._group.live))
         reason = f"used no CPU time and wrote no line for {idle_s:.0f} s (--hang-timeout)"
-        self._loop.post(d.Hung(number=self._state.number, local_ranks=ranks, reason=reason))
+        self._loop.post(t.Hung(number=self._state.number, local_ranks=ranks, reason=reason))
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def _start_workers(self, action: d.StartWorkers) -> None:
+    def _start_workers(self, action: t.StartWorkers) -> None:
         self._ends.clear()
         self._told.clear()
         self._taken = {}
@@ -247,20 +248,20 @@ class Supervisor:
             stack_file=streams.stack_file,
         )
 
-    def _cancel_starts(self, _action: d.CancelStarts) -> None:
+    def _cancel_starts(self, _action: t.CancelStarts) -> None:
         if self._delayed_start is not None:
             self._delayed_start.cancel()
         self._group.cancel_starts()
         for local_rank in self._streams:
             self._logs.close_child_ends(local_rank)
 
-    def _take_stacks(self, _action: d.TakeStacks) -> None:
+    def _take_stacks(self, _action: t.TakeStacks) -> None:
         self._stacks.take(self._stack_targets(), self._keep_stacks)
 
     def _keep_stacks(self, texts: dict[int, str]) -> None:
         self._taken = texts
         self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
-        self._loop.post(d.StacksTaken())
+        self._loop.post(t.StacksTaken())
 
     def _stack_targets(self) -> dict[int, stacks.StackTarget]:
         targets: dict[int, stacks.StackTarget] = {}
@@ -280,28 +281,28 @@ class Supervisor:
 
         self._stacks.take(self._stack_targets(), say)
 
-    def _signal_workers(self, action: d.SignalWorkers) -> None:
+    def _signal_workers(self, action: t.SignalWorkers) -> None:
         self._group.send(action.signum)
 
-    def _arm_grace(self, _action: d.ArmGrace) -> None:
-        self._grace = self._loop.call_later(self._config.shutdown_timeout_s, lambda: self._loop.post(d.GraceOver()))
+    def _arm_grace(self, _action: t.ArmGrace) -> None:
+        self._grace = self._loop.call_later(self._config.shutdown_timeout_s, lambda: self._loop.post(t.GraceOver()))
 
-    def _kill_tree(self, _action: d.KillTree) -> None:
+    def _kill_tree(self, _action: t.KillTree) -> None:
         if self._grace is not None:
             self._grace.cancel()
         self._group.sweep(lambda: self._logs.finish_round(self._note_tree_gone))
 
     def _note_tree_gone(self) -> None:
         self._journal.write("workers_stopped", since="broken")
-        self._loop.post(d.TreeGone())
+        self._loop.post(t.TreeGone())
 
-    def _tell_started(self, action: d.TellStarted) -> None:
+    def _tell_started(self, action: t.TellStarted) -> None:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
         self._rendezvous.started(action.number)
 
-    def _tell_failed(self, action: d.TellFailed) -> None:
+    def _tell_failed(self, action: t.TellFailed) -> None:
         self._journal.write(
             "worker_failed", ranks=self._transcript.global_ranks(*action.local_ranks), reason=action.reason
         )
@@ -310,7 +311,7 @@ class Supervisor:
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _send_failed(self, action: d.TellFailed) -> None:
+    def _send_failed(self, action: t.TellFailed) -> None:
         new = [local_rank for local_rank in action.local_ranks if local_rank not in self._told]
         if action.number != self._state.number or not new:
             return
@@ -325,16 +326,16 @@ class Supervisor:
             formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
         )
 
-    def _tell_idle(self, action: d.TellIdle) -> None:
+    def _tell_idle(self, action: t.TellIdle) -> None:
         failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in action.local_ranks)
         self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
         self._told = set(action.local_ranks)  # if it comes to that, this is what they failed of
         self._rendezvous.idle(action.number, failures)
 
-    def _tell_succeeded(self, action: d.TellSucceeded) -> None:
+    def _tell_succeeded(self, action: t.TellSucceeded) -> None:
         self._rendezvous.succeeded(action.number)
 
-    def _tell_stopped(self, action: d.TellStopped) -> None:
+    def _tell_stopped(self, action: t.TellStopped) -> None:
         late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
         formed = self._state.round
         failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
@@ -345,26 +346,26 @@ class Supervisor:
         )
         self._rendezvous.stopped(action.number, failures, taken)
 
-    def _tell_leave(self, action: d.TellLeave) -> None:
+    def _tell_leave(self, action: t.TellLeave) -> None:
         self._logs.say(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
-    def _finish(self, action: d.Finish) -> None:
+    def _finish(self, action: t.Finish) -> None:
         self._code = outcome.tell(action, self._config, self._logs)
 
 
 _ACTIONS: dict[type, str] = {
-    d.StartWorkers: "_start_workers",
-    d.CancelStarts: "_cancel_starts",
-    d.TakeStacks: "_take_stacks",
-    d.SignalWorkers: "_signal_workers",
-    d.ArmGrace: "_arm_grace",
-    d.KillTree: "_kill_tree",
-    d.TellStarted: "_tell_started",
-    d.TellFailed: "_tell_failed",
-    d.TellIdle: "_tell_idle",
-    d.TellSucceeded: "_tell_succeeded",
-    d.TellStopped: "_tell_stopped",
-    d.TellLeave: "_tell_leave",
-    d.Finish: "_finish",
+    t.StartWorkers: "_start_workers",
+    t.CancelStarts: "_cancel_starts",
+    t.TakeStacks: "_take_stacks",
+    t.SignalWorkers: "_signal_workers",
+    t.ArmGrace: "_arm_grace",
+    t.KillTree: "_kill_tree",
+    t.TellStarted: "_tell_started",
+    t.TellFailed: "_tell_failed",
+    t.TellIdle: "_tell_idle",
+    t.TellSucceeded: "_tell_succeeded",
+    t.TellStopped: "_tell_stopped",
+    t.TellLeave: "_tell_leave",
+    t.Finish: "_finish",
 }

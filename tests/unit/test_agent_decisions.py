@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._contract import ExitCode
-from muster.agent import decisions as d
+from muster.agent import transitions as t
+from muster.agent.decisions import decide
 from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed
 
 
@@ -31,24 +32,24 @@ def formed(number: int = 1, attempt: int = 0) -> RoundFormed:
     return RoundFormed(round=make_round(number, attempt))
 
 
-def started(local_rank: int, number: int = 1) -> d.WorkerStarted:
-    return d.WorkerStarted(number=number, local_rank=local_rank)
+def started(local_rank: int, number: int = 1) -> t.WorkerStarted:
+    return t.WorkerStarted(number=number, local_rank=local_rank)
 
 
-def exited(local_rank: int, code: int = 0, number: int = 1) -> d.WorkerExited:
-    return d.WorkerExited(number=number, local_rank=local_rank, code=code)
+def exited(local_rank: int, code: int = 0, number: int = 1) -> t.WorkerExited:
+    return t.WorkerExited(number=number, local_rank=local_rank, code=code)
 
 
 def broken(number: int = 1, kind: BreakKind = BreakKind.FAILURE, want_stacks: bool = False) -> RoundBroken:
     return RoundBroken(number=number, kind=kind, reason="why", want_stacks=want_stacks)
 
 
-def play(*events: object, nproc: int = 2) -> tuple[d.State, list[tuple[str, ...]]]:
+def play(*events: object, nproc: int = 2) -> tuple[t.State, list[tuple[str, ...]]]:
     """Feed a history; the end state and, per event, the names of the actions."""
-    state = d.State(nproc=nproc)
+    state = t.State(nproc=nproc)
     history = []
     for event in events:
-        state, actions = d.decide(state, event)
+        state, actions = decide(state, event)
         history.append(tuple(type(action).__name__ for action in actions))
     return state, history
 
@@ -58,20 +59,20 @@ CASES = {
     "a round starts the workers, the last start is told": (
         RUNNING,
         [("StartWorkers",), (), ("TellStarted",)],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "all done: told once, nothing stopped": (
         (*RUNNING, exited(0), exited(1)),
         [("StartWorkers",), (), ("TellStarted",), (), ("TellSucceeded",)],
-        d.Phase.SUCCEEDED,
+        t.Phase.SUCCEEDED,
     ),
     "a failure is told, and nothing happens before the leader answers": (
         (*RUNNING, exited(1, 1)),
         [("StartWorkers",), (), ("TellStarted",), ("TellFailed",)],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "a break stops politely, then sweeps, then tells": (
-        (*RUNNING, exited(1, 1), broken(), exited(0, -15), d.TreeGone()),
+        (*RUNNING, exited(1, 1), broken(), exited(0, -15), t.TreeGone()),
         [
             ("StartWorkers",),
             (),
@@ -81,10 +82,10 @@ CASES = {
             ("KillTree",),
             ("TellStopped",),
         ],
-        d.Phase.JOINING,
+        t.Phase.JOINING,
     ),
     "grace over: killed; the ends of the killed add nothing": (
-        (*RUNNING, broken(), d.GraceOver(), exited(0, -9), exited(1, -9), d.TreeGone()),
+        (*RUNNING, broken(), t.GraceOver(), exited(0, -9), exited(1, -9), t.TreeGone()),
         [
             ("StartWorkers",),
             (),
@@ -95,45 +96,45 @@ CASES = {
             (),
             ("TellStopped",),
         ],
-        d.Phase.JOINING,
+        t.Phase.JOINING,
     ),
     "stacks first when wanted": (
-        (*RUNNING, broken(want_stacks=True), d.StacksTaken()),
+        (*RUNNING, broken(want_stacks=True), t.StacksTaken()),
         [("StartWorkers",), (), ("TellStarted",), ("TakeStacks",), ("SignalWorkers", "ArmGrace")],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "the last worker ends while stacks are taken: swept afterwards": (
-        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), d.StacksTaken()),
+        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), t.StacksTaken()),
         [("StartWorkers",), (), ("TellStarted",), ("TakeStacks",), (), (), ("KillTree",)],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "fenced: no grace": (
         (*RUNNING, broken(kind=BreakKind.FENCED)),
         [("StartWorkers",), (), ("TellStarted",), ("KillTree",)],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "fenced while stopping politely: hurried": (
         (*RUNNING, broken(), broken(kind=BreakKind.FENCED)),
         [("StartWorkers",), (), ("TellStarted",), ("SignalWorkers", "ArmGrace"), ("KillTree",)],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "the guard fences: swept, told, joined again": (
-        (*RUNNING, d.Fenced(), exited(0, -9), exited(1, -9), d.TreeGone()),
+        (*RUNNING, t.Fenced(), exited(0, -9), exited(1, -9), t.TreeGone()),
         [("StartWorkers",), (), ("TellStarted",), ("KillTree",), (), (), ("TellStopped",)],
-        d.Phase.JOINING,
+        t.Phase.JOINING,
     ),
     "a break while workers are being started cancels the rest": (
         (formed(), started(0), broken()),
         [("StartWorkers",), (), ("CancelStarts", "SignalWorkers", "ArmGrace")],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "a break before any worker exists": (
         (formed(), broken()),
         [("StartWorkers",), ("CancelStarts", "KillTree")],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "a finished node takes part again": (
-        (*RUNNING, exited(0), exited(1), broken(), d.TreeGone(), formed(2, 1)),
+        (*RUNNING, exited(0), exited(1), broken(), t.TreeGone(), formed(2, 1)),
         [
             ("StartWorkers",),
             (),
@@ -144,50 +145,50 @@ CASES = {
             ("TellStopped",),
             ("StartWorkers",),
         ],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "a break without workers is answered at once": (
         (broken(),),
         [("TellStopped",)],
-        d.Phase.JOINING,
+        t.Phase.JOINING,
     ),
     "a worker that cannot be started is a failure": (
-        (formed(), d.SpawnFailed(number=1, local_rank=0, reason="no such file")),
+        (formed(), t.SpawnFailed(number=1, local_rank=0, reason="no such file")),
         [("StartWorkers",), ("TellFailed",)],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "events of an older round change nothing": (
         (*RUNNING, exited(0, 1, number=0), started(0, number=0), broken(number=0), formed(1)),
         [("StartWorkers",), (), ("TellStarted",), (), (), (), ()],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "a newer round while the old workers run (change of leader): they are swept first": (
-        (*RUNNING, formed(3), exited(0, -9), exited(1, -9), d.TreeGone()),
+        (*RUNNING, formed(3), exited(0, -9), exited(1, -9), t.TreeGone()),
         [("StartWorkers",), (), ("TellStarted",), ("KillTree",), (), (), ("StartWorkers",)],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "whether idle workers hang is for all nodes to say": (
-        (*RUNNING, d.Hung(number=1, local_ranks=(0, 1), reason="idle"), d.Hung(number=1)),
+        (*RUNNING, t.Hung(number=1, local_ranks=(0, 1), reason="idle"), t.Hung(number=1)),
         [("StartWorkers",), (), ("TellStarted",), ("TellIdle",), ("TellIdle",)],
-        d.Phase.RUNNING,
+        t.Phase.RUNNING,
     ),
     "a second signal does not cut the grace short": (
-        (*RUNNING, d.SignalCame(signum=signal.SIGTERM), d.SignalCame(signum=signal.SIGTERM)),
+        (*RUNNING, t.SignalCame(signum=signal.SIGTERM), t.SignalCame(signum=signal.SIGTERM)),
         [("StartWorkers",), (), ("TellStarted",), ("TellLeave", "SignalWorkers", "ArmGrace"), ()],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "a second Ctrl-C does": (
-        (*RUNNING, d.SignalCame(signum=signal.SIGINT), d.SignalCame(signum=signal.SIGINT)),
+        (*RUNNING, t.SignalCame(signum=signal.SIGINT), t.SignalCame(signum=signal.SIGINT)),
         [("StartWorkers",), (), ("TellStarted",), ("TellLeave", "SignalWorkers", "ArmGrace"), ("KillTree",)],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "the guard's death leaves no grace": (
-        (*RUNNING, d.SignalCame(signum=signal.SIGTERM, guard_died=True)),
+        (*RUNNING, t.SignalCame(signum=signal.SIGTERM, guard_died=True)),
         [("StartWorkers",), (), ("TellStarted",), ("TellLeave", "KillTree")],
-        d.Phase.STOPPING,
+        t.Phase.STOPPING,
     ),
     "a signal while a round is being stopped only says where it ends": (
-        (*RUNNING, broken(), d.SignalCame(signum=signal.SIGTERM), exited(0), exited(1), d.TreeGone()),
+        (*RUNNING, broken(), t.SignalCame(signum=signal.SIGTERM), exited(0), exited(1), t.TreeGone()),
         [
             ("StartWorkers",),
             (),
@@ -198,22 +199,22 @@ CASES = {
             ("KillTree",),
             ("Finish",),
         ],
-        d.Phase.ENDED,
+        t.Phase.ENDED,
     ),
     "a signal before the first round ends at once": (
-        (d.SignalCame(signum=signal.SIGTERM),),
+        (t.SignalCame(signum=signal.SIGTERM),),
         [("TellLeave", "Finish")],
-        d.Phase.ENDED,
+        t.Phase.ENDED,
     ),
     "the job's end sweeps what the workers left running": (
-        (*RUNNING, exited(0), exited(1), JobEnded(succeeded=True), d.TreeGone()),
+        (*RUNNING, exited(0), exited(1), JobEnded(succeeded=True), t.TreeGone()),
         [("StartWorkers",), (), ("TellStarted",), (), ("TellSucceeded",), ("KillTree",), ("Finish",)],
-        d.Phase.ENDED,
+        t.Phase.ENDED,
     ),
     "after the end nothing matters": (
-        (JobEnded(succeeded=True), formed(), d.SignalCame(signum=signal.SIGTERM)),
+        (JobEnded(succeeded=True), formed(), t.SignalCame(signum=signal.SIGTERM)),
         [("Finish",), (), ()],
-        d.Phase.ENDED,
+        t.Phase.ENDED,
     ),
 }
 
@@ -233,32 +234,32 @@ def test_history(name: str) -> None:
         (JobEnded(succeeded=False), ExitCode.WORKERS_FAILED),
         (RendezvousLost(reason="no leader"), ExitCode.RENDEZVOUS),
         (RendezvousLost(reason="no token", usage=True), ExitCode.USAGE),
-        (d.SignalCame(signum=signal.SIGTERM), 143),
-        (d.SignalCame(signum=signal.SIGINT), 130),
-        (d.SignalCame(signum=signal.SIGHUP), 129),
+        (t.SignalCame(signum=signal.SIGTERM), 143),
+        (t.SignalCame(signum=signal.SIGINT), 130),
+        (t.SignalCame(signum=signal.SIGHUP), 129),
     ],
 )
 def test_exit_code(event: object, code: int) -> None:
     for before in ((), RUNNING, (*RUNNING, broken()), (*RUNNING, exited(0), exited(1))):
-        state, finish = d.State(nproc=2), None
-        for step in (*before, event, exited(0), exited(1), d.TreeGone()):
-            state, actions = d.decide(state, step)
-            finish = next((a for a in actions if isinstance(a, d.Finish)), finish)
+        state, finish = t.State(nproc=2), None
+        for step in (*before, event, exited(0), exited(1), t.TreeGone()):
+            state, actions = decide(state, step)
+            finish = next((a for a in actions if isinstance(a, t.Finish)), finish)
         assert finish is not None
         assert finish.code == code
 
 
 def test_a_signal_outranks_the_end_that_follows_from_it() -> None:
-    state, finish = d.State(nproc=2), None
-    for event in (*RUNNING, d.SignalCame(signum=signal.SIGTERM), JobEnded(succeeded=False), d.TreeGone()):
-        state, actions = d.decide(state, event)
-        finish = next((a for a in actions if isinstance(a, d.Finish)), finish)
-    assert finish == d.Finish(code=143, ended=JobEnded(succeeded=False))
+    state, finish = t.State(nproc=2), None
+    for event in (*RUNNING, t.SignalCame(signum=signal.SIGTERM), JobEnded(succeeded=False), t.TreeGone()):
+        state, actions = decide(state, event)
+        finish = next((a for a in actions if isinstance(a, t.Finish)), finish)
+    assert finish == t.Finish(code=143, ended=JobEnded(succeeded=False))
 
 
 def test_an_unknown_event_is_our_bug() -> None:
     with pytest.raises(TypeError, match="'surprise'"):
-        d.decide(d.State(nproc=1), "surprise")
+        decide(t.State(nproc=1), "surprise")
 
 
 def any_event() -> st.SearchStrategy[object]:
@@ -269,11 +270,11 @@ def any_event() -> st.SearchStrategy[object]:
         st.builds(broken, number, st.sampled_from(BreakKind), st.booleans()),
         st.builds(started, rank, number),
         st.builds(exited, rank, st.sampled_from([0, 1, -9, -15]), number),
-        st.builds(lambda n, r: d.SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
-        st.builds(lambda n: d.Hung(number=n, local_ranks=(0,), reason="x"), number),
-        st.sampled_from([d.StacksTaken(), d.GraceOver(), d.TreeGone(), d.Fenced()]),
+        st.builds(lambda n, r: t.SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
+        st.builds(lambda n: t.Hung(number=n, local_ranks=(0,), reason="x"), number),
+        st.sampled_from([t.StacksTaken(), t.GraceOver(), t.TreeGone(), t.Fenced()]),
         st.builds(
-            lambda s, g: d.SignalCame(signum=s, guard_died=g),
+            lambda s, g: t.SignalCame(signum=s, guard_died=g),
             st.sampled_from([signal.SIGTERM, signal.SIGINT]),
             st.booleans(),
         ),
@@ -286,19 +287,19 @@ def any_event() -> st.SearchStrategy[object]:
 @given(st.lists(any_event(), max_size=25))
 def test_whatever_happens_the_promises_hold(events: list[object]) -> None:
     """Workers start only when none is left of an older round; a finish is final and given out once."""
-    state, finishes = d.State(nproc=2), 0
+    state, finishes = t.State(nproc=2), 0
     for event in events:
         before = state
-        state, actions = d.decide(state, event)
+        state, actions = decide(state, event)
         names = [type(action).__name__ for action in actions]
         if "StartWorkers" in names:
-            assert before.phase in (d.Phase.JOINING, d.Phase.SUCCEEDED) or isinstance(event, d.TreeGone)
-            assert not before.alive or isinstance(event, d.TreeGone)
+            assert before.phase in (t.Phase.JOINING, t.Phase.SUCCEEDED) or isinstance(event, t.TreeGone)
+            assert not before.alive or isinstance(event, t.TreeGone)
         if "TellStopped" in names:
-            assert state.phase is d.Phase.JOINING
+            assert state.phase is t.Phase.JOINING
         finishes += names.count("Finish")
         assert finishes <= 1
-        assert (state.phase is d.Phase.ENDED) == (finishes == 1)
+        assert (state.phase is t.Phase.ENDED) == (finishes == 1)
         assert not (state.awaited & state.alive)
 
 
@@ -306,8 +307,8 @@ def test_whatever_happens_the_promises_hold(events: list[object]) -> None:
 @given(st.lists(any_event(), max_size=20), st.sampled_from([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_always_leads_to_the_end(events: list[object], signum: int) -> None:
     """Whatever came before: once the grace is over and the tree gone, the agent finishes."""
-    state, finished = d.State(nproc=2), False
-    for event in (*events, d.SignalCame(signum=signum), d.StacksTaken(), d.GraceOver(), d.TreeGone()):
-        state, actions = d.decide(state, event)
-        finished = finished or any(isinstance(a, d.Finish) for a in actions)
+    state, finished = t.State(nproc=2), False
+    for event in (*events, t.SignalCame(signum=signum), t.StacksTaken(), t.GraceOver(), t.TreeGone()):
+        state, actions = decide(state, event)
+        finished = finished or any(isinstance(a, t.Finish) for a in actions)
     assert finished

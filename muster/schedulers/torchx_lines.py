@@ -13,10 +13,12 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, macros
 from torchx.specs.api import NONE, ReplicaStatus, Resource, RetryPolicy, RoleStatus
 
@@ -45,11 +47,29 @@ _REPLICA_STATES: Mapping[Status, AppState] = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogRequest:
+    """Which part of which replica's output is wanted."""
+
+    role: str
+    index: int
+    pattern: "re.Pattern[str] | None"
+    """Only lines in which this is found; None: all."""
+    since: datetime | None
+    until: datetime | None
+    follow: bool
+    stream: Stream
+
+    def matches(self, line: str) -> bool:
+        """Whether the line is wanted."""
+        return self.pattern is None or self.pattern.search(line) is not None
+
+
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
 
     Subclasses give `_submit_dryrun`, `schedule`, `describe`, `_cancel_existing`, `add_options`, `list_apps`,
-    `delete_app` and, where something can be wrong with an AppDef, `check_app`.
+    `read_log`, `delete_app` and, where something can be wrong with an AppDef, `check_app`.
     """
 
     @abc.abstractmethod
@@ -63,6 +83,14 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     @abc.abstractmethod
     def delete_app(self, app_id: str) -> None:
         """Forget an app that exists, stopping it first when it runs."""
+
+    @abc.abstractmethod
+    def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
+        """Lines of one replica.
+
+        Raises:
+            SchedulerError: no such app, role or replica.
+        """
 
     def check_app(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Refuse what the scheduler cannot run. `cfg` is empty on 0.7.
@@ -78,6 +106,37 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         self.check_app(app, cfg or {})
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
+
+        Raises:
+            SchedulerError: no such app, role or replica, or a regex that is none.
+        """
+        try:
+            pattern = re.compile(regex) if regex else None
+        except re.error as error:
+            raise SchedulerError(f"regex {regex!r}: {error}") from error
+        request = LogRequest(
+            role=role_name,
+            index=k,
+            pattern=pattern,
+            since=since,
+            until=until,
+            follow=should_tail,
+            stream=streams or Stream.COMBINED,
+        )
+        return self.read_log(app_id, request)
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> "list[ListAppResponse]":
         """Lists the scheduler's apps; see `list_apps`."""
@@ -256,6 +315,20 @@ def build_describe_response(
         roles_statuses=[] if record is None else _build_statuses(spec, record),
         **extra,
     )
+
+
+def check_replica(spec: AppSpec, request: LogRequest) -> None:
+    """Refuses a role or a replica that a supervised app does not have.
+
+    Raises:
+        SchedulerError: one line that says which it has.
+    """
+    replicas = {role.name: role.replicas for role in spec.roles}
+    if request.role not in replicas:
+        raise SchedulerError(f"{spec.app_id} has no role {request.role!r}; it has: {', '.join(replicas)}")
+    last = replicas[request.role] - 1
+    if not 0 <= request.index <= last:
+        raise SchedulerError(f"{spec.app_id}/{request.role} has replicas 0 to {last}, not {request.index}")
 
 
 def _print_states_by_name() -> None:

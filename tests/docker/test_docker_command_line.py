@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torchx.specs import AppState
@@ -19,7 +20,7 @@ def torchx(state_home, tmp_path, apps):
     started = []
 
     def start(*words):
-        command = [sys.executable, "-m", "torchx.cli.main", *words]
+        command = [Path(sys.executable).with_name("torchx"), *words]
         env = {**os.environ, "TORCHX_CONFIG": "", "PYTHONWARNINGS": ""}
         process = subprocess.Popen(
             command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -62,7 +63,8 @@ def begin(torchx, apps, wait_until, scheduler, command=COMMAND):
 def test_interrupt_stops_politely(torchx, apps, wait_until):
     process, app_id = begin(torchx, apps, wait_until, "local_docker")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
     assert apps.status(app_id).state == AppState.CANCELLED
     assert apps.logs(app_id, role="sh") == ["begun\n", "asked\n"]
 
@@ -73,7 +75,8 @@ def test_second_interrupt_kills(torchx, apps, wait_until):
     process.send_signal(signal.SIGINT)
     wait_until(lambda: "asked\n" in apps.logs(app_id, role="sh"), "polite signal")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=25)  # the grace period is 30 s
+    _, err = process.communicate(timeout=25)  # the grace period is 30 s
+    assert "Traceback" not in err
     assert apps.status(app_id).state == AppState.CANCELLED
 
 

@@ -126,7 +126,7 @@ def test_apps_do_not_share_devices_and_those_of_an_ended_one_are_free_again():
     first = submit(engine, request_of("a", 1), ["GPU-a", "GPU-b"])
     second = submit(engine, request_of("b", 1), ["GPU-a", "GPU-b"])
     assert (gpus_of(first), gpus_of(second)) == ([("GPU-a",)], [("GPU-b",)])
-    with pytest.raises(DockerFault, match="2 of them in use"):
+    with pytest.raises(DockerFault, match=r"2 of them in use by other containers; apps of ours that hold some: a, b$"):
         submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])
     claims.release(engine, first.labels)
     assert gpus_of(submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])) == [("GPU-a",)]

@@ -54,8 +54,14 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
         DockerFault: they do not suffice.
     """
     running = engine.list_containers({}, running_only=True)
-    taken = {gpu for facts in running for gpu in facts.gpu_ids} | _claimed_gpus(engine)
-    devices.assign_gpus(_wanted(app), visible, taken)
+    claimed = _claimed_gpus(engine)
+    taken = {gpu for facts in running for gpu in facts.gpu_ids} | claimed.keys()
+    try:
+        devices.assign_gpus(_wanted(app), visible, taken)
+    except DockerFault as fault:
+        # An app may hold them whose supervisor died with the machine: nothing of it runs, and any command revives it.
+        holders = ", ".join(sorted({claimed[gpu] for gpu in visible if gpu in claimed}))
+        raise DockerFault(f"{fault}; apps of ours that hold some: {holders}" if holders else str(fault)) from fault
     return [gpu for gpu in visible if gpu not in taken]
 
 
@@ -128,9 +134,14 @@ def _wanted(app: AppRequest) -> list[int]:
     return [container.gpus for container in app.containers]
 
 
-def _claimed_gpus(engine: Engine) -> set[str]:
-    claims = (labels[Label.CLAIM].partition(":") for labels in engine.list_volumes({Label.CLAIM: None}).values())
-    return {thing for kind, _, thing in claims if kind == _GPU}
+def _claimed_gpus(engine: Engine) -> dict[str, str]:
+    """Id of a GPU -> the app that claimed it."""
+    claimed = {}
+    for labels in engine.list_volumes({Label.CLAIM: None}).values():
+        kind, _, thing = labels[Label.CLAIM].partition(":")
+        if kind == _GPU:
+            claimed[thing] = labels[Label.APP]
+    return claimed
 
 
 def _ports_from(first: int) -> Iterable[int]:

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import os
-import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
+from muster.schedulers.ctrl_c import hide_traceback
 from muster.schedulers.docker import claims, creation, devices, leftovers
 from muster.schedulers.docker.cargo import Cargo, pack_cargo
 from muster.schedulers.docker.driver import ENGINE_KEY
@@ -40,10 +39,12 @@ from muster.schedulers.supervision.policy import RolePlan
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
 from muster.schedulers.torchx_lines import (
+    LogRequest,
     PluginScheduler,
     build_describe_response,
     build_dryrun_info,
     build_role_plan,
+    check_replica,
     describe_roles,
     get_workspace_path,
     mask_env,
@@ -92,9 +93,12 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
         TorchX calls this when its command line is interrupted. A second Ctrl-C, while this waits, kills.
         """
-        end_attached(self._attached)
-        self._attached.clear()
-        self._engine.close()
+        hide_traceback()
+        try:
+            client.end_all(self._attached, flush_s=_FLUSH_S)
+        finally:
+            self._attached.clear()
+            self._engine.close()
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
@@ -235,32 +239,26 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         response = None if folder is None else build_describe_response(*client.look(folder))
         return AppState.UNKNOWN if response is None else response.state
 
-    def log_iter(
-        self,
-        app_id: str,
-        role_name: str,
-        k: int = 0,
-        regex: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        should_tail: bool = False,
-        streams: Stream | None = None,
-    ) -> Iterable[str]:
-        """See TorchX. Output of all containers the replica had, in order."""
+    def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
+        """See `PluginScheduler`. Output of all containers the replica had, in order."""
         query = LogQuery(
-            labels={Label.APP: app_id, Label.USER: _user(), Label.ROLE: role_name, Label.REPLICA: str(k)},
-            stdout=streams != Stream.STDERR,
-            stderr=streams != Stream.STDOUT,
-            since_s=None if since is None else since.timestamp(),
-            until_s=None if until is None else until.timestamp(),
+            labels={
+                Label.APP: app_id,
+                Label.USER: _user(),
+                Label.ROLE: request.role,
+                Label.REPLICA: str(request.index),
+            },
+            stdout=request.stream != Stream.STDERR,
+            stderr=request.stream != Stream.STDOUT,
+            since_s=None if request.since is None else request.since.timestamp(),
+            until_s=None if request.until is None else request.until.timestamp(),
         )
         folder = self._folder(app_id)
         if folder is not None:
-            _check_replica(folder.read_spec(), role_name, k)
-        matches = _parse_regex(regex)
-        is_over = _over_check(folder) if should_tail and folder is not None else None
+            check_replica(folder.read_spec(), request)
+        is_over = client.EndCheck(folder) if request.follow and folder is not None else None
         reader = LogReader(self._engine_of(folder), query, wait=time.sleep, is_over=is_over)
-        return filter(matches, _translate_each(reader.lines()))
+        return filter(request.matches, _translate_each(reader.lines()))
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -293,48 +291,6 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), _REGISTRY)
-
-
-def end_attached(folders: Sequence[AppFolder]) -> None:
-    """Stop apps and wait for their ends; an interrupt meanwhile kills them."""
-    left = [folder for folder in folders if folder.spec_file.exists() and not client.is_over(folder.read_record())]
-    for folder in left:
-        client.request_stop(folder)
-    try:
-        for folder in left:
-            client.wait_ended(folder, limit_s=folder.read_spec().grace_s + _FLUSH_S)
-    except KeyboardInterrupt:
-        for folder in left:
-            client.request_stop(folder, "kill")
-        for folder in left:
-            client.wait_ended(folder, limit_s=_FLUSH_S)
-        raise
-
-
-def _check_replica(spec: AppSpec, role: str, index: int) -> None:
-    replicas = {each.name: each.replicas for each in spec.roles}
-    if role not in replicas:
-        raise SchedulerError(f"{spec.app_id} has no role {role!r}; it has: {', '.join(replicas)}")
-    if not 0 <= index < replicas[role]:
-        raise SchedulerError(f"{spec.app_id}/{role} has replicas 0 to {replicas[role] - 1}, not {index}")
-
-
-def _parse_regex(regex: str | None) -> Callable[[str], object]:
-    try:
-        return re.compile(regex or "").search
-    except re.error as error:
-        raise SchedulerError(f"regex {regex!r}: {error}") from error
-
-
-def _over_check(folder: AppFolder) -> Callable[[], bool]:
-    def is_over() -> bool:
-        try:
-            _, record = client.look(folder)
-        except FileNotFoundError:  # deleted meanwhile
-            return True
-        return client.is_over(record)
-
-    return is_over
 
 
 def read_error(folder: Path) -> str | None:

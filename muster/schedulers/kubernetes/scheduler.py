@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream, filter_regex
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
@@ -17,7 +16,7 @@ from muster.schedulers.kubernetes.options import Options, declare_options, parse
 from muster.schedulers.kubernetes.request import Request, build_request
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.options import StrictOpts
-from muster.schedulers.torchx_lines import PluginScheduler, build_dryrun_info, get_workspace_path
+from muster.schedulers.torchx_lines import LogRequest, PluginScheduler, build_dryrun_info, get_workspace_path
 
 if TYPE_CHECKING:
     from muster.schedulers.kubernetes.client import Pace
@@ -102,27 +101,19 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """The app's state, with reasons. Stops the other roles of an app of several Jobs once one has failed."""
         return self._session.describe(app_id)
 
-    def log_iter(
-        self,
-        app_id: str,
-        role_name: str,
-        k: int = 0,
-        regex: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        should_tail: bool = False,
-        streams: Stream | None = None,
-    ) -> Iterable[str]:
+    def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """The log of one node over all its pods; see `logs.py`.
 
         Raises:
             SchedulerError: no such app or role, or a stream of its own was asked for.
         """
-        if streams not in (None, Stream.COMBINED):
-            text = f"Kubernetes keeps stdout and stderr together; --streams {streams.value} cannot be had"
+        if request.stream != Stream.COMBINED:
+            text = f"Kubernetes keeps stdout and stderr together; --streams {request.stream.value} cannot be had"
             raise SchedulerError(text)
-        lines = self._session.read_log(app_id, role_name, k, since=since, until=until, tail=should_tail)
-        return filter_regex(regex, lines) if regex else lines
+        lines = self._session.read_log(
+            app_id, request.role, request.index, since=request.since, until=request.until, tail=request.follow
+        )
+        return filter(request.matches, lines)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """The apps of a namespace: the context's, or the one `cfg` names."""

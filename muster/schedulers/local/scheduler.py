@@ -7,15 +7,13 @@ import contextlib
 import json
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster.schedulers.ctrl_c import hide_traceback
@@ -31,11 +29,20 @@ from muster.schedulers.supervision import client
 from muster.schedulers.supervision.policy import ReplicaId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
-from muster.schedulers.torchx_lines import PluginScheduler, build_describe_response, build_dryrun_info
+from muster.schedulers.torchx_lines import (
+    LogRequest,
+    PluginScheduler,
+    build_describe_response,
+    build_dryrun_info,
+    check_replica,
+)
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
 DEFAULT_GRACE_S = 30.0
 """As long as the agent's own `--shutdown-timeout`, and as a Kubernetes pod gets."""
+
+FLUSH_S = 15.0
+"""What ending an app takes beyond its grace period, at most."""
 
 LAST_LINES_S = 1.0
 """How long `close` waits for those who are still reading logs of apps that have ended."""
@@ -148,44 +155,21 @@ class LocalScheduler(PluginScheduler):
             return AppState.UNKNOWN
         return None if response is None else response.state
 
-    def log_iter(
-        self,
-        app_id: str,
-        role_name: str,
-        k: int = 0,
-        regex: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        should_tail: bool = False,
-        streams: Stream | None = None,
-    ) -> Iterator[str]:
-        """Lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
-
-        Raises:
-            SchedulerError: no such app, role or replica, or a regex that is none.
-        """
+    def read_log(self, app_id: str, request: LogRequest) -> Iterator[str]:
+        """See `PluginScheduler`."""
         folder = self._find(app_id)
         if folder is None:
             raise SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")
-        spec = folder.read_spec()
-        replicas = {role.name: role.replicas for role in spec.roles}
-        if role_name not in replicas:
-            raise SchedulerError(f"{app_id} has no role {role_name!r}; it has: {', '.join(replicas)}")
-        if not 0 <= k < replicas[role_name]:
-            raise SchedulerError(f"{app_id}/{role_name} has replicas 0 to {replicas[role_name] - 1}, not {k}")
-        try:
-            pattern = re.compile(regex) if regex else None
-        except re.error as error:
-            raise SchedulerError(f"regex {regex!r}: {error}") from error
+        check_replica(folder.read_spec(), request)
         query = LogQuery(
-            folder=folder.replica_dir(ReplicaId(role_name, k)),
-            stream=(streams or Stream.COMBINED).value,
-            pattern=pattern,
-            since_s=None if since is None else since.timestamp(),
-            until_s=None if until is None else until.timestamp(),
-            follow=should_tail,
+            folder=folder.replica_dir(ReplicaId(request.role, request.index)),
+            stream=request.stream.value,
+            pattern=request.pattern,
+            since_s=None if request.since is None else request.since.timestamp(),
+            until_s=None if request.until is None else request.until.timestamp(),
+            follow=request.follow,
         )
-        return self._readers.count(read_log(query, EndCheck(folder), folder.path))
+        return self._readers.count(read_log(query, client.EndCheck(folder), folder.path))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -213,20 +197,11 @@ class LocalScheduler(PluginScheduler):
         hide_traceback()
         folders = [folder for folder in self._own.values() if folder.spec_file.exists()]
         self._own.clear()
-        for folder in folders:
-            if not client.is_over(folder.read_record()):
-                logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
-                client.request_stop(folder)
-        for folder in folders:
-            limit_s = folder.read_spec().grace_s + 15.0
-            try:
-                client.wait_ended(folder, limit_s=limit_s)
-            except KeyboardInterrupt:
-                for each in folders:
-                    client.request_stop(each, "kill")
-                client.wait_ended(folder, limit_s=limit_s)
-        if folders:
-            self._readers.wait_done(LAST_LINES_S)
+        try:
+            client.end_all(folders, flush_s=FLUSH_S)
+        finally:
+            if folders:
+                self._readers.wait_done(LAST_LINES_S)
 
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), self.backend)
@@ -258,34 +233,6 @@ class Readers:
         """Wait until nobody reads, at most so long."""
         with self._changed:
             self._changed.wait_for(lambda: self._active == 0, limit_s)
-
-
-class EndCheck:
-    """Whether an app has ended; reads its state only when that has changed, or when its supervisor may have died."""
-
-    def __init__(self, folder: AppFolder) -> None:
-        self._folder = folder
-        self._seen_ns = -1
-        self._over = False
-        self._supervisor: ProcessId | None = None
-
-    def __call__(self) -> bool:
-        """True once it has ended, its logs complete; and when it has been deleted."""
-        try:
-            changed_ns = self._folder.state_file.stat().st_mtime_ns
-        except FileNotFoundError:
-            return not self._folder.spec_file.exists()
-        if changed_ns == self._seen_ns and self._is_supervised():
-            return self._over
-        self._seen_ns = changed_ns
-        with contextlib.suppress(client.SupervisorError):
-            _, record = client.look(self._folder)
-            self._over = client.is_over(record)
-            self._supervisor = None if record is None else record.supervisor
-        return self._over
-
-    def _is_supervised(self) -> bool:
-        return self._over or (self._supervisor is not None and self._supervisor.is_alive())
 
 
 def _look_around(app: AppDef, cfg: Mapping[str, Any]) -> Host:

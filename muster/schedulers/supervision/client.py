@@ -3,19 +3,30 @@
 A command that finds the supervisor of a running app dead starts it again, whatever else it came for.
 """
 
+import logging
 import os
 import select
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 from muster.schedulers.supervision.policy import Phase
 from muster.schedulers.supervision.registry import AppRegistry
-from muster.schedulers.supervision.state import AppFolder, AppRecord, AppSpec, Machine, StateError, is_folder_of_ours
+from muster.schedulers.supervision.state import (
+    AppFolder,
+    AppRecord,
+    AppSpec,
+    Machine,
+    ProcessId,
+    StateError,
+    is_folder_of_ours,
+)
 
 LAST_WORDS_LIMIT_BYTES = 2000
+
+logger = logging.getLogger(__name__)
 
 
 class SupervisorError(RuntimeError):
@@ -170,6 +181,64 @@ def _wait_process(pid: int, limit_s: float) -> bool:
     finally:
         os.close(pidfd)
     return True
+
+
+def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
+    """Stop apps politely and wait for their ends; an interrupt meanwhile kills them.
+
+    Args:
+        folders: of the apps; what has ended or been deleted is fine.
+        flush_s: what an end may take beyond the grace period.
+
+    Raises:
+        KeyboardInterrupt: after the kill, unless an earlier one is on its way out of the program already.
+    """
+    left = [folder for folder in folders if folder.spec_file.exists() and not is_over(folder.read_record())]
+    for folder in left:
+        logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
+        request_stop(folder)
+    try:
+        for folder in left:
+            wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)
+    except KeyboardInterrupt as interrupt:
+        for folder in left:
+            request_stop(folder, "kill")
+        for folder in left:
+            wait_ended(folder, limit_s=flush_s)
+        if not isinstance(interrupt.__context__, KeyboardInterrupt):
+            raise
+
+
+class EndCheck:
+    """Whether an app has ended; reads its state only when that has changed, or when its supervisor may have died."""
+
+    def __init__(self, folder: AppFolder) -> None:
+        self._folder = folder
+        self._seen_ns = -1
+        self._over = False
+        self._supervisor: ProcessId | None = None
+
+    def __call__(self) -> bool:
+        """True once it has ended, its logs complete; and when it has been deleted."""
+        try:
+            changed_ns = self._folder.state_file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return not self._folder.spec_file.exists()
+        if changed_ns == self._seen_ns and self._is_supervised():
+            return self._over
+        self._seen_ns = changed_ns
+        try:
+            _, record = look(self._folder)
+        except FileNotFoundError:  # deleted meanwhile
+            return True
+        except SupervisorError:
+            return self._over
+        self._over = is_over(record)
+        self._supervisor = None if record is None else record.supervisor
+        return self._over
+
+    def _is_supervised(self) -> bool:
+        return self._over or (self._supervisor is not None and self._supervisor.is_alive())
 
 
 def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:

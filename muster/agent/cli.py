@@ -76,7 +76,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
-        hang_timeout_s=values.seconds("hang-timeout", zero=False),
+        hang_timeout_s=values.seconds("hang-timeout", zero=True) or None,
         event_log_handler=_choose_event_log_handler(values),
         monitor_interval_s=values.seconds("monitor-interval", zero=True) or 0.1,
         base_env={name: value for name, value in environ.items() if name not in Env.PRIVATE},

@@ -160,11 +160,11 @@ LIFE: Final = (
     Flag(
         name="hang-timeout",
         metavar="S",
-        default="off",
+        default="0",
         ours=True,
         has_variable=False,
         text="Take the workers as failed when no rank has used CPU time or written a line for S seconds; the report "
-        "then has the stacks of all ranks.",
+        "then has the stacks of all ranks. 0: never.",
     ),
     Flag(
         name="monitor-interval",

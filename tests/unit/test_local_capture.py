@@ -51,3 +51,9 @@ def test_nothing_lost_leaves_no_notice(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{stream}.{kind}" for stream in ("stdout", "stderr", "combined") for kind in ("log", "times")
     }
+
+
+def test_long_lines_come_whole(tmp_path):
+    long = b"x" * (1 << 20)
+    (tmp_path / "stdout.log").write_bytes(b"one\n\ntwo" + long + b"\n" + long)
+    assert [len(line) for line in read(tmp_path, "stdout")] == [4, 1, 3 + len(long) + 1, len(long)]

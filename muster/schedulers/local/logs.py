@@ -53,26 +53,36 @@ def read_log(query: LogQuery, is_over: Callable[[], bool], *also: Path) -> Itera
 def _read_lines(query: LogQuery, is_over: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
     with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
         _seek_since(log, query)
-        rest, rested_s, complete, notice = b"", time.monotonic(), False, b""
+        held, rested_s, complete, notice = bytearray(), time.monotonic(), False, b""
         while True:
             data = _read_until(log, query)
             if data:
-                *lines, rest = (rest + data).split(b"\n")
-                yield from (line + b"\n" for line in lines)
+                held += data
+                yield from _cut_lines(held, len(held) - len(data))
                 rested_s = time.monotonic()
                 continue
             if not notice and (notice := read_notice(query.folder)):
-                yield from (rest + b"\n", notice) if rest else (notice,)
-                rest = b""
-            if rest and (b"\r" in rest or complete or time.monotonic() - rested_s >= PARTIAL_S):
-                yield rest
-                rest = b""
+                yield from (bytes(held) + b"\n", notice) if held else (notice,)
+                held.clear()
+            if held and (b"\r" in held or complete or time.monotonic() - rested_s >= PARTIAL_S):
+                yield bytes(held)
+                held.clear()
             if complete:
                 return
             # Asked before the last read, so that what was written up to the end is read.
             complete = not query.follow or is_over() or _is_past(query)
             if not complete:
-                watch.wait(PARTIAL_S if rest else BACKSTOP_S)
+                watch.wait(PARTIAL_S if held else BACKSTOP_S)
+
+
+def _cut_lines(held: bytearray, searched: int) -> list[bytes]:
+    """Take the whole lines out of `held`; its first `searched` bytes are known to have no newline."""
+    cut = held.rfind(b"\n", searched) + 1
+    if not cut:
+        return []
+    lines = bytes(held[: cut - 1]).split(b"\n")
+    del held[:cut]
+    return [line + b"\n" for line in lines]
 
 
 def _seek_since(log: BinaryIO, query: LogQuery) -> None:

@@ -25,7 +25,14 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         holder.bind(("127.0.0.1", 0))  # held, not listening: nobody else is given the port
         endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
 
-        def start(index: int, nnodes: str, *program: str, conf: str = "last_call_timeout=0.3", **flags: str) -> Tree:
+        def start(
+            index: int,
+            nnodes: str,
+            *program: str,
+            conf: str = "last_call_timeout=0.3",
+            agent: tuple[str, ...] = ("-m", "muster.agent"),
+            **flags: str,
+        ) -> Tree:
             given = {
                 "nnodes": nnodes,
                 "node-rank": str(index),
@@ -40,7 +47,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             }
             words = [word for name, value in given.items() for word in (f"--{name}", value)]
             script = str(PROGRAMS / program[0])
-            command = [sys.executable, "-m", "muster.agent", *words, script, *program[1:]]
+            command = [sys.executable, *agent, *words, script, *program[1:]]
             return stack.enter_context(Tree(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}))
 
         yield start
@@ -154,3 +161,12 @@ def test_a_node_that_is_done_takes_part_again(launch: Launch, tmp_path: Path) ->
 def read_events(log_dir: Path) -> str:
     """A node's event records so far, as they stand in the file."""
     return "".join(path.read_text() for path in log_dir.rglob("events.jsonl"))
+
+
+def test_a_bug_of_our_own_ends_the_agent_at_once(launch: Launch) -> None:
+    """It must not pass for a message of somebody else's that makes no sense, and be tried again for ever."""
+    tree = launch(0, "1:2", "agent/ready.py", agent=(str(PROGRAMS / "agent" / "own_bug.py"),))
+    outcome = tree.wait(30)
+    assert outcome.exit_code == 1
+    assert "TypeError: our own bug" in outcome.stderr
+    assert "ready" not in outcome.stdout

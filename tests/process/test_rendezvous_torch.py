@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from muster.agent.config import RendezvousConfig
+from muster.agent.errors import InternalError
 from muster.agent.loop import Loop
 from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed
 from muster.agent.rendezvous.backend import create_rendezvous
@@ -240,3 +241,22 @@ def test_torchrun_with_our_backend_restarts_after_a_crash(tmp_path: Path) -> Non
     assert [agent.returncode for agent in agents] == [0, 0], outputs
     assert "sum 2 of 2" in outputs[0]
     assert "sum 2 of 2" in outputs[1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's agent waits for the next round without a limit of its own."""
+    api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
+    from muster.agent.rendezvous import torch_plugin
+
+    def fail(*_args: object) -> None:
+        raise TypeError("our own bug")
+
+    monkeypatch.setattr("muster.agent.rendezvous.leader.advance", fail)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
+    handler = torch_plugin.build_handler(parameters)
+    with pytest.raises(InternalError, match="ended by an error"):
+        handler.next_rendezvous()
+    handler.shutdown()

@@ -4,7 +4,9 @@ import pytest
 
 from muster.agent.records import replace
 from muster.agent.rendezvous import BreakKind
-from muster.agent.rendezvous.membership import FOREVER, Phase, State, advance, next_due_s, start_state
+from muster.agent.rendezvous.job import FOREVER, Phase, State, start_state
+from muster.agent.rendezvous.membership import advance, next_due_s
+from muster.agent.rendezvous.quorum import CarriedBase
 from muster.agent.rendezvous.terms import (
     Break,
     Carry,
@@ -471,7 +473,7 @@ def test_a_hang_that_spends_the_last_attempt_is_final_and_blames_every_node_that
 
 
 def carry(rank: int | None, *, ended: list[int]) -> Carry:
-    base = {"number": 4, "size": 3, "leader": 0, "indices": [], "rank": rank, "ended": ended}
+    base = CarriedBase(number=4, size=3, leader=0, rank=rank, ended=frozenset(ended))
     return Carry(round=4, attempt=2, bases=(base,))
 
 

@@ -1,9 +1,13 @@
 """Who may form a round: the table of the rules, and a search for two sides that both may."""
 
 import itertools
+import json
 
 import pytest
 
+from muster.agent.records import replace
+from muster.agent.rendezvous.enclosures import build_base as build_json
+from muster.agent.rendezvous.enclosures import read_base
 from muster.agent.rendezvous.quorum import Base, build_base, may_form, may_go_on, may_take_over
 
 
@@ -89,7 +93,10 @@ def _subsets(items) -> list[set]:
 
 def test_base_travels() -> None:
     before = Base(number=7, size=3, leader=1, indices=(2, 5, 9), held={"a": 2}, ended=frozenset({0}))
-    assert build_base(before.to_json("a"), "a") == before
+    carried = before.carried_by("a")
+    assert carried.rank == 2
+    assert read_base(json.loads(json.dumps(build_json(carried)))) == carried
+    assert replace(build_base(carried), held={"a": 2}) == before
     assert before.find_rank(9) == 2
     assert before.find_rank(3) is None
     assert base(3, {0}).find_rank(2) == 2

@@ -119,3 +119,9 @@ def test_a_trickle_of_bytes_makes_the_same_messages() -> None:
     for byte in frame:
         got += wire.server.receive(bytes([byte]))
     assert got == [{"t": "x", "n": list(range(50))}]
+
+
+def test_a_refusal_that_is_no_text_is_one() -> None:
+    wire = authenticated()
+    with pytest.raises(WireError, match="without words"):
+        list(wire.client.receive(wire.server.encode({"refused": [["\x1b[2J"]]})))

@@ -7,6 +7,8 @@ just come back look the same until they answer.
 from collections.abc import Callable
 
 from muster.agent.loop import Loop, Timer
+from muster.agent.rendezvous.fields import NonsenseError
+from muster.agent.rendezvous.letters_door import Call, Yield, build_call, read_call_reply
 from muster.agent.rendezvous.links import Closing, Link, Network
 from muster.agent.rendezvous.wire import Message
 
@@ -24,13 +26,13 @@ class Beacon:
         loop: Loop,
         network: Network,
         endpoint: tuple[str, int],
-        build_call: Callable[[], Message],
+        describe: Callable[[], Call],
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self._loop = loop
         self._network = network
         self._endpoint = endpoint
-        self._build_call = build_call
+        self._describe = describe
         self._on_other_leader = on_other_leader
         self._dial: Closing | None = None
         self._link: Link | None = None
@@ -43,7 +45,7 @@ class Beacon:
             self._link.close()
             self._link = None
         if self._link is not None:
-            self._link.send(self._build_call())
+            self._link.send(build_call(self._describe()))
         elif self._dial is None:
             host, port = self._endpoint
             self._dial = self._network.connect(host, port, self._on_open, self._on_failed, DIAL_LIMIT_S)
@@ -54,7 +56,7 @@ class Beacon:
         self._link = link
         self._heard_s = self._loop.clock.now_s()
         link.owner = self
-        link.send(self._build_call())
+        link.send(build_call(self._describe()))
 
     def _on_failed(self, _why: str, _refused: bool) -> None:
         self._dial = None
@@ -62,8 +64,14 @@ class Beacon:
     def on_message(self, link: Link, message: Message) -> None:
         """See `LinkOwner`."""
         self._heard_s = self._loop.clock.now_s()
-        if message.get("t") == "yield" and isinstance(message.get("port"), int):
-            self._on_other_leader(link.peer_host, message["port"])
+        try:
+            reply = read_call_reply(message)
+        except NonsenseError:
+            link.close()
+            self._link = None
+            return
+        if isinstance(reply, Yield):
+            self._on_other_leader(link.peer_host, reply.port)
 
     def on_closed(self, _link: Link, _reason: str) -> None:
         """See `LinkOwner`."""

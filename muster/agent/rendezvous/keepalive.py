@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from muster.agent.loop import Loop, Timer
 from muster.agent.rendezvous import Lease
+from muster.agent.rendezvous.letters_down import Answer
+from muster.agent.rendezvous.letters_up import build_heartbeat
 from muster.agent.rendezvous.links import Link
-from muster.agent.rendezvous.wire import Message
 
 MARGIN_S = 1.0
 
@@ -75,17 +76,17 @@ class Keepalive:
             self._timer.cancel()
         self._count += 1
         self._sent_s[self._count] = self._clock.boottime_s()
-        self._link.send({"t": "beat", "n": self._count, "echo": self._echo})
+        self._link.send(build_heartbeat(self._count, self._echo))
         self._timer = self._loop.call_later(self._interval_s, self.beat)
 
-    def take_answer(self, message: Message) -> None:
+    def take_answer(self, answer: Answer) -> None:
         """The leader answered a heartbeat."""
-        number = int(message["n"])
+        number = answer.number
         sent_s = self._sent_s.pop(number, None)
         if sent_s is None:
             return
         self._sent_s = {n: s for n, s in self._sent_s.items() if n > number}
-        self._echo = float(message["at"])
+        self._echo = answer.at_s
         self.until_s = max(self.until_s, sent_s + self._silence_s - find_margin_s(self._silence_s))
         self._renew()
 

@@ -1,44 +1,34 @@
-"""The leader: carries facts from links to `membership.advance`, and its outputs back to the members.
+"""The leader: carries facts from links to `membership.advance`, and its outputs back to the members (`dispatch`).
 
-It decides nothing about rounds itself. What it adds is time and space: who is silent for too long, who is who, what
-address a rank can be reached under, and that every member has the end before anybody leaves. Slightly longer than most:
-all of it works on the one table of who is connected.
+It decides nothing about rounds itself. What it adds is who is who, and time: who is silent for too long, and until when
+its own workers may live.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from muster.agent.loop import Loop, Timer
 from muster.agent.records import replace
-from muster.agent.rendezvous.addresses import is_loopback
-from muster.agent.rendezvous.contacts import Contact, Contender, LeaderOptions
+from muster.agent.rendezvous.contacts import Contact, Contacts, Contender, LeaderOptions
+from muster.agent.rendezvous.dispatch import Dispatch
+from muster.agent.rendezvous.fields import NonsenseError
+from muster.agent.rendezvous.job import FOREVER, State, start_state
 from muster.agent.rendezvous.keepalive import find_margin_s
-from muster.agent.rendezvous.letters import build_break, build_roster, build_rounds, read_event
-from muster.agent.rendezvous.links import Closing, Link, LocalLink, Network
-from muster.agent.rendezvous.membership import FOREVER, Phase, State, advance, next_due_s, start_state
-from muster.agent.rendezvous.terms import (
-    Break,
-    Carry,
-    End,
-    Event,
-    Failed,
-    Form,
-    GiveUp,
-    Joined,
-    Lost,
-    Output,
-    Peer,
-    SawEnd,
-    Settle,
-    Tell,
-    Tick,
+from muster.agent.rendezvous.letters_down import (
+    Answer,
+    build_answer,
+    build_bye,
+    build_redirect,
+    build_rejection,
+    build_welcome,
 )
-from muster.agent.rendezvous.wire import Circular, Message
+from muster.agent.rendezvous.letters_up import EndHeard, Heartbeat, Join, Word, read_word
+from muster.agent.rendezvous.links import Closing, Link, LocalLink, Network
+from muster.agent.rendezvous.membership import advance, next_due_s
+from muster.agent.rendezvous.terms import Event, Failed, Joined, Lost, Peer, SawEnd, Tick
+from muster.agent.rendezvous.wire import Message
 
-SUCCESSORS = 8
-ACKNOWLEDGE_SILENCES = 3
-"""How many silence limits the end waits for members that have not confirmed it. One that cannot be heard may come back
-and must then find somebody who knows; else it would go on with others of its kind, and train what is trained."""
+MOST_ROUNDS = 1 << 40
+"""No job has so many. Numbers only go up, so that one which is far too high could never be taken back."""
 PAUSE_S = 1.0
 """Nothing done for this long: this process may have been stopped."""
 DUPLICATE_S = 1.5
@@ -46,23 +36,20 @@ DUPLICATE_S = 1.5
 
 
 class Leader:
-    """Leads until closed. Links are handed to it with their first message (`admit`); it owns them from then on."""
+    """Leads until closed. Links are handed to it with their first letter (`admit`); it owns them from then on."""
 
     def __init__(self, loop: Loop, network: Network | None, options: LeaderOptions) -> None:
         self._loop = loop
         self._clock = loop.clock
         self._network = network
         self._options = options
-        self._contacts: dict[str, Contact] = {}
-        self._by_link: dict[Link, Contact] = {}
-        self._by_index: dict[int, Contact] = {}
+        self._contacts = Contacts()
+        self._dispatch = Dispatch(loop, self._contacts, options)
         self._contenders: dict[str, Contender] = {}
+        """By the id of the member whose index they claim."""
         self._probes: set[Closing] = set()
         self._timer: Timer | None = None
         self._sweep: Timer | None = None
-        self._awaiting: set[str] | None = None
-        self._roster: tuple[Form, list[Any]] | None = None
-        """The running round and its successors, for who comes late."""
         self._closed = False
         self._awake_s = loop.clock.boottime_s()
         self.state: State = start_state(options.rules, loop.clock.now_s(), takeover=options.takeover)
@@ -76,97 +63,86 @@ class Leader:
         mine.owner = self
         return theirs
 
-    def admit(self, link: Link, message: Message) -> None:
-        """Take a link whose first message was `join`."""
+    def admit(self, link: Link, join: Join) -> None:
+        """Take a link whose first letter was `join`."""
         link.owner = self
         run_id = self._options.rules.run_id
-        if message.get("run_id") != run_id:
-            link.send({"t": "reject", "reason": f"this is run {run_id!r}, not {str(message.get('run_id'))[:80]!r}"})
+        if join.run_id != run_id:
+            link.send(build_rejection(f"this is run {run_id!r}, not {join.run_id[:80]!r}"))
             link.close()
             return
-        rival = self._find_rival(message)
-        if rival is None:
-            self._enrol(link, message)
+        if join.carry.round > MOST_ROUNDS and not isinstance(link, LocalLink):
+            self._refuse(link, f"it speaks of round {join.carry.round}")
+            return
+        rival = None if join.index is None else self._contacts.find_index(join.index)
+        if rival is None or rival.id == join.id:
+            self._enrol(link, join)
         else:
-            self._contend(rival, link, message)
+            self._contend(rival, link, join)
 
-    def _find_rival(self, message: Message) -> Contact | None:
-        rival = None if message["index"] is None else self._by_index.get(int(message["index"]))
-        return None if rival is None or rival.id == message["id"] else rival
-
-    def _contend(self, rival: Contact, link: Link, message: Message) -> None:
+    def _contend(self, rival: Contact, link: Link, join: Join) -> None:
         """Two nodes with one index: either the first is gone and we do not know it yet, or it is a mistake."""
-        self._contenders[rival.id] = Contender(link=link, message=message, since_s=self._clock.boottime_s())
+        self._contenders[rival.id] = Contender(link=link, join=join, since_s=self._clock.boottime_s())
         self._probe(rival, lambda: self._lose(rival, "its process has ended"))
 
-    def _enrol(self, link: Link, message: Message) -> None:
-        now_s = self._clock.boottime_s()
-        local = isinstance(link, LocalLink)
-        peer = Peer(
-            id=str(message["id"]),
-            index=None if message["index"] is None else int(message["index"]),
-            nproc=int(message["nproc"]),
-            role=str(message["role"]),
-            host=str(message["host"]),
-            port=int(message["port"]),
-            is_leader=local,
-            carry=Carry.from_json(message["carry"]),
-        )
-        old = self._contacts.get(peer.id)
+    def _enrol(self, link: Link, join: Join) -> None:
+        old = self._contacts.find(join.id)
         if old is not None:
             self._lose(old, "it came back on another connection")
-        contact = Contact(peer, link, message, now_s)
-        self._contacts[peer.id] = contact
-        self._by_link[link] = contact
-        if contact.index is not None:
-            self._by_index[contact.index] = contact
-        link.send({"t": "welcome", "id": self._options.own_id, "listen": self._options.listen_port})
+        contact = Contact(join, link, self._clock.boottime_s())
+        self._contacts.add(contact)
+        link.send(build_welcome(self._options.own_id, self._options.listen_port))
+        peer = Peer(
+            id=join.id,
+            index=join.index,
+            nproc=join.nproc,
+            role=join.role,
+            host=join.host,
+            port=join.port,
+            is_leader=contact.is_local,
+            carry=join.carry,
+        )
         self._feed(Joined(peer=peer))
-        self._send_late_roster(contact)
-        if not local:
+        self._dispatch.send_late_roster(contact, self.state)
+        if not contact.is_local:
             self._arm_sweep()
-
-    def _send_late_roster(self, contact: Contact) -> None:
-        """Who comes while a round runs must know of it: its next leader may not be where this one was found."""
-        if self._roster is None or self.state.phase is not Phase.RUNNING or contact.id in self.state.seats:
-            return
-        form, successors = self._roster
-        is_full = len(self.state.seats) >= self.state.rules.max_nodes
-        contact.link.send({**build_roster(form, contact.id, successors), "spare": is_full})
 
     # -- links: what they say ---------------------------------------------------------------------------------------
 
     def on_message(self, link: Link, message: Message) -> None:
-        """See `LinkOwner`. Whoever sends nonsense is dropped."""
+        """See `LinkOwner`. Whoever sends nonsense is dropped; what our own node sends is a bug of ours."""
+        contact = self._contacts.find_link(link)
         try:
-            self._take(link, message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._options.tell(f"dropped {link.peer_host}: a message made no sense ({type(error).__name__}: {error})")
-            self._drop(link, "it sent a message that makes no sense")
-
-    def _take(self, link: Link, message: Message) -> None:
-        contact = self._by_link.get(link)
-        if contact is None:
-            if message["t"] == "join":
-                self.admit(link, message)
+            word = read_word("" if contact is None else contact.id, message)
+        except NonsenseError as error:
+            if isinstance(link, LocalLink):
+                raise
+            self._refuse(link, str(error))
             return
+        if contact is not None:
+            self._take(contact, word)
+        elif isinstance(word, Join):
+            self.admit(link, word)
+
+    def _refuse(self, link: Link, why: str) -> None:
+        self._options.tell(f"dropped {link.peer_host}: a message made no sense ({why})")
+        self._drop(link, "it sent a message that makes no sense")
+
+    def _take(self, contact: Contact, word: Word | None) -> None:
         self._notice_pause()
-        if self._by_link.get(link) is not contact:
+        if self._contacts.find_link(contact.link) is not contact:
             return  # silent for too long while this process was stopped: given up, whatever it had sent
         contact.heard_s = self._clock.boottime_s()
         if self._contenders:
             self._settle_contest(contact)
-        kind = message["t"]
-        if kind == "beat":
-            self._answer_beat(contact, message)
-        elif kind == "ended":
-            self._acknowledge(contact.id)
-        else:
-            event = read_event(contact.id, message)
-            if isinstance(event, Failed) and not self.state.failures:
-                event = replace(event, excuse_s=self._find_excuse_s())
-            if event is not None:
-                self._feed(event)
+        if isinstance(word, Heartbeat):
+            self._answer_beat(contact, word)
+        elif isinstance(word, EndHeard):
+            self._dispatch.acknowledge(contact.id)
+        elif isinstance(word, Failed) and not self.state.failures:
+            self._feed(replace(word, excuse_s=self._find_excuse_s()))
+        elif word is not None and not isinstance(word, Join):
+            self._feed(word)
 
     def _find_excuse_s(self) -> float:
         """How long until those are given up who may have been fenced by now, and whose peers fail because of it.
@@ -175,17 +151,18 @@ class Leader:
         """
         now_s, silence_s = self._clock.boottime_s(), self._options.silence_s
         limit_s = (silence_s - find_margin_s(silence_s)) / 2
-        heard_s = [contact.heard_s for contact in self._remote() if contact.id in self.state.seats]
+        remote = self._contacts.list_remote()
+        heard_s = [contact.heard_s for contact in remote if contact.id in self.state.seats]
         return max((at_s + silence_s - now_s for at_s in heard_s if now_s - at_s >= limit_s), default=0.0)
 
-    def _answer_beat(self, contact: Contact, message: Message) -> None:
-        if message["echo"] is not None:
-            contact.promise_s = max(contact.promise_s, float(message["echo"]))
-        answer: Message = {"t": "beat", "n": message["n"], "at": self._clock.boottime_s()}
-        bases = self.state.bases
-        if bases and bases[-1].ended:
-            answer["ended"] = [bases[-1].number, sorted(bases[-1].ended)]
-        contact.link.send(answer)
+    def _answer_beat(self, contact: Contact, beat: Heartbeat) -> None:
+        now_s = self._clock.boottime_s()
+        if beat.echo_s is not None:
+            # Never later than now: nobody can have had a time stamp that was not sent yet.
+            contact.promise_s = max(contact.promise_s, min(beat.echo_s, now_s))
+        last = self.state.bases[-1] if self.state.bases else None
+        ended = (last.number, last.ended) if last is not None and last.ended else None
+        contact.link.send(build_answer(Answer(number=beat.number, at_s=now_s, ended=ended)))
 
     def _settle_contest(self, contact: Contact) -> None:
         contender = self._contenders.get(contact.id)
@@ -193,22 +170,25 @@ class Leader:
             return
         del self._contenders[contact.id]
         reason = f"node rank {contact.index} is already taken by {contact.host}: every node needs its own --node-rank"
-        contender.link.send({"t": "reject", "reason": reason, "usage": True})
+        contender.link.send(build_rejection(reason, usage=True))
         contender.link.close()
 
     def on_closed(self, link: Link, reason: str) -> None:
         """See `LinkOwner`."""
-        for rival_id, contender in list(self._contenders.items()):
-            if contender.link is link:
-                del self._contenders[rival_id]
-        contact = self._by_link.get(link)
+        self._forget_contender(link)
+        contact = self._contacts.find_link(link)
         if contact is not None:
             self._probe(contact, lambda: self._note_end(contact.id))
             self._lose(contact, reason)
 
+    def _forget_contender(self, link: Link) -> None:
+        for rival_id, contender in list(self._contenders.items()):
+            if contender.link is link:
+                del self._contenders[rival_id]
+
     def _note_end(self, member_id: str) -> None:
         self._feed(SawEnd(id=member_id))
-        self._acknowledge(member_id)
+        self._dispatch.acknowledge(member_id)
 
     def _probe(self, contact: Contact, on_ended: Callable[[], None]) -> None:
         """Dial a member at once: a refusal is the proof that its process has ended."""
@@ -226,24 +206,21 @@ class Leader:
 
     def _drop(self, link: Link, reason: str) -> None:
         """Close a link ourselves. `bye` tells the member that this is not our process's end."""
-        contact = self._by_link.get(link)
-        link.send({"t": "bye", "reason": reason})
+        contact = self._contacts.find_link(link)
+        link.send(build_bye(reason))
         link.close()
+        self._forget_contender(link)
         if contact is not None:
             self._lose(contact, reason)
 
     def _lose(self, contact: Contact, reason: str) -> None:
-        if self._contacts.get(contact.id) is not contact:
+        if not self._contacts.remove(contact):
             return
-        del self._contacts[contact.id]
-        del self._by_link[contact.link]
-        if contact.index is not None and self._by_index.get(contact.index) is contact:
-            del self._by_index[contact.index]
         contact.link.close()
         self._feed(Lost(id=contact.id, reason=reason))
         contender = self._contenders.pop(contact.id, None)
         if contender is not None and not self._closed:
-            self.admit(contender.link, contender.message)
+            self.admit(contender.link, contender.join)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
@@ -255,9 +232,9 @@ class Leader:
         """Drop who was silent for too long; come again when the next one could be."""
         now_s = self._clock.boottime_s()
         limit_s = self._options.silence_s
-        for contact in [r for r in self._remote() if now_s - r.heard_s >= limit_s]:
+        for contact in [c for c in self._contacts.list_remote() if now_s - c.heard_s >= limit_s]:
             self._drop(contact.link, f"silent for {limit_s:g} s")
-        oldest_s = min((contact.heard_s for contact in self._remote()), default=None)
+        oldest_s = min((contact.heard_s for contact in self._contacts.list_remote()), default=None)
         if self._sweep is not None:
             self._sweep.cancel()
         if oldest_s is not None and not self._closed:
@@ -274,9 +251,6 @@ class Leader:
         self._notice_pause()
         self._feed(Tick())
 
-    def _remote(self) -> list[Contact]:
-        return [contact for contact in self._contacts.values() if not isinstance(contact.link, LocalLink)]
-
     def lease_until_s(self) -> float:
         """Until when nobody can have taken over: what the leader's own workers may live until. CLOCK_BOOTTIME.
 
@@ -289,7 +263,7 @@ class Leader:
         if base is None:
             return now_s + lease_s
         needed = min(self.state.rules.min_nodes, (base.size - len(base.ended) + 1) // 2) - 1
-        promises = sorted((r.promise_s for r in self._remote() if r.id in base.held), reverse=True)
+        promises = sorted((r.promise_s for r in self._contacts.list_remote() if r.id in base.held), reverse=True)
         if needed <= 0:
             return now_s + lease_s
         if len(promises) < needed:
@@ -314,90 +288,12 @@ class Leader:
         self.state, outputs = advance(self.state, event, self._clock.now_s())
         self._set_timer()
         for output in outputs:
-            self._carry_out(output)
-
-    def _carry_out(self, output: Output) -> None:
-        if isinstance(output, Form):
-            self._send_round(output)
-        elif isinstance(output, Break):
-            self._send(output.ids, build_break(output))
-        elif isinstance(output, Settle):
-            self._send(tuple(self.state.seats), {"t": "settled", "round": output.number})
-        elif isinstance(output, End):
-            self._send_end(output)
-        elif isinstance(output, GiveUp):
-            self._send(tuple(self._contacts), {"t": "give_up", "reason": output.reason})
-        elif isinstance(output, Tell):
-            self._options.tell(output.text)
-
-    def _send(self, ids: tuple[str, ...], message: Message) -> None:
-        copy = Circular(message).address()
-        for member_id in ids:
-            contact = self._contacts.get(member_id)
-            if contact is not None:
-                contact.link.send(copy)
-
-    def _send_round(self, form: Form) -> None:
-        contacts = [self._contacts[seat.id] for seat in form.seats]
-        own_host = self._own_host()
-        hosts = [self._host_of(contact, own_host) for contact in contacts]
-        successors: list[Any] = [
-            [seat.group_rank, seat.index, host, contact.listen_port]
-            for seat, host, contact in zip(form.seats, hosts, contacts, strict=True)
-            if not isinstance(contact.link, LocalLink)
-        ][:SUCCESSORS]
-        for contact, message in zip(contacts, build_rounds(form, hosts[0], successors), strict=True):
-            contact.link.send(message)
-        self._roster = (form, successors)
-        for spare_id in [member_id for member_id in self._contacts if member_id not in self.state.seats]:
-            self._send((spare_id,), {**build_roster(form, spare_id, successors), "spare": True})
-
-    def _own_host(self) -> str:
-        """This node's address as the others see it; loopback when all are on this machine."""
-        if self._options.local_addr:
-            return self._options.local_addr
-        seen = (contact.link.local_host for contact in self._remote())
-        return next((host for host in seen if not is_loopback(host)), "127.0.0.1")
-
-    def _host_of(self, contact: Contact, own_host: str) -> str:
-        if contact.local_addr:
-            return contact.local_addr
-        peer = contact.link.peer_host
-        # Seen through loopback it is on this machine, and the others know this machine by another address.
-        return own_host if not peer or is_loopback(peer) else peer
-
-    # -- the end ----------------------------------------------------------------------------------------------------
-
-    def _send_end(self, end: End) -> None:
-        report = None if end.report is None else end.report.to_json()
-        circular = Circular({"t": "end", "succeeded": end.succeeded, "report": report})
-        for member_id in end.ids:
-            contact = self._contacts.get(member_id)
-            if contact is not None:
-                contact.link.send(circular.address(prints=member_id == end.printer))
-        if self._awaiting is None:
-            self._awaiting = set(end.ids)
-            self._loop.call_later(ACKNOWLEDGE_SILENCES * self._options.silence_s, self._send_exit)
-        elif not self._awaiting:
-            self._send(end.ids, {"t": "exit"})  # the others have left already
-
-    def _acknowledge(self, member_id: str) -> None:
-        if self._awaiting is None or member_id not in self._awaiting:
-            return
-        self._awaiting.discard(member_id)
-        if not self._awaiting:
-            self._send_exit()
-
-    def _send_exit(self) -> None:
-        """All have the end, or had their time: everybody leaves now, so that no exit code comes long before others."""
-        if not self._closed:
-            self._awaiting = set()
-            self._send(tuple(self._contacts), {"t": "exit"})
+            self._dispatch.carry_out(output, self.state)
 
     def redirect(self, host: str, port: int) -> None:
         """Send every member to another leader, which knows a later round."""
-        for contact in self._remote():
-            contact.link.send({"t": "redirect", "host": host, "port": port})
+        for contact in self._contacts.list_remote():
+            contact.link.send(build_redirect(host, port))
         self.close()
 
     def close(self) -> None:
@@ -408,10 +304,7 @@ class Leader:
         for timer in (self._timer, self._sweep):
             if timer is not None:
                 timer.cancel()
+        self._dispatch.close()
         for closing in (*self._probes, *(c.link for c in self._contenders.values())):
             closing.close()
-        for contact in self._contacts.values():
-            contact.link.close()
-        self._contacts.clear()
-        self._by_link.clear()
-        self._by_index.clear()
+        self._contacts.hang_up()

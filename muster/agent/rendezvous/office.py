@@ -11,8 +11,29 @@ from muster.agent.loop import Loop
 from muster.agent.records import record
 from muster.agent.rendezvous.beacon import Beacon
 from muster.agent.rendezvous.contacts import LeaderOptions
+from muster.agent.rendezvous.fields import NonsenseError
 from muster.agent.rendezvous.leader import Leader
+from muster.agent.rendezvous.letters_door import (
+    Call,
+    Question,
+    Status,
+    build_call_heard,
+    build_status,
+    build_yield,
+    read_run_id,
+    read_visit,
+)
+from muster.agent.rendezvous.letters_down import (
+    Verdict,
+    build_bye,
+    build_exit,
+    build_rejection,
+    build_verdict,
+    build_welcome,
+)
+from muster.agent.rendezvous.letters_up import Join
 from muster.agent.rendezvous.links import Link, Listener, LocalLink, Network
+from muster.agent.rendezvous.memory import Memory
 from muster.agent.rendezvous.terms import Rules
 from muster.agent.rendezvous.wire import Message
 
@@ -21,14 +42,13 @@ from muster.agent.rendezvous.wire import Message
 class OfficeOptions:
     """Who this node is."""
 
-    run_id: str
     own_id: str
     own_index: int | None
     rules: Rules
     silence_s: float
     local_addr: str | None
-    endpoint_host: str | None
-    endpoint_port: int
+    endpoint: tuple[str, int]
+    """Where the job's members look for their leader."""
 
 
 class Office:
@@ -39,25 +59,25 @@ class Office:
         loop: Loop,
         network: Network | None,
         options: OfficeOptions,
+        memory: Memory,
         tell: Callable[[str], None],
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self.leader: Leader | None = None
-        self.rank: int | None = None
-        """This node's group rank in the last round it knows, kept up by the member."""
-        self.round = 0
-        self.verdict: Message | None = None
+        self.verdict: Verdict | None = None
         """The job's end, for those whose leader ended before it could tell them."""
         self.following: tuple[str, int] | None = None
         """Where this node's leader can be found, kept up by the member: for those who look for it here."""
         self._loop = loop
         self._network = network
         self._options = options
+        self._memory = memory
         self._tell = tell
         self._on_other_leader = on_other_leader
         self._own: Listener | None = None
         self._endpoint: Listener | None = None
-        self._guests: dict[Link, None] = {}
+        self._guests: dict[Link, bool] = {}
+        """True for those who have been told the end: nothing they say matters any more."""
         self._beacon: Beacon | None = None
         self._takeover = False
 
@@ -128,101 +148,101 @@ class Office:
         """After a takeover: be where newcomers look, or else tell whoever comes to be there."""
         if self._network is None or self._endpoint is not None or self._beacon is not None:
             return
-        endpoint_host = self._options.endpoint_host or "localhost"
-        self._network.check_local(endpoint_host, lambda local: self._settle_endpoint(host, local=local))
+        self._network.check_local(self._options.endpoint[0], lambda local: self._settle_endpoint(host, local=local))
 
     def _settle_endpoint(self, host: str | None, *, local: bool) -> None:
         if self.leader is None or self._endpoint is not None:
             return
         if local:
             try:
-                self.open_endpoint(host, self._options.endpoint_port, None)
+                self.open_endpoint(host, self._options.endpoint[1], None)
             except OSError:
                 local = False  # somebody else came first, most likely the old leader's successor process
         if not local and self._network is not None:
-            endpoint = (self._options.endpoint_host or "localhost", self._options.endpoint_port)
-            self._beacon = Beacon(self._loop, self._network, endpoint, self._build_call, self._on_other_leader)
+            options = self._options
+            self._beacon = Beacon(
+                self._loop, self._network, options.endpoint, self._describe_call, self._on_other_leader
+            )
 
-    def _build_call(self) -> Message:
-        return {
-            "t": "acting",
-            "run_id": self._options.run_id,
-            "id": self._options.own_id,
-            "round": 0 if self.leader is None else self.leader.state.round,
-            "port": self.port,
-        }
+    def _describe_call(self) -> Call:
+        return Call(
+            run_id=self._options.rules.run_id,
+            id=self._options.own_id,
+            round=0 if self.leader is None else self.leader.state.round,
+            port=self.port,
+        )
 
     # -- the door ---------------------------------------------------------------------------------------------------
 
     def _on_link(self, link: Link, message: Message) -> None:
         link.owner = self
-        self._guests[link] = None
+        self._guests[link] = False
         self.on_message(link, message)
 
     def on_message(self, link: Link, message: Message) -> None:
-        """See `LinkOwner`."""
+        """See `LinkOwner`. Whoever brings nonsense is shown the door."""
+        if self._guests.get(link):
+            return
+        run_id = self._options.rules.run_id
         try:
-            self._answer(link, message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._tell(f"dropped {link.peer_host}: a message made no sense ({type(error).__name__}: {error})")
-            self._guests.pop(link, None)
-            link.close()
-
-    def _answer(self, link: Link, message: Message) -> None:
-        kind = message.get("t")
-        run_id = self._options.run_id
-        if message.get("run_id") != run_id:
-            link.send({"t": "reject", "reason": f"this is run {run_id!r}, not {str(message.get('run_id'))[:80]!r}"})
+            theirs = read_run_id(message)
+            visit = read_visit(message) if theirs == run_id else None
+        except NonsenseError as error:
+            self._tell(f"dropped {link.peer_host}: a message made no sense ({error})")
             self._dismiss(link)
-        elif kind == "ask":
-            link.send(self._describe())
-        elif kind == "join":
-            self._admit(link, message)
-        elif kind == "acting":
-            self._meet(link, message)
+            return
+        if theirs != run_id:
+            link.send(build_rejection(f"this is run {run_id!r}, not {theirs[:80]!r}"))
+            self._dismiss(link)
+        elif isinstance(visit, Question):
+            link.send(build_status(self._describe()))
+        elif isinstance(visit, Join):
+            self._admit(link, visit)
+        elif isinstance(visit, Call):
+            self._meet(link, visit)
         else:
             self._dismiss(link)
 
-    def _describe(self) -> Message:
+    def _describe(self) -> Status:
         if self.leader is not None:
             role, number = "candidate" if self.is_candidate else "leader", self.leader.state.round
         else:
-            role, number = "following" if self.following is not None else "seeking", self.round
+            role, number = "following" if self.following is not None else "seeking", self._memory.round
         if self.verdict is not None:
             role = "leader"  # who asks will join, and is told the end
-        return {
-            "t": "status",
-            "role": role,
-            "round": number,
-            "rank": self.rank,
-            "id": self._options.own_id,
-            "index": self._options.own_index,
-            "leader": self.following,
-        }
+        return Status(
+            role=role,
+            round=number,
+            rank=self._memory.rank,
+            id=self._options.own_id,
+            index=self._options.own_index,
+            leader=self.following,
+        )
 
-    def _admit(self, link: Link, message: Message) -> None:
+    def _admit(self, link: Link, join: Join) -> None:
         self._guests.pop(link, None)
         if self.leader is not None:
-            self.leader.admit(link, message)
+            self.leader.admit(link, join)
         elif self.verdict is not None:
-            link.send({"t": "welcome", "id": self._options.own_id, "listen": self.port})
-            link.send({**self.verdict, "prints": False})
-            link.send({"t": "exit"})
-            self._guests[link] = None
+            link.send(build_welcome(self._options.own_id, self.port))
+            verdict = build_verdict(succeeded=self.verdict.succeeded, report=self.verdict.report)
+            link.send(verdict.address(prints=False))
+            link.send(build_exit())
+            self._guests[link] = True
         else:
-            link.send({"t": "bye", "reason": "it does not lead"})
+            link.send(build_bye("it does not lead"))
             link.close()
 
-    def _meet(self, link: Link, message: Message) -> None:
+    def _meet(self, link: Link, call: Call) -> None:
         """An acting leader calls at the endpoint: the one with the later round leads on."""
-        if self.leader is None or message["id"] == self._options.own_id:
-            link.send({"t": "heard"})
+        if self.leader is None or call.id == self._options.own_id:
+            link.send(build_call_heard())
             return
         state = self.leader.state
-        if state.in_office and state.round > int(message["round"]):
-            link.send({"t": "yield", "port": self.port})
+        if state.in_office and state.round > call.round:
+            link.send(build_yield(self.port))
         else:
-            self._on_other_leader(link.peer_host, int(message["port"]))
+            self._on_other_leader(link.peer_host, call.port)
 
     def _dismiss(self, link: Link) -> None:
         self._guests.pop(link, None)

@@ -20,14 +20,26 @@ A round that not all of its members have confirmed is not yet a base on its own:
 the one before. Until then a majority of both is needed (as in Raft's joint consensus).
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from muster.agent.records import record
 from muster.agent.rendezvous.ledger import Ledger
 
 INDICES_KEPT = 64
 """What every member carries of a round must not grow with the number of members."""
+
+
+@record
+class CarriedBase:
+    """What one member carries of a base: the counts, its own rank, the ends it knows of."""
+
+    number: int
+    size: int
+    leader: int
+    indices: tuple[int | None, ...] = ()
+    rank: int | None
+    """None: it had no seat."""
+    ended: frozenset[int]
 
 
 @record
@@ -66,28 +78,26 @@ class Base:
         at_most = len(self.ended) + len(self.claimed) + len(self.held)
         return at_most < self.size or self.missing() > 0
 
-    def to_json(self, own_id: str) -> dict[str, Any]:
-        """What one member carries of a base: the counts, its own rank, the ends it knows of."""
-        return {
-            "number": self.number,
-            "size": self.size,
-            "leader": self.leader,
-            "indices": list(self.indices),
-            "rank": self.held.get(own_id),
-            "ended": sorted(self.ended),
-        }
+    def carried_by(self, member_id: str) -> CarriedBase:
+        """What this member carries of it."""
+        return CarriedBase(
+            number=self.number,
+            size=self.size,
+            leader=self.leader,
+            indices=self.indices,
+            rank=self.held.get(member_id),
+            ended=self.ended,
+        )
 
 
-def build_base(data: Mapping[str, Any], member_id: str) -> Base:
-    """The inverse of `Base.to_json`, holding only the member that carried it."""
-    rank = data["rank"]
+def build_base(carried: CarriedBase) -> Base:
+    """A base as far as its carrier knows it, holding nobody."""
     return Base(
-        number=data["number"],
-        size=data["size"],
-        leader=data["leader"],
-        indices=tuple(data["indices"]),
-        held=Ledger() if rank is None else Ledger({member_id: rank}),
-        ended=frozenset(data["ended"]),
+        number=carried.number,
+        size=carried.size,
+        leader=carried.leader,
+        indices=carried.indices,
+        ended=carried.ended,
     )
 
 

@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from muster.agent.loop import Loop, Timer
 from muster.agent.records import record
+from muster.agent.rendezvous.fields import NonsenseError
+from muster.agent.rendezvous.letters_door import Status, read_reply
+from muster.agent.rendezvous.letters_down import Rejected
 from muster.agent.rendezvous.links import Closing, Link, Network
 from muster.agent.rendezvous.wire import Message
 
@@ -74,9 +77,17 @@ class _Inquiry:
         """See `LinkOwner`."""
         self.answered = True
         self._is_asking = False
-        if message.get("t") == "reject" and self.target.rank is None:
-            self._search.on_reject(str(message.get("reason")))
-        elif message.get("t") == "status" and self._search.on_status(link, message, self.target):
+        try:
+            reply = read_reply(message)
+        except NonsenseError as error:
+            link.close()
+            self.link = None
+            self._note(f"{self.target.host}:{self.target.port}: its answer made no sense ({error})")
+            return
+        if isinstance(reply, Rejected):
+            if self.target.rank is None:
+                self._search.on_reject(reply.reason)
+        elif reply is not None and self._search.on_status(link, reply, self.target):
             self.link = None
             self._search.close()
 
@@ -100,7 +111,7 @@ class Search:
         loop: Loop,
         network: Network,
         question: Message,
-        on_status: Callable[[Link, Message, Target], bool],
+        on_status: Callable[[Link, Status, Target], bool],
         on_round: Callable[[], None],
         on_reject: Callable[[str], None],
     ) -> None:

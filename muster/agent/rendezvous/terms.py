@@ -1,11 +1,8 @@
 """The words of membership: rules, members, the events a leader feeds to `membership.advance` and what comes out."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from muster.agent.records import record
 from muster.agent.rendezvous import BreakKind
-from muster.agent.rendezvous.quorum import Base
+from muster.agent.rendezvous.quorum import Base, CarriedBase
 from muster.agent.report import Failure, Report, Stack
 
 FENCE_S = 0.3
@@ -42,16 +39,7 @@ class Carry:
     round: int = 0
     attempt: int = 0
     early: str | None = None
-    bases: tuple[Mapping[str, Any], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of JSON types."""
-        return {"round": self.round, "attempt": self.attempt, "early": self.early, "bases": list(self.bases)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Carry":
-        """The inverse of `to_json`."""
-        return cls(round=data["round"], attempt=data["attempt"], early=data["early"], bases=tuple(data["bases"]))
+    bases: tuple[CarriedBase, ...] = ()
 
 
 @record

@@ -22,9 +22,9 @@ from typing import Any
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.loop import Loop
-from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed
+from muster.agent.rendezvous import BreakKind, RendezvousLost, Round, RoundFormed
 from muster.agent.rendezvous.addresses import PortReservation
-from muster.agent.rendezvous.verdict import Seen, build_report, choose_root, describe_failure, find_signature
+from muster.agent.rendezvous.trial import Trial
 from muster.agent.report import Failure, Stack
 
 POLL_S = 0.1
@@ -54,14 +54,7 @@ class TorchRendezvous:
     def __init__(self, config: RendezvousConfig, *, nproc: int, role: str, loop: Loop) -> None:
         self._config = config
         self._loop = loop
-        self._number = 0
-        self._attempt = 0
-        self._early: str | None = None
-        self._final: str | None = None
-        self._broken: BreakKind | None = None
-        self._seen: list[Seen] = []
-        self._stacks: list[Stack] = []
-        self._over = False
+        self._trial = Trial(loop, run_id=config.run_id, max_restarts=config.max_restarts)
         self._closed = False
         self._results: deque[Callable[[], None]] = deque()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -88,17 +81,15 @@ class TorchRendezvous:
 
     def on_formed(self, rank: int, size: int, layout: _Layout, *, use_agent_store: bool) -> None:
         """A round of torch's handler is complete."""
-        if self._over:
+        if self._trial.over:
             return
-        self._number += 1
-        self._broken = None
-        self._seen, self._stacks = [], []
+        self._trial.begin_round()
         self._loop.post(
             RoundFormed(
                 round=Round(
-                    number=self._number,
-                    attempt=self._attempt,
-                    restarts_left=self._config.max_restarts - self._attempt,
+                    number=self._trial.number,
+                    attempt=self._trial.attempt,
+                    restarts_left=self._trial.restarts_left,
                     group_rank=rank,
                     group_world_size=size,
                     rank_offset=layout.offsets[rank],
@@ -115,18 +106,20 @@ class TorchRendezvous:
 
     def on_waiting(self, count: int) -> None:
         """Nodes wait to get in: all agents go to the next round."""
-        if not self._over and self._broken is None:
-            self._break(BreakKind.MEMBERSHIP, f"{count} node{'s' if count > 1 else ''} waiting to join")
+        if not self._trial.over and self._trial.broken is None:
+            self._worker.ask("pause")
+            self._trial.break_round(BreakKind.MEMBERSHIP, f"{count} node{'s' if count > 1 else ''} waiting to join")
 
     def on_all_done(self) -> None:
         """Every node's workers have succeeded."""
-        if self._broken is None:
-            self._end(succeeded=True)
+        if self._trial.broken is None and not self._trial.over:
+            self._worker.ask("shutdown")
+            self._trial.end(succeeded=True)
 
     def on_lost(self, reason: str, *, usage: bool) -> None:
         """The handler gave up."""
-        if not self._over:
-            self._over = True
+        if not self._trial.over:
+            self._trial.over = True
             self._loop.post(RendezvousLost(reason=reason, usage=usage))
 
     # -- what the supervisor says -----------------------------------------------------------------------------------
@@ -141,74 +134,26 @@ class TorchRendezvous:
 
     def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
-        if round_number != self._number or self._over:
-            return
-        self._note(failures)
-        if self._broken is not None:
-            return
-        root = choose_root(self._seen)
-        signature = find_signature(root)
-        self._final = self._explain_end(root, signature)
-        self._early = signature
-        self._break(BreakKind.FINAL if self._final else BreakKind.FAILURE, self._final or describe_failure(root))
+        if self._trial.take_failures(round_number, failures):
+            self._worker.ask("pause")
 
     def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. Nobody can be asked whether other nodes still work: an idle node has failed."""
         if failures:
             self.failed(round_number, failures)
 
-    def _explain_end(self, root: Failure | None, signature: str | None) -> str | None:
-        if signature is not None and signature == self._early:
-            return f"{describe_failure(root)}; it failed the same way right after the start twice in a row: not retried"
-        if self._attempt >= self._config.max_restarts:
-            return f"{describe_failure(root)}; no restarts are left (--max-restarts {self._config.max_restarts})"
-        return None
-
-    def _break(self, kind: BreakKind, reason: str) -> None:
-        self._broken = kind
-        self._worker.ask("pause")
-        want_stacks = kind is not BreakKind.MEMBERSHIP
-        self._loop.post(RoundBroken(number=self._number, kind=kind, reason=reason, want_stacks=want_stacks))
-
-    def _note(self, failures: tuple[Failure, ...]) -> None:
-        now_s = self._loop.clock.now_s()
-        self._seen += [Seen(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
-
     def succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
-        if round_number == self._number and self._broken is None:
+        if round_number == self._trial.number and self._trial.broken is None:
             self._worker.ask("done")
 
     def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
         """See `Rendezvous`."""
-        if round_number != self._number or self._broken is None or self._over:
-            return
-        if self._broken is not BreakKind.MEMBERSHIP:
-            self._note(failures)
-            self._stacks += stacks
-        if self._final is not None:
-            self._end(succeeded=False)
-            return
-        if self._broken is BreakKind.FAILURE:
-            self._attempt += 1
-        self._worker.ask("next")
-
-    def _end(self, *, succeeded: bool) -> None:
-        if self._over:
-            return
-        self._over = True
-        self._worker.ask("shutdown")
-        report = None
-        if not succeeded:
-            report = build_report(
-                self._config.run_id,
-                self._final or "",
-                self._attempt,
-                self._config.max_restarts,
-                self._seen,
-                tuple(self._stacks),
-            )
-        self._loop.post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded))
+        was_over = self._trial.over
+        if self._trial.take_stopped(round_number, failures, stacks):
+            self._worker.ask("next")
+        elif self._trial.over and not was_over:
+            self._worker.ask("shutdown")
 
     def leave(self, reason: str) -> None:
         """See `Rendezvous`. torch's handlers know no leaving: the others notice when its keep-alive stops."""
@@ -217,7 +162,7 @@ class TorchRendezvous:
         """See `Rendezvous`."""
         if self._closed:
             return
-        self._closed = self._over = True
+        self._closed = self._trial.over = True
         self._worker.finish()
         self._loop.unwatch(self._read_fd)
         os.close(self._read_fd)
@@ -238,7 +183,6 @@ class _HandlerThread(threading.Thread):
         self._store: Any = None
         self._rank = self._size = 0
         self._port: PortReservation | None = None
-        self._rounds = 0
 
     def ask(self, order: str) -> None:
         """`next`, `pause`, `done` or `shutdown`; carried out one after the other."""
@@ -265,7 +209,11 @@ class _HandlerThread(threading.Thread):
             self._report_loss(why, usage=True)
             return
         try:
-            self._handler = self._create_handler()
+            try:
+                self._handler = self._create_handler()
+            except (ValueError, KeyError) as error:
+                self._report_loss(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
+                return
             self._serve()
         except RendezvousClosedError:
             self._report_loss(f"run {self._config.run_id!r} is closed: another node has ended it", usage=False)
@@ -274,8 +222,6 @@ class _HandlerThread(threading.Thread):
         except (RendezvousError, OSError, RuntimeError) as error:
             # What torch's stores raise for faults of the network (DistNetworkError, ...) are RuntimeErrors.
             self._report_loss(f"torch's {self._config.backend} rendezvous failed: {error}", usage=False)
-        except (ValueError, KeyError) as error:
-            self._report_loss(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
         except Exception as error:  # noqa: BLE001  # a handler is a plug-in: with this thread alone, the agent would hang
             kind = type(error)
             if kind.__module__ == "builtins":  # nobody raises these on purpose

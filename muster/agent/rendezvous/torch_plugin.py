@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from muster._contract import DEFAULT_RDZV_PORT, Env
 from muster.agent.config import RendezvousConfig
+from muster.agent.errors import InternalError
 from muster.agent.loop import Loop
 from muster.agent.rendezvous import JobEnded, Notice, RendezvousLost, Round, RoundBroken, RoundFormed
 from muster.agent.rendezvous.addresses import PortReservation
@@ -92,7 +93,7 @@ class _LoopThread(threading.Thread):
         self._loop = Loop()
         self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._calls: deque[Callable[[], None]] = deque()
-        self.results: queue.SimpleQueue[Round | JobEnded | RendezvousLost] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Round | JobEnded | RendezvousLost | InternalError] = queue.SimpleQueue()
         self.waiting = 0
         """What `num_nodes_waiting` says: above 0 once the round is broken."""
         self.ended: JobEnded | RendezvousLost | None = None
@@ -116,12 +117,17 @@ class _LoopThread(threading.Thread):
     def run(self) -> None:
         """Turn the loop until told to quit."""
         self._loop.watch_readable(self._wake_fd, self._take_calls)
-        while not self._quit:
-            self._loop.turn()
-            while (event := self._loop.take_event()) is not None:
-                self._take(event)
-        self.member.close()
-        self._loop.close()
+        try:
+            while not self._quit:
+                self._loop.turn()
+                while (event := self._loop.take_event()) is not None:
+                    self._take(event)
+        finally:
+            if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes
+                self.waiting = 1
+                self.results.put(InternalError("muster's rendezvous thread has ended by an error, see above"))
+            self.member.close()
+            self._loop.close()
 
     def _take_calls(self) -> None:
         os.read(self._wake_fd, 4096)
@@ -187,6 +193,8 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             number = self._round.number
             self._thread.call(lambda: self._thread.member.stopped(number))
         result = self._thread.results.get()
+        if isinstance(result, InternalError):
+            raise result
         if isinstance(result, RendezvousLost):
             raise RendezvousTimeoutError(result.reason)
         if isinstance(result, JobEnded):

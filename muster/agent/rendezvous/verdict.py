@@ -58,6 +58,24 @@ def describe_failure(root: Failure | None) -> str:
     return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
 
 
+def explain_end(root: Failure | None, early: str | None, attempt: int, max_restarts: int) -> str | None:
+    """One line when a failure ends the job, None when another attempt is due.
+
+    Args:
+        root: the root cause.
+        early: signature of the start-up failure that ended the attempt before.
+        attempt: how many restarts are used.
+        max_restarts: how many there are.
+    """
+    signature = find_signature(root)
+    if signature is not None and signature == early:
+        return f"{describe_failure(root)}; it failed the same way right after the start twice in a row: not retried"
+    if attempt >= max_restarts:
+        used = f"all {max_restarts} restarts are used" if max_restarts else "no restarts are allowed (--max-restarts 0)"
+        return f"{describe_failure(root)}; {used}"
+    return None
+
+
 def build_report(
     run_id: str,
     reason: str,

@@ -204,12 +204,12 @@ class Codec:
             self._received += 1
         message = decode_json(payload)
         if "refused" in message:
-            raise WireError(str(message["refused"])[:200])
+            raise WireError(_read_refusal(message))
         return message
 
     def _shake(self, message: Message) -> None:
         if "refused" in message:
-            raise WireError(str(message["refused"])[:200])
+            raise WireError(_read_refusal(message))
         if not self._is_server:
             self._check_server(message)
         elif not self._greeted:
@@ -262,3 +262,8 @@ def _read_hex(message: Message, key: str) -> bytes:
         return bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError as error:
         raise WireError(f"{key!r} of the handshake is not hexadecimal") from error
+
+
+def _read_refusal(message: Message) -> str:
+    why = message["refused"]
+    return why[:200] if isinstance(why, str) and why.isprintable() else "it refused, without words"

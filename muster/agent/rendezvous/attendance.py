@@ -1,0 +1,136 @@
+"""Members come and go: joined, lost, seen to end, leaving. Pure.
+
+A join and a loss make a new round, never a new attempt. What newcomers carry of the job is taken over here, and who
+is accounted for is kept up for `quorum`.
+"""
+
+from muster.agent.records import replace
+from muster.agent.rendezvous.breaking import break_for_loss, forgive
+from muster.agent.rendezvous.job import FOREVER, Phase, State, Step, name_peer
+from muster.agent.rendezvous.quorum import Base, build_base
+from muster.agent.rendezvous.terms import Carry, Joined, Left, Lost, Peer, SawEnd
+
+
+def on_joined(state: State, event: Joined, now_s: float) -> Step:
+    """A member asks to take part."""
+    carry = event.peer.carry
+    carry = replace(carry, attempt=min(carry.attempt, state.rules.max_restarts))  # more there have never been
+    peer = replace(event.peer, order=state.joins, carry=carry)
+    if state.phase is Phase.ENDING and state.verdict is not None:
+        return state, (replace(state.verdict, ids=(peer.id,)),)
+    state = replace(
+        state,
+        members=state.members.with_item(peer.id, peer),
+        joins=state.joins + 1,
+        floor=max(state.floor, peer.carry.round),
+        last_join_s=now_s,
+        bases=tuple(_hold(base, peer) for base in state.bases),
+    )
+    state = _adopt(state, peer.carry, now_s)
+    state = replace(state, bases=tuple(_count_claimed(base, peer) for base in state.bases))
+    if state.phase is Phase.RUNNING and not state.done and state.batch_since_s is None and _has_room(state):
+        state = replace(state, batch_since_s=now_s)
+    return state, ()
+
+
+def _has_room(state: State) -> bool:
+    return len(state.seats) < state.rules.max_nodes
+
+
+def batch_due_s(state: State) -> float:
+    """When the joins to a running round make a new one; infinity when there are none."""
+    if state.batch_since_s is None:
+        return FOREVER
+    return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
+
+
+def _hold(base: Base, peer: Peer) -> Base:
+    """Count a member, and the ends it observed, for a base that it was part of."""
+    for carried in peer.carry.bases:
+        if carried.number == base.number:
+            held = base.held if carried.rank is None else base.held.with_item(peer.id, carried.rank)
+            return replace(base, held=held, ended=base.ended | carried.ended)
+    return base
+
+
+def _count_claimed(base: Base, newcomer: Peer) -> Base:
+    """A node index claimed by a new process: the scheduler started it because the old one had ended."""
+    if newcomer.index is None or newcomer.id in base.held:
+        return base
+    rank = base.find_rank(newcomer.index)
+    if rank is None or rank in base.claimed or rank in base.held.values():
+        return base
+    return replace(base, claimed=base.claimed | {rank})
+
+
+def _adopt(state: State, carry: Carry, now_s: float) -> State:
+    """Take over round number, attempt and bases from a member that knows a later round than this leader."""
+    if carry.round < state.round:
+        return state
+    attempt = max(state.attempt, carry.attempt)
+    if carry.round == state.round:
+        return state if state.in_office else replace(state, attempt=attempt, early=state.early or carry.early)
+    if state.in_office:
+        return replace(state, attempt=attempt)  # two leaders met: no used attempt is forgotten
+    bases = []
+    for carried in carry.bases:
+        base = build_base(carried)
+        for member in state.members.values():
+            base = _hold(base, member)
+        for member in state.members.values():
+            base = _count_claimed(base, member)
+        bases.append(base)
+    return replace(
+        state,
+        round=carry.round,
+        attempt=carry.attempt,
+        early=carry.early,
+        bases=tuple(bases),
+        reform=True,
+        gather_until_s=max(state.gather_until_s, now_s + state.rules.gather_s),
+    )
+
+
+def on_lost(state: State, event: Lost, now_s: float) -> Step:
+    """A member's connection closed, or it fell silent."""
+    peer = state.members.get(event.id)
+    if peer is None:
+        return state, ()
+    state = replace(
+        state,
+        members=state.members.without(event.id),
+        bases=tuple(replace(base, held=base.held.without(event.id)) for base in state.bases),
+        unconfirmed=state.unconfirmed.without(event.id),
+    )
+    if state.phase is Phase.FORMING and event.id in state.pending:
+        state = replace(state, pending=state.pending.without(event.id), fence_until_s=now_s + state.rules.fence_s)
+        return forgive(state, event.id, now_s), ()
+    if state.phase is not Phase.RUNNING or event.id not in state.seats or event.id in state.done:
+        return state, ()
+    state = replace(state, fence_until_s=now_s + state.rules.fence_s)
+    return break_for_loss(state, event.id, f"{name_peer(state, peer)} was lost: {event.reason}", now_s)
+
+
+def on_saw_end(state: State, event: SawEnd, _now_s: float) -> Step:
+    """A lost member's process was seen to end."""
+    seat = state.seats.get(event.id)
+    if seat is None or event.id in state.members or not state.bases:
+        return state, ()
+    # Seats are those of the last base; what an older one calls this member is not known any more, and not needed:
+    # its process end can only make a takeover easier, never a wrong one possible.
+    last = state.bases[-1]
+    if last.number == state.round:
+        last = replace(last, ended=last.ended | {seat.group_rank})
+    return replace(state, bases=(*state.bases[:-1], last)), ()
+
+
+def on_left(state: State, event: Left, now_s: float) -> Step:
+    """A member said that it goes."""
+    peer = state.members.get(event.id)
+    if peer is None:
+        return state, ()
+    state = replace(state, members=state.members.with_item(event.id, replace(peer, leaving=True)))
+    if state.phase is not Phase.RUNNING or event.id not in state.seats or event.id in state.done:
+        return state, ()
+    # It stays pending until its connection closes: only then are its workers gone.
+    return break_for_loss(state, event.id, f"{name_peer(state, peer)} left: {event.reason}", now_s)

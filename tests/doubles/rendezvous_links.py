@@ -1,0 +1,80 @@
+"""Links, a network and a clock in memory, for one leader, member or office on its own: what it is told and tells."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from muster.agent.rendezvous.wire import Message
+
+
+class StandingClock:
+    """Time that passes only when told."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def now_s(self) -> float:
+        return 100.0 + self.passed_s
+
+    def boottime_s(self) -> float:
+        return 200.0 + self.passed_s
+
+
+class FakeLink:
+    """One end of a connection whose other end is the test."""
+
+    def __init__(self, peer_host: str = "10.0.0.9") -> None:
+        self.owner: Any = None
+        self.local_host, self.peer_host = "10.0.0.1", peer_host
+        self.sent: list[Message] = []
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        if not self.closed:
+            self.sent.append(json.loads(json.dumps(message)))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def deliver(self, message: Message) -> None:
+        """As the network does it: nothing arrives on a closed link."""
+        if not self.closed:
+            self.owner.on_message(self, message)
+
+    def kinds(self) -> list[str]:
+        return [message["t"] for message in self.sent]
+
+
+class FakeHandle:
+    """A listener, a dial, a probe, or a reserved port."""
+
+    def __init__(self, port: int = 4001) -> None:
+        self.port = port
+
+    def close(self) -> None:
+        pass
+
+
+class FakeNetwork:
+    """Keeps what was asked of it: `dials` are (host, port, on_open), `doors` what is called with who comes."""
+
+    def __init__(self) -> None:
+        self.dials: list[tuple[str, int, Callable[[FakeLink], None]]] = []
+        self.doors: list[Callable[[FakeLink, Message], None]] = []
+
+    def connect(self, host: str, port: int, on_open: Any, on_failed: Any, timeout_s: float) -> FakeHandle:
+        self.dials.append((host, port, on_open))
+        return FakeHandle()
+
+    def listen(self, host: str | None, port: int, on_link: Any) -> FakeHandle:
+        self.doors.append(on_link)
+        return FakeHandle(port or 4001)
+
+    def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> FakeHandle:
+        return FakeHandle()
+
+    def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
+        on_result(False)
+
+    def close(self) -> None:
+        pass

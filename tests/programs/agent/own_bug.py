@@ -1,0 +1,15 @@
+"""The agent with a bug of our own in its leader, met by the first node that joins."""
+import sys
+
+from muster.agent.rendezvous import leader
+
+
+def fail(*_args, **_keywords):
+    raise TypeError("our own bug")
+
+
+leader.advance = fail
+
+from muster.agent.__main__ import main
+
+sys.exit(main())

@@ -61,7 +61,8 @@ $(STABLE)/.ready: pyproject.toml setup.py Makefile
 # without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package
 $(NIGHTLY)/.ready: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv-nightly)
-	$(NIGHTLY)/python -m pip install -q "$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout hypothesis
+	$(NIGHTLY)/python -m pip install -q "$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout hypothesis \
+		kubernetes-validate kubeflow-trainer-api jsonschema
 	$(NIGHTLY)/python -m pip install -q -e . --no-deps
 	touch $@
 

@@ -3,7 +3,9 @@
 import copy
 import importlib.util
 import json
+import os
 import re
+import subprocess
 from functools import lru_cache
 from pathlib import Path
 from unittest import mock
@@ -20,6 +22,8 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.appdef import APPDEF_ANNOTATION, decode_app
 from muster.schedulers.kubernetes.request import build_request, with_token
 from muster.schedulers.kubernetes.schema import load_table, parse_version
+
+pytestmark = pytest.mark.torchx
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "kubernetes_golden"
@@ -444,6 +448,22 @@ def test_the_dry_run_holds_no_secret():
     sent = {document["kind"]: document for document in with_token(request, "tok", "ns")}
     assert set(sent["Secret"]["data"]) == {"token", "trainer.WANDB_API_KEY"}
     assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
+
+
+@pytest.mark.parametrize("namespace", [None, "team"])
+def test_the_dry_run_says_how_to_fill_its_secret(namespace, tmp_path):
+    """By the command in its comment, which reaches the Secret of the same document and keeps its labels."""
+    text = str(build(agent_role(env={"WANDB_API_KEY": "hunter2"}), namespace=namespace))
+    command = next(line for line in text.splitlines() if "kubectl" in line).removeprefix("#   ")
+    for name, script in (("kubectl", r'printf "%s\n" "$@"'), ("openssl", "echo r4nd0m")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-c", command], env={"PATH": path}, capture_output=True, text=True, check=True)
+    place = ["-n", "team"] if namespace else []
+    *words, patch = done.stdout.splitlines()
+    assert words == [*place, "patch", "secret", "app-x1-secret", "--type=merge", "-p"]
+    assert json.loads(patch) == {"stringData": {"token": "r4nd0m", "trainer.WANDB_API_KEY": "..."}}
 
 
 def test_a_request_is_not_changed_by_being_sent():

@@ -11,6 +11,8 @@ from muster.schedulers.kubernetes.operations import CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.pods import latest_pods, read_pod
 from muster.schedulers.kubernetes.status import Observation, build_status
 
+pytestmark = pytest.mark.torchx
+
 NODES = 4
 TAINT = "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
@@ -204,7 +206,10 @@ def test_events_speak_where_pods_do_not():
     status = describe([job()], made, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"})
     assert status.msg == "1/1 Pending: FailedMount: no such claim"
     status = describe([job()], [], warnings={"app-x1-trainer": "FailedCreate: exceeded quota"})
-    assert status.msg == "no pods: FailedCreate: exceeded quota"
+    assert status.msg == "no pods: FailedCreate: exceeded quota; ask for less, or delete what is no longer needed"
+    violates = 'FailedCreate: is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+    status = describe([job(status={"active": 0})], [], warnings={"app-x1-trainer": violates})
+    assert status.msg == f"no pods: {violates}; try -cfg security=restricted"
 
 
 def test_the_queue_speaks_first():

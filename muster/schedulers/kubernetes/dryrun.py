@@ -8,9 +8,9 @@ _BUNDLE_MARK: Final = "@@bundle-{index}@@"
 
 _SECRET_COMMENT: Final = """\
 # Values are filled in at submission and never printed; without the token the agents refuse to run. By hand:
-#   kubectl create secret generic {name} {literals} --dry-run=client -o yaml | kubectl apply -f -
+#   kubectl {place}patch secret {name} --type=merge -p "{patch}"
 """
-TOKEN_LITERAL: Final = '--from-literal=token="$(openssl rand -hex 32)"'
+_TOKEN_VALUE: Final = "$(openssl rand -hex 32)"
 
 
 def render_documents(documents: Sequence[Mapping[str, Any]], secret_keys: Sequence[str] = ()) -> str:
@@ -31,8 +31,7 @@ def _render(document: Mapping[str, Any], secret_keys: Sequence[str]) -> str:
     if shown["kind"] == "Secret":
         shown.pop("data", None)
         shown.pop("stringData", None)
-        literals = [TOKEN_LITERAL if key == "token" else f"--from-literal={key}=..." for key in secret_keys]
-        comment = _SECRET_COMMENT.format(name=shown["metadata"]["name"], literals=" ".join(literals))
+        comment = _describe_filling(shown["metadata"], secret_keys)
     # A YAML emitter looks at every character: half a second for a megabyte of base64, which needs no looking at.
     bundles = list(shown.get("binaryData", {}).items())
     marks = {name: _BUNDLE_MARK.format(index=index) for index, (name, _) in enumerate(bundles)}
@@ -42,6 +41,14 @@ def _render(document: Mapping[str, Any], secret_keys: Sequence[str]) -> str:
     for name, content in bundles:
         text = text.replace(f"'{marks[name]}'", json.dumps(content))
     return comment + text
+
+
+def _describe_filling(metadata: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """A command to be run after the documents are applied: a patch, so that the Secret keeps its labels."""
+    values = {key: _TOKEN_VALUE if key == "token" else "..." for key in keys}
+    patch = json.dumps({"stringData": values}, separators=(",", ":")).replace('"', '\\"')
+    place = f"-n {metadata['namespace']} " if "namespace" in metadata else ""
+    return _SECRET_COMMENT.format(name=metadata["name"], place=place, patch=patch)
 
 
 def _dumper() -> Any:

@@ -125,10 +125,17 @@ def build_message(seen: Observation, state: AppState, report: Mapping[str, Any] 
         clauses.append(seen.queue_words)
     clauses += _group_pods(seen, state)
     if not seen.pods and state is not AppState.FAILED:
-        clauses += [f"no pods: {text}" for text in dict.fromkeys(seen.warnings.values())]
+        clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(seen.warnings.values())]
         if _is_suspended(seen.parents[0]) and not seen.queue_words:
             clauses.append("suspended: waits for its queue, or for somebody to resume it")
     return "; ".join(clause for clause in clauses if clause)
+
+
+def _advise(event: str) -> str:
+    """What to do about an event that keeps pods from being made."""
+    if "PodSecurity" in event and "restricted" in event:
+        return "; try -cfg security=restricted"
+    return "; ask for less, or delete what is no longer needed" if "exceeded quota" in event else ""
 
 
 def _is_suspended(parent: Mapping[str, Any]) -> bool:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.torchx
+
 
 @pytest.fixture
 def torchx(cluster, tmp_path):

@@ -10,6 +10,8 @@ from torchx.specs.api import AppState
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.__main__ import main
 
+pytestmark = pytest.mark.torchx
+
 JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/pods"
 
 
@@ -371,7 +373,7 @@ def test_why_there_are_no_pods(cluster, scheduler):
     event = {"metadata": {"name": "e"}, "type": "Warning", "reason": "FailedCreate", "message": "exceeded quota"}
     event["involvedObject"] = {"name": f"{name}-trainer"}
     cluster.put("/api/v1", "team", "events", event)
-    assert scheduler.describe(app_id).msg == "no pods: FailedCreate: exceeded quota"
+    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
 
 
 def test_cancel_keeps_the_record(cluster, scheduler):

@@ -1,15 +1,14 @@
 """Cancel of three replicas that ignore SIGTERM, in units of one grace period: at most 1.2.
 
-python benchmarks/docker_cancel.py [RUNS]
+python benchmarks/docker_cancel.py [--count N]
 
 Needs a Docker engine and the image muster-test:bare (.ci/docker-engine start; .ci/docker-image). TorchX's own adapter
 stops one replica after the other: three grace periods.
 """
 
-import statistics
-import sys
 import time
 
+from _sampling import parse_count, show, take_turns
 from torchx.runner import Runner
 from torchx.specs import AppDef, Resource, Role
 
@@ -42,13 +41,11 @@ def measure(runner: Runner) -> float:
     return took_s
 
 
-def main(runs: int) -> None:
+def main(count: int) -> None:
     with Runner("bench", {"docker": create_detached_scheduler}) as runner:
-        ratios = sorted(measure(runner) / GRACE_S for _ in range(runs))
-    median = statistics.median(ratios)
-    print(f"cancel of 3 stubborn replicas: {median:.2f}x one grace period of {GRACE_S:g} s")
-    print(f"n={runs}, {ratios[0]:.2f} to {ratios[-1]:.2f}; at most 1.2x wanted: {'met' if median <= 1.2 else 'MISSED'}")
+        series = take_turns(count, {"muster": lambda: measure(runner) / GRACE_S}, warmups=0)
+    show("cancel of 3 stubborn replicas", series, unit=f"times the grace period of {GRACE_S:g} s", limit=1.2)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main(parse_count(__doc__))

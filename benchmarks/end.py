@@ -1,15 +1,16 @@
 """How a job ends: what SIGKILL of the agent leaves, and how long a crash beside a stubborn peer takes.
 
-python benchmarks/end.py [RUNS]
+python benchmarks/end.py [--count N]
 """
 
 import os
 import signal
-import sys
+import subprocess
 import time
 from pathlib import Path
 
-from _measure import LAUNCHERS, list_descendants, read_marks, scratch, show, start, stop, take_turns, wait_for
+from _launching import LAUNCHERS, TORCHRUN, Command, Mark, launched, list_descendants, read_marks, scratch, standalone
+from _sampling import SampleFailed, parse_count, show, take_turns
 
 STAY = """
 import json, os, signal, subprocess, sys, time
@@ -17,7 +18,7 @@ if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen(["sleep", "600"])
 fd = os.open(os.environ["MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-os.write(fd, (json.dumps({"pid": os.getpid(), "child": child.pid}) + "\\n").encode())
+os.write(fd, (json.dumps({"t": time.monotonic(), "pid": os.getpid(), "child": child.pid}) + "\\n").encode())
 if "crash" in sys.argv and os.environ["RANK"] == "0":
     time.sleep(0.5)
     os._exit(1)
@@ -25,59 +26,59 @@ time.sleep(600)
 """
 
 
-def left_after_sigkill(launcher: tuple[str, ...], folder: Path) -> float:
+def left_after_sigkill(launcher: Command, folder: Path) -> float:
     """Workers and grandchildren alive 1 s after SIGKILL of the agent (of muster's: the process below the guard)."""
-    marks, script = folder / "marks", folder / "stay.py"
-    marks.unlink(missing_ok=True)
-    script.write_text(STAY)
-    process = start([*launcher, "--standalone", "--nproc-per-node", "2", str(script)], MARKS=str(marks))
-    wait_for(lambda: len(read_marks(marks)) >= 2, 60)
-    pids = [int(str(mark[key])) for mark in read_marks(marks) for key in ("pid", "child")]
-    below = list_descendants(process.pid)
-    agent = process.pid if launcher == LAUNCHERS["torchrun"] else min(set(below) - set(pids))
-    os.kill(agent, signal.SIGKILL)
-    time.sleep(1.0)
-    left = [pid for pid in pids if Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in read_status(pid)]
+    with launched(launcher, folder, STAY, standalone(2)) as job:
+        pids = list_pids(job.wait_marks(2))
+        below = list_descendants(job.process.pid)
+        agent = job.process.pid if launcher == TORCHRUN else min(set(below) - set(pids))
+        os.kill(agent, signal.SIGKILL)
+        time.sleep(1.0)
+        return float(kill_left(pids))
+
+
+def crash_s(launcher: Command, folder: Path) -> float:
+    """One worker crashes, its peer ignores SIGTERM, `--shutdown-timeout 3`: from the crash to the launcher's end."""
+    flags = [*standalone(2), "--shutdown-timeout", "3"]
+    with launched(launcher, folder, STAY, flags, args=["stubborn", "crash"]) as job:
+        try:
+            began_s = max(mark["t"] for mark in job.wait_marks(2)) + 0.5
+            job.process.wait(60)
+            return time.monotonic() - began_s
+        except subprocess.TimeoutExpired:
+            raise SampleFailed from None
+        finally:
+            kill_left(list_pids(read_marks(job.marks)))
+
+
+def list_pids(marks: list[Mark]) -> list[int]:
+    """Workers and their children."""
+    return [mark[key] for mark in marks for key in ("pid", "child")]
+
+
+def kill_left(pids: list[int]) -> int:
+    """SIGKILL those that still run; how many did."""
+    left = [pid for pid in pids if "\nState:\tZ" not in read_status(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    stop(process)
-    return float(len(left))
+    return len(left)
 
 
 def read_status(pid: int) -> str:
+    """As of proc(5); a zombie's for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return "\nState:\tZ"
 
 
-def crash_s(launcher: tuple[str, ...], folder: Path) -> float:
-    """One worker crashes, its peer ignores SIGTERM, `--shutdown-timeout 3`: from the crash to the launcher's end."""
-    marks, script = folder / "marks", folder / "stay.py"
-    marks.unlink(missing_ok=True)
-    script.write_text(STAY)
-    flags = ["--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "3"]
-    process = start([*launcher, *flags, str(script), "stubborn", "crash"], MARKS=str(marks))
-    try:
-        wait_for(lambda: len(read_marks(marks)) >= 2, 60)
-        began_s = time.monotonic() + 0.5
-        process.wait(60)
-        return time.monotonic() - began_s
-    finally:
-        stop(process)
-        for mark in read_marks(marks):
-            for key in ("pid", "child"):
-                if Path(f"/proc/{mark[key]}").exists():
-                    os.kill(int(str(mark[key])), signal.SIGKILL)
-
-
-def main(runs: int) -> None:
+def main(count: int) -> None:
     with scratch() as folder:
-        series = take_turns(runs, {n: lambda c=c: left_after_sigkill(c, folder) for n, c in LAUNCHERS.items()})
+        series = take_turns(count, {n: lambda c=c: left_after_sigkill(c, folder) for n, c in LAUNCHERS.items()})
         show("processes left 1 s after SIGKILL of the agent", series, unit="of 4")
-        series = take_turns(3, {n: lambda c=c: crash_s(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
+        series = take_turns(count, {n: lambda c=c: crash_s(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
         show("crash beside a peer that ignores SIGTERM, --shutdown-timeout 3", series)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main(parse_count(__doc__))

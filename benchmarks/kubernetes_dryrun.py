@@ -3,17 +3,18 @@
 Alternates `torchx run --dryrun` of a job on `kubernetes` (offline, with a workspace) with TorchX's own start, the dry
 run of its `utils.echo` on its `slurm`, so that a busy machine slows both alike.
 
-    python benchmarks/kubernetes_dryrun.py [ROUNDS]
+    python benchmarks/kubernetes_dryrun.py [--count N]
 """
 
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from _sampling import median, parse_count, show, take_turns
 
 TORCHX = [sys.executable, "-m", "torchx.cli.main"]
 OURS = ["run", "-s", "kubernetes", "--dryrun", "dist.ddp", "-j", "2:4x8", "--script", "main.py"]
@@ -29,19 +30,21 @@ def time_command(args: list[str], folder: str) -> tuple[float, float]:
     return elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main() -> None:
+def main(count: int) -> None:
     """Prints medians and spreads, and their difference."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "main.py").write_text("print('hello')\n")
-        pairs = [(time_command(OURS, folder), time_command(THEIRS, folder)) for _ in range(rounds)]
+        samplers = {
+            "kubernetes dry run": lambda: time_command(OURS, folder),
+            "torchx's own start": lambda: time_command(THEIRS, folder),
+        }
+        taken = take_turns(count, samplers)
     for index, kind in enumerate(("wall", "cpu")):
-        ours, theirs = [mine[index] for mine, _ in pairs], [base[index] for _, base in pairs]
-        differences = [mine - base for mine, base in zip(ours, theirs, strict=True)]
-        for name, times in (("kubernetes dry run", ours), ("torchx's own start", theirs), ("difference", differences)):
-            median = statistics.median(times)
-            print(f"{kind} {name}: n={rounds} median {median:.3f} s, {min(times):.3f} to {max(times):.3f}")
+        series = {name: samples.of(lambda times, i=index: times[i]) for name, samples in taken.items()}
+        show(kind, series)
+        ours, theirs = map(median, series.values())
+        print(f"    difference of the medians: {ours - theirs:.3f} s", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(parse_count(__doc__))

@@ -1,6 +1,6 @@
 """local_cwd against TorchX's own local scheduler: submission, a line until it is read, cancel, the order of streams.
 
-python benchmarks/local_cwd.py [RUNS]
+python benchmarks/local_cwd.py [--count N]
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _measure import SampleFailed, take_turns
+from _sampling import SampleFailed, parse_count, show, take_turns
 from torchx.specs import AppDef, Resource, Role
 
 LINES = 20
@@ -102,8 +102,7 @@ def sample_order(make: Callable[[], Any], folder: str) -> float:
     return 100 * sum(a != b for a, b in zip(lines, expected, strict=True)) / len(expected)
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+def main(count: int) -> None:
     figures = {
         "submission": (sample_submission, "ms"),
         "a line until it is read": (sample_line, "ms"),
@@ -117,9 +116,8 @@ def main() -> None:
                 "muster": lambda sample=sample: sample(make_ours, folder),
                 "torchx": lambda sample=sample: sample(make_theirs, folder),
             }
-            series = take_turns(runs, samplers)
-            print(f"{name}: " + "; ".join(f"{who} {each.describe(unit)}" for who, each in series.items()), flush=True)
+            show(name, take_turns(count, samplers), unit=unit)
 
 
 if __name__ == "__main__":
-    main()
+    main(parse_count(__doc__))

@@ -1,6 +1,6 @@
 """How rendezvous grows with the number of members: ours over real sockets, and torch's c10d handler.
 
-    python benchmarks/rendezvous_scale.py --members 128 1024 4096 --torch-members 16 32 64 128
+    python benchmarks/rendezvous_scale.py [--count N] --members 128 1024 4096 --torch-members 16 32 64 128
 
 One leader process; the members share a few processes, each with its own connection. Times are from the moment the last
 member process lets its members join until every member has its round ("form"), and from one worker's failure until
@@ -21,6 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from _sampling import build_parser
 
 MEMBER_PROCESSES = 2
 
@@ -183,12 +185,7 @@ def measure(members, port, rounds):
         )
         for a, b in spans
     ]
-    for child in children:
-        assert child.stdout.readline() == "ready\n"
-    begin = time.monotonic()
-    for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
+    begin = let_go(children)
     host.join()
     times, cpu = [], [time.process_time()]
     for number in range(1, rounds + 1):
@@ -221,6 +218,17 @@ def measure(members, port, rounds):
         "messages_form": first / members,
         "messages_restart": (total - first) / members / max(1, rounds - 1),
     }
+
+
+def let_go(children):
+    """When they are all ready, tell them to join; returns just before that."""
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    return begin
 
 
 def read_line(child, host):
@@ -286,12 +294,7 @@ def measure_torch(members, port, limit_s):
     import select
 
     try:
-        for child in children:
-            assert child.stdout.readline() == "ready\n"
-        begin = time.monotonic()
-        for child in children:
-            child.stdin.write("go\n")
-            child.stdin.flush()
+        begin = let_go(children)
         last = begin
         for child in children:
             if not select.select([child.stdout], [], [], max(0.0, begin + limit_s - time.monotonic()))[0]:
@@ -305,11 +308,10 @@ def measure_torch(members, port, limit_s):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--members", type=int, nargs="*", default=[16, 128, 1024, 4096])
     parser.add_argument("--torch-members", type=int, nargs="*", default=[16, 32, 64, 128])
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--span", help=argparse.SUPPRESS)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -326,7 +328,7 @@ def main():
     )
     for members in args.members:
         command = [sys.executable, __file__, "--one", str(members), "--rounds", str(args.rounds)]
-        results = [json.loads(subprocess.check_output(command)) for _ in range(args.repeat)]
+        results = [json.loads(subprocess.check_output(command)) for _ in range(args.count)]
         form = [r["form_s"] for r in results]
         restart = [s for r in results for s in r["restarts_s"]]
         memory = statistics.median(r["kib_per_member"] for r in results)
@@ -338,9 +340,10 @@ def main():
             flush=True,
         )
     for members in args.torch_members:
-        took = [measure_torch(members, 20000 + (os.getpid() + i) % 20000, 120.0) for i in range(args.repeat)]
+        took = [measure_torch(members, 20000 + (os.getpid() + i) % 20000, 120.0) for i in range(args.count)]
         done = [t for t in took if t is not None]
-        print(f"{'c10d':8} {members:8} {show(done) if len(done) == len(took) else 'over 120 s':>16}", flush=True)
+        text = show(done) if len(done) == len(took) else f"{len(took) - len(done)} over 120 s"
+        print(f"{'c10d':8} {members:8} {text:>16} {os.getloadavg()[0]:76.1f}", flush=True)
 
 
 def show(values):

@@ -1,6 +1,6 @@
 """What warm start buys: imports at launch, none at restart, pages shared. Two and four workers, gloo.
 
-    python benchmarks/warm.py [RUNS] [import] [crash] [train] [memory]
+    python benchmarks/warm.py [--count N] [import] [crash] [train] [memory]
 
 The crash is `os._exit(1)` in one worker of a formed group, timed from the call until the last rank has finished its
 first all-reduce of the next attempt; a breakdown of it is taken from the agent's event records. "train" is the same
@@ -9,25 +9,15 @@ with a first step of DistributedDataParallel and Adam, which make torch import i
 
 import json
 import statistics
-import sys
+import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from _measure import (
-    LAUNCHERS,
-    MUSTER,
-    SampleFailed,
-    list_descendants,
-    pss_mb,
-    read_marks,
-    scratch,
-    show,
-    start,
-    stop,
-    take_turns,
-    wait_for,
-)
+import _launching
+from _launching import LAUNCHERS, MUSTER, MUSTER_COLD, TORCHRUN, Command, Job, launched, standalone
+from _sampling import SampleFailed, Samples, build_parser, show, take_turns
 
 IMPORT = """
 import json, os, time
@@ -73,81 +63,62 @@ optimizer.step()
 """,
 )
 
-LIMIT_S = 60.0
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One crash and what came after it."""
+
+    first_s: float
+    """From the launcher's start until every rank has finished its first all-reduce, or step."""
+    crash_s: float
+    """From the crash until every rank has finished the next one."""
+    parts: Mapping[str, float]
+    """Where the time went; empty for a launcher without event records."""
 
 
-def imported_s(launcher: tuple[str, ...], folder: Path, nproc: int) -> float:
+def imported_s(launcher: Command, folder: Path, nproc: int) -> float:
     """From the start of the launcher's process until torch is imported in the last worker."""
-    marks, script = folder / "marks", folder / "import.py"
-    marks.unlink(missing_ok=True)
-    script.write_text(IMPORT)
-    began_s = time.monotonic()
-    process = start([*launcher, "--standalone", "--nproc-per-node", str(nproc), str(script)], MARKS=str(marks))
-    try:
-        wait_for(lambda: len(read_marks(marks)) >= nproc, LIMIT_S)
-    finally:
-        stop(process)
-    return max(float(str(mark["t"])) for mark in read_marks(marks)) - began_s
+    with launched(launcher, folder, IMPORT, standalone(nproc)) as job:
+        return job.wait_last_s(nproc)
 
 
-def tree_pss_mb(launcher: tuple[str, ...], folder: Path) -> float:
+def tree_pss_mb(launcher: Command, folder: Path) -> float:
     """Launcher, agent, template and four workers that have imported torch."""
-    marks, script = folder / "marks", folder / "import.py"
-    marks.unlink(missing_ok=True)
-    script.write_text(IMPORT)
-    process = start([*launcher, "--standalone", "--nproc-per-node", "4", str(script)], MARKS=str(marks), STAY="1")
-    try:
-        wait_for(lambda: len(read_marks(marks)) >= 4, LIMIT_S)
-        return pss_mb([process.pid, *list_descendants(process.pid)])
-    finally:
-        stop(process)
+    with launched(launcher, folder, IMPORT, standalone(4), STAY="1") as job:
+        job.wait_marks(4)
+        return _launching.pss_mb([job.process.pid, *_launching.list_descendants(job.process.pid)])
 
 
-def recovered_s(
-    launcher: tuple[str, ...],
-    folder: Path,
-    parts: dict[str, list[float]] | None = None,
-    *,
-    source: str = CRASH,
-    first_s: list[float] | None = None,
-) -> float:
-    """From one worker's `os._exit(1)` until every rank has finished the next all-reduce, or step.
+def recover(launcher: Command, folder: Path, source: str) -> Recovery:
+    """One worker's `os._exit(1)`, and the restart.
 
     Args:
         launcher: its command line.
         folder: for marks and logs.
-        parts: gets the breakdown.
         source: CRASH or TRAIN.
-        first_s: gets the time from the launcher's start until the same point of the first attempt.
     """
-    marks, script = folder / "marks", folder / "crash.py"
-    marks.unlink(missing_ok=True)
-    script.write_text(source)
-    began_s = time.monotonic()
     logs = folder / f"logs-{time.monotonic_ns()}"
     flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(logs)]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "bench"]
-    process = start([*launcher, *rendezvous, *flags, str(script)], MARKS=str(marks))
+    with launched(launcher, folder, source, [*rendezvous, *flags]) as job:
+        _launching.wait_for(lambda: len(list_times(job, "reduced", 1)) >= 2 or job.process.poll() is not None, 60.0)
+        try:
+            if len(list_times(job, "reduced", 1)) < 2 or job.process.wait(60.0) != 0:
+                raise SampleFailed
+        except subprocess.TimeoutExpired:
+            raise SampleFailed from None
+    (crashed_s,) = list_times(job, "crash", 0)
+    started_s, reduced_s = max(list_times(job, "started", 1)), max(list_times(job, "reduced", 1))
+    return Recovery(
+        first_s=max(list_times(job, "reduced", 0)) - job.began_s,
+        crash_s=reduced_s - crashed_s,
+        parts={} if launcher == TORCHRUN else break_down(logs, crashed_s, started_s, reduced_s),
+    )
 
-    def list_reduced() -> list[float]:
-        return [float(str(m["t"])) for m in read_marks(marks) if (m["what"], m["attempt"]) == ("reduced", 1)]
 
-    try:
-        wait_for(lambda: len(list_reduced()) >= 2 or process.poll() is not None, LIMIT_S)
-        if len(list_reduced()) < 2 or process.wait(LIMIT_S) != 0:
-            raise SampleFailed
-    finally:
-        stop(process)
-    if first_s is not None:
-        first = [float(str(m["t"])) for m in read_marks(marks) if (m["what"], m["attempt"]) == ("reduced", 0)]
-        first_s.append(max(first) - began_s)
-    crashed_s = next(float(str(mark["t"])) for mark in read_marks(marks) if mark["what"] == "crash")
-    reduced_s = max(list_reduced())
-    if parts is not None:
-        started_s = [float(str(m["t"])) for m in read_marks(marks) if (m["what"], m["attempt"]) == ("started", 1)]
-        for name, value in break_down(logs, crashed_s, max(started_s), reduced_s).items():
-            parts.setdefault(name, []).append(value)
-    return reduced_s - crashed_s
+def list_times(job: Job, what: str, attempt: int) -> list[float]:
+    """When the ranks of an attempt left a mark of this kind."""
+    return [m["t"] for m in _launching.read_marks(job.marks) if (m["what"], m["attempt"]) == (what, attempt)]
 
 
 def break_down(logs: Path, crashed_s: float, started_s: float, reduced_s: float) -> Mapping[str, float]:
@@ -177,60 +148,63 @@ def break_down(logs: Path, crashed_s: float, started_s: float, reduced_s: float)
     return parts
 
 
-def show_imports(runs: int, folder: Path) -> None:
+def show_imports(count: int, folder: Path) -> None:
     """Launch: one import per node instead of one per worker."""
     for nproc, limit in ((2, 0.60), (4, 0.40)):
-        series = take_turns(runs, {n: lambda c=c, k=nproc: imported_s(c, folder, k) for n, c in LAUNCHERS.items()})
+        series = take_turns(count, {n: lambda c=c, k=nproc: imported_s(c, folder, k) for n, c in LAUNCHERS.items()})
         show(f"start until torch is imported in {nproc} workers", series, limit=limit)
 
 
-def show_crash(runs: int, folder: Path) -> None:
+def take_recoveries(
+    count: int, folder: Path, source: str, commands: Mapping[str, Command]
+) -> dict[str, Samples[Recovery]]:
+    return take_turns(count, {name: lambda c=command: recover(c, folder, source) for name, command in commands.items()})
+
+
+def show_crash(count: int, folder: Path) -> None:
     """Restart: no import at all."""
+    taken = take_recoveries(count, folder, CRASH, {**LAUNCHERS, "muster cold": MUSTER_COLD})
+    series = {name: samples.of(lambda sample: sample.crash_s) for name, samples in taken.items()}
+    show("crash of one of 2 workers until the next all-reduce", series, limit=0.06)
     parts: dict[str, list[float]] = {}
-    cold = (*MUSTER, "--start", "cold")
-    samplers = {
-        "muster": lambda: recovered_s(LAUNCHERS["muster"], folder, parts),
-        "torchrun": lambda: recovered_s(LAUNCHERS["torchrun"], folder),
-        "muster cold": lambda: recovered_s(cold, folder),
-    }
-    show("crash of one of 2 workers until the next all-reduce", take_turns(runs, samplers), limit=0.06)
+    for sample in taken["muster"].values:
+        for name, value in sample.parts.items():
+            parts.setdefault(name, []).append(value)
     for name, values in parts.items():
         print(f"    {name}: {statistics.median(values) * 1000:.1f} ms (at most {max(values) * 1000:.1f})")
 
 
-def show_train(runs: int, folder: Path) -> None:
+def show_train(count: int, folder: Path) -> None:
     """What it saves, and costs at launch, that the template imports torch's compiler too."""
-    commands = {
-        "muster": MUSTER,
-        "torchrun": LAUNCHERS["torchrun"],
-        "muster without the compiler": (*MUSTER, "--preload", "torch"),
-    }
-    firsts: dict[str, list[float]] = {name: [] for name in commands}
-    samplers = {
-        name: lambda c=command, f=firsts[name]: recovered_s(c, folder, source=TRAIN, first_s=f)
-        for name, command in commands.items()
-    }
-    show("crash of one of 2 workers until the next step is done", take_turns(runs, samplers))
-    for name, values in firsts.items():
-        print(f"    start until the first step is done, {name}: {statistics.median(values[1:]):.3g} s", flush=True)
+    commands = {**LAUNCHERS, "muster without the compiler": (*MUSTER, "--preload", "torch")}
+    taken = take_recoveries(count, folder, TRAIN, commands)
+    for figure, read in (
+        ("crash of one of 2 workers until the next step is done", lambda sample: sample.crash_s),
+        ("start until the first step is done", lambda sample: sample.first_s),
+    ):
+        show(figure, {name: samples.of(read) for name, samples in taken.items()})
 
 
-def show_memory(runs: int, folder: Path) -> None:
+def show_memory(count: int, folder: Path) -> None:
     """Pages that workers share with the template."""
-    series = take_turns(runs, {n: lambda c=c: tree_pss_mb(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
+    series = take_turns(count, {n: lambda c=c: tree_pss_mb(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
     show("memory of the whole tree, 4 workers (PSS)", series, unit="MB", limit=0.7)
 
 
 PARTS = {"import": show_imports, "crash": show_crash, "train": show_train, "memory": show_memory}
 
 
-def main(words: list[str]) -> None:
-    runs = next((int(word) for word in words if word.isdigit()), 9)
-    with scratch() as folder:
+def main() -> None:
+    parser = build_parser(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all when none is named")
+    options = parser.parse_args()
+    if not PARTS.keys() >= set(options.parts):
+        parser.error(f"the parts are {', '.join(PARTS)}")
+    with _launching.scratch() as folder:
         for name, part in PARTS.items():
-            if name in words or not PARTS.keys() & set(words):
-                part(runs, folder)
+            if name in options.parts or not options.parts:
+                part(options.count, folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -102,7 +102,7 @@ def make_agent() -> Iterator[Callable[..., Agent]]:
         agent.watch.close()
         agent.loop.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # fewer when the collector closes what an earlier test left
 
 
 def list_children() -> list[int]:

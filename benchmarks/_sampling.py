@@ -1,0 +1,105 @@
+"""Samples taken in turn, their medians with spread, one row per figure, and the command line all benchmarks share.
+
+The machines are shared and noisy: the launchers take turns sample by sample, and the ratio of the medians is what
+counts. A sample that fails is counted and left out. The machine's load while sampling stands beside each row.
+"""
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+COUNT = 9
+"""Samples of each launcher, unless `--count` says otherwise."""
+
+Sample = TypeVar("Sample")
+
+
+class SampleFailed(Exception):
+    """A run that did not get to what is measured."""
+
+
+@dataclass
+class Samples(Generic[Sample]):
+    """What one launcher's runs have shown."""
+
+    values: list[Sample] = field(default_factory=list)
+    failures: int = 0
+    loads: list[float] = field(default_factory=list)
+    """Runnable processes of the machine, averaged over the minute before each sample, its own ones included."""
+
+    def of(self, figure: Callable[[Sample], float]) -> "Samples[float]":
+        """One figure of each sample."""
+        return Samples(values=[figure(value) for value in self.values], failures=self.failures, loads=self.loads)
+
+
+Series = Samples[float]
+
+
+def median(series: Series) -> float:
+    return statistics.median(series.values) if series.values else float("nan")
+
+
+def describe(series: Series, unit: str) -> str:
+    """Median, range, number of samples, and of those that failed."""
+    if not series.values:
+        return f"none of {series.failures}"
+    values = series.values
+    text = f"{median(series):.3g} {unit} ({min(values):.3g}..{max(values):.3g}, n={len(values)}"
+    return text + (f", {series.failures} failed)" if series.failures else ")")
+
+
+def take_turns(
+    count: int, samplers: Mapping[str, Callable[[], Sample]], *, warmups: int = 1
+) -> dict[str, Samples[Sample]]:
+    """Call each sampler `count` times, in turn, after uncounted warm-ups."""
+    taken: dict[str, Samples[Sample]] = {name: Samples() for name in samplers}
+    for number in range(-warmups, count):
+        for name, sample in samplers.items():
+            samples, load = taken[name], os.getloadavg()[0]
+            try:
+                value = sample()
+            except SampleFailed:
+                samples.failures += number >= 0
+                continue
+            if number >= 0:
+                samples.values.append(value)
+                samples.loads.append(load)
+    return taken
+
+
+def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: float | None = None) -> None:
+    """Print one row: each launcher's median and spread, the first's ratio to the second, the load.
+
+    Args:
+        figure: what was measured.
+        series: by launcher.
+        unit: of the samples.
+        limit: what the ratio, or with one launcher the median, may be at most.
+    """
+    names = list(series)
+    row = "  ".join(f"{name} {describe(series[name], unit)}" for name in names)
+    goal = f" (goal {limit})" if limit is not None else ""
+    if len(names) > 1 and all(series[name].values for name in names[:2]):
+        row += f"  ratio {median(series[names[0]]) / median(series[names[1]]):.3f}"
+    loads = [load for each in series.values() for load in each.loads] or [os.getloadavg()[0]]
+    print(f"{figure}: {row}{goal}  load {min(loads):.1f}..{max(loads):.1f}", flush=True)
+
+
+def build_parser(about: str | None) -> argparse.ArgumentParser:
+    """A command line with `--count`.
+
+    Args:
+        about: the benchmark's docstring.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=COUNT, metavar="N", help=f"samples of each; default {COUNT}")
+    return parser
+
+
+def parse_count(about: str | None) -> int:
+    """For a benchmark that has no other option."""
+    count: int = build_parser(about).parse_args().count
+    return count

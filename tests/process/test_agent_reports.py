@@ -129,6 +129,19 @@ def test_the_same_start_up_error_twice_is_not_retried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    "program", [["-m", "no_such_module"], ["-m", "email"], ["no_such.py"], ["--no-python", "no_such_command"]]
+)
+def test_a_program_that_is_not_there_is_not_retried(start: str, program: list[str], tmp_path: Path) -> None:
+    """Nor is it where nothing is captured, so that its words are on the console only."""
+    flags = ["--max-restarts", "3", "--log-dir", str(tmp_path), *(["--start", start] if "-m" in program else [])]
+    outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, *program])
+    assert outcome.exit_code == 1, outcome.explain()
+    assert outcome.stderr.count("restarting all workers") == 1, outcome.explain()
+    assert "twice in a row: not retried" in outcome.stderr
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_a_recovery_can_be_read_from_the_events(start: str, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(tmp_path)]
     flags += ["--start", start]

@@ -174,7 +174,9 @@ def run(
         prepare_main(kind, target, args)
         call, arguments = choose_call(kind, target)
         call(*arguments)
-    except SystemExit:
+    except SystemExit as stop:
+        if error_file and _is_runpys(stop.__context__) and began == (os.getpid(), _signature(error_file)):
+            _record(ImportError(str(stop.__context__)), None, error_file)
         raise
     except BaseException as error:  # every end but sys.exit is recorded, GeneratorExit too, and all of them go on
         shown = _user_frames(error.__traceback__)
@@ -289,6 +291,11 @@ def _watch_faults(stack_signum: int, stack_file: str) -> None:
     os.close(opened)
     os.write(number, f"--- stacks of process {os.getpid()}\n".encode())
     faulthandler.register(stack_signum, number, all_threads=True, chain=False)
+
+
+def _is_runpys(error: "BaseException | None") -> bool:
+    """Whether it is what runpy found wrong, before it exits with 1: no such module, or one that cannot be run."""
+    return error is not None and (type(error).__module__, type(error).__name__) == ("runpy", "_Error")
 
 
 def _user_frames(tb: "TracebackType | None") -> "TracebackType | None":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import Outcome, Tree, wait_until
+from launchers import ONE_START
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 Launch = Callable[..., Tree]
@@ -41,7 +42,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
                 "rdzv-conf": conf,
                 "rdzv-id": "elastic",
                 "tee": "3",
-                "start": "cold",
+                "start": ONE_START or "cold",
                 "log-dir": str(tmp_path / f"logs{index}"),
                 **flags,
             }

@@ -84,12 +84,22 @@ def build_report(
     seen: Iterable[Seen],
     stacks: tuple[Stack, ...],
 ) -> Report:
-    """The one report of the job."""
+    """The one report of the job; `reason` as `explain_end` gave it."""
+    seen = tuple(seen)
     return Report(
         run_id=run_id,
-        reason=reason,
+        reason=_name_root(reason, seen),
         attempt=attempt,
         max_restarts=max_restarts,
         failures=order_failures(seen),
         stacks=tuple(sorted(stacks, key=lambda stack: stack.global_rank)),
     )
+
+
+def _name_root(reason: str, seen: tuple[Seen, ...]) -> str:
+    """The reason with the root cause as known at the end: of what failed at the same moment, one is heard of first."""
+    root = choose_root(seen)
+    for told in (f"{describe_failure(each.failure)}; " for each in seen):
+        if root is not None and reason.startswith(told):
+            return f"{describe_failure(root)}; {reason.removeprefix(told)}"
+    return reason

@@ -19,15 +19,16 @@ from muster.agent.loop import Loop
 from muster.agent.rendezvous import BreakKind, Notice, RendezvousLost, RoundBroken, RoundFormed
 from muster.agent.rendezvous import letters_down as down
 from muster.agent.rendezvous import letters_up as up
-from muster.agent.rendezvous import member as member_module
+from muster.agent.rendezvous import session as session_module
 from muster.agent.rendezvous.contacts import LeaderOptions
 from muster.agent.rendezvous.enclosures import FAILURE, OOM, STACK
 from muster.agent.rendezvous.fields import NonsenseError
 from muster.agent.rendezvous.job import State
 from muster.agent.rendezvous.leader import Leader
 from muster.agent.rendezvous.letters_door import read_call_reply, read_reply, read_visit
-from muster.agent.rendezvous.member import Member, build_rules
+from muster.agent.rendezvous.member import Member
 from muster.agent.rendezvous.membership import advance
+from muster.agent.rendezvous.office import build_rules
 from muster.agent.rendezvous.terms import Lost
 from muster.agent.report import Failure, OomEvidence, Report, Stack
 
@@ -358,10 +359,10 @@ def test_a_leader_that_writes_nonsense_is_not_asked_again_at_once() -> None:
     node.join_round().deliver({"t": "round"})
     node.take_events()
     node.network.dials.clear()
-    node.clock.passed_s += member_module.NONSENSE_PAUSE_S / 2
+    node.clock.passed_s += session_module.NONSENSE_PAUSE_S / 2
     node.take_events()
     assert not node.network.dials
-    node.clock.passed_s += member_module.NONSENSE_PAUSE_S
+    node.clock.passed_s += session_module.NONSENSE_PAUSE_S
     node.take_events()
     assert ("10.0.0.1", 5000) in [dial[:2] for dial in node.network.dials]
     node.close()
@@ -396,16 +397,16 @@ def test_visitors_with_nonsense_are_shown_the_door(index: int, message) -> None:
 @given(message=garbled(CALL_REPLIES))
 def test_a_nonsensical_answer_to_an_acting_leaders_call_changes_nothing(message) -> None:
     node = Node()
-    node.member.stand(takeover=True)
+    node.member._session.stand(takeover=True)
     node.take_events()
     node.network.dials.clear()
-    node.member._office.take_endpoint(None)
+    node.member._session.office.take_endpoint(None)
     node.take_events()
     link = node.answer_dial()
     link.deliver(message)
     if is_nonsense(read_call_reply, message):
         assert link.closed
-        assert node.member._office.leader is not None
+        assert node.member._session.office.leader is not None
     node.take_events()
     node.close()
 
@@ -475,7 +476,7 @@ def test_nonsense_between_a_leader_and_its_own_node_is_a_bug_of_ours(monkeypatch
     node.take_events()
     node.take_events()
     assert isinstance(node.take_events()[-1], RoundFormed)
-    link = node.member._link
+    link = node.member._session._link
     assert link is not None
     if builder == "letters_up.build_success":
         link.send({"t": "done", "round": "one"})
@@ -494,3 +495,12 @@ def test_a_round_far_too_high_is_not_believed() -> None:
     assert stranger.closed
     assert court.leader.state is before
     court.close()
+
+
+def test_an_address_that_nobody_could_dial_is_the_callers_mistake() -> None:
+    node = Node(local_addr="two words")
+    lost = node.take_events()[-1]
+    assert isinstance(lost, RendezvousLost)
+    assert lost.usage
+    assert "--local-addr 'two words'" in lost.reason
+    node.close()

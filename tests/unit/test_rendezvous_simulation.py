@@ -108,7 +108,7 @@ class Story:
         return self.random.choice(alive) if alive else None
 
     def leader(self) -> Process | None:
-        return next((p for p in self.world.alive() if p.member._office.leader is not None), None)
+        return next((p for p in self.world.alive() if p.member._session.office.leader is not None), None)
 
     def crash(self) -> None:
         process = self.leader() if self.random.random() < 0.4 else self.pick()

@@ -8,6 +8,7 @@ the guard still runs. CLOCK_BOOTTIME throughout, so that a machine that slept kn
 
 from collections.abc import Callable
 
+from muster.agent.config import RendezvousConfig
 from muster.agent.loop import Loop, Timer
 from muster.agent.rendezvous import Lease
 from muster.agent.rendezvous.letters_down import Answer
@@ -15,6 +16,11 @@ from muster.agent.rendezvous.letters_up import build_heartbeat
 from muster.agent.rendezvous.links import Link
 
 MARGIN_S = 1.0
+
+
+def find_silence_s(config: RendezvousConfig) -> float:
+    """How long a node may be silent before it is given up."""
+    return config.keep_alive_interval_s * config.keep_alive_max_attempt
 
 
 def find_margin_s(silence_s: float) -> float:

@@ -7,11 +7,13 @@ may keep that socket open across restarts).
 
 from collections.abc import Callable
 
+from muster.agent.config import RendezvousConfig
 from muster.agent.loop import Loop
 from muster.agent.records import record
 from muster.agent.rendezvous.beacon import Beacon
 from muster.agent.rendezvous.contacts import LeaderOptions
-from muster.agent.rendezvous.fields import NonsenseError
+from muster.agent.rendezvous.fields import NonsenseError, text
+from muster.agent.rendezvous.keepalive import find_margin_s, find_silence_s
 from muster.agent.rendezvous.leader import Leader
 from muster.agent.rendezvous.letters_door import (
     Call,
@@ -34,7 +36,7 @@ from muster.agent.rendezvous.letters_down import (
 from muster.agent.rendezvous.letters_up import Join
 from muster.agent.rendezvous.links import Link, Listener, LocalLink, Network
 from muster.agent.rendezvous.memory import Memory
-from muster.agent.rendezvous.terms import Rules
+from muster.agent.rendezvous.terms import FENCE_S, Rules
 from muster.agent.rendezvous.wire import Message
 
 
@@ -49,6 +51,37 @@ class OfficeOptions:
     local_addr: str | None
     endpoint: tuple[str, int]
     """Where the job's members look for their leader."""
+
+
+def build_rules(config: RendezvousConfig) -> Rules:
+    """The job's rules from one node's configuration."""
+    silence_s = find_silence_s(config)
+    return Rules(
+        run_id=text(config.run_id),
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        join_timeout_s=config.join_timeout_s,
+        last_call_s=config.last_call_timeout_s,
+        gather_s=silence_s - find_margin_s(silence_s) + FENCE_S,
+    )
+
+
+def build_office_options(config: RendezvousConfig, own_id: str) -> OfficeOptions:
+    """Who the node of this configuration is."""
+    return OfficeOptions(
+        own_id=own_id,
+        own_index=config.node_index,
+        rules=build_rules(config),
+        silence_s=find_silence_s(config),
+        local_addr=config.local_addr,
+        endpoint=find_endpoint(config),
+    )
+
+
+def find_endpoint(config: RendezvousConfig) -> tuple[str, int]:
+    """Where the job's members look for their leader."""
+    return config.host or "localhost", config.port
 
 
 class Office:

@@ -70,6 +70,7 @@ class Cluster:
         self.faults = []
         self.requests = []
         self.token = "one"
+        self.allowed = None  # or the rights of a role, {"jobs": ("get", "list"), "pods/log": ("get",)}
         self.groups = {"batch": ["v1"]}
         self.kinds = {"batch/v1": ["jobs"]}
         self.logs = {}
@@ -284,6 +285,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.take_fault(method, self.path)
         try:
             self.authenticate()
+            self.authorize(method, url.path, query)
             if fault is not None and not fault.after:
                 return self.fail(fault)
             if method == "GET" and query.get("watch") == "true":
@@ -300,6 +302,19 @@ class Handler(BaseHTTPRequestHandler):
     def authenticate(self):
         if self.headers.get("Authorization") != f"Bearer {self.cluster.token}":
             raise Refusal(401, "Unauthorized", "Unauthorized")
+
+    def authorize(self, method, path, query):
+        match, allowed = PATH.match(path), self.cluster.allowed
+        if allowed is None or match is None:
+            return  # versions and discovery are everybody's
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method)
+        if verb is None:
+            verb = "watch" if query.get("watch") == "true" else "get" if match["name"] else "list"
+        plural = f"{match['plural']}/{match['sub']}" if match["sub"] else match["plural"]
+        if verb not in allowed.get(plural, ()):
+            who, where = "system:serviceaccount:team:bot", f'in API group "" in the namespace "{match["namespace"]}"'
+            text = f'{plural} is forbidden: User "{who}" cannot {verb} resource "{plural}" {where}'
+            raise Refusal(403, text, "Forbidden")
 
     def take_fault(self, method, path):
         with self.cluster.lock:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -159,11 +160,15 @@ def _lists_here(job):
     return job.resources.client.connection.namespace == job.namespace
 
 
+def resize(job, nodes):
+    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", job.handle, str(nodes)]
+    subprocess.run(command, check=True, timeout=60)
+
+
 def test_an_elastic_job_shrinks_and_goes_on(start):
     job = start("kubernetes_trains.py", "25", j="1:2x1", max_retries=2)
     job.wait_for_log(0, "world=2")
-    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", job.handle, "1"]
-    subprocess.run(command, check=True, timeout=60)
+    resize(job, 1)
     job.wait_for_log(0, "world=1")
     job.wait_for("SUCCEEDED")
     assert len([pod for pod in job.pods() if pod["status"]["phase"] == "Succeeded"]) == 1
@@ -177,28 +182,35 @@ def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(start):
     job.wait_for("SUCCEEDED")
 
 
-def test_roles_that_do_not_run_our_agent(start, resources, namespace):
-    import os
-
+def test_roles_that_do_not_run_our_agent_fail_together(start, wait, resources, namespace):
     from torchx import specs
 
+    def shell(name, script):
+        image, small = os.environ["MUSTER_TEST_IMAGE"], specs.Resource(cpu=0, gpu=0, memMB=64)
+        return specs.Role(name=name, image=image, entrypoint="/bin/sh", args=["-c", script], resource=small)
+
     job = start("kubernetes_trains.py", "1")
-    echo = specs.Role(
-        name="main",
-        image=os.environ["MUSTER_TEST_IMAGE"],
-        entrypoint="/bin/sh",
-        args=["-c", "echo cost: '$5' from ${replica_id}; exit 3"],
-        resource=specs.Resource(cpu=0, gpu=0, memMB=64),
-    )
+    roles = [shell("main", "echo cost: '$5' from ${replica_id}; exit 3"), shell("beside", "sleep 3600")]
     policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
-    options = {"namespace": namespace, "image_pull_policy": policy}
-    handle = job.runner.run(specs.AppDef(name="echo", roles=[echo]), "kubernetes", options)
+    options = {"namespace": namespace, "image_pull_policy": policy, "grace_s": 5}
+    handle = job.runner.run(specs.AppDef(name="echo", roles=roles), "kubernetes", options)
     other = type(job)(job.runner, resources, handle)
-    status = other.wait_for("FAILED")
-    assert "exit 3" in status.msg
-    assert "cost: $5 from 0" in other.log(0)
-    job.runner._scheduler("kubernetes").delete(other.app_id)
+    try:
+        assert "exit 3" in other.wait_for("FAILED").msg
+        assert "cost: $5 from 0" in other.log(0)
+        running = ("Pending", "Running")
+        wait(lambda: not [pod for pod in other.pods() if pod["status"]["phase"] in running], "the other role stops")
+    finally:
+        job.runner._scheduler("kubernetes").delete(other.app_id)
     job.wait_for("SUCCEEDED")
+
+
+def test_a_suspended_job_says_so_and_can_be_cancelled(start, wait):
+    job = start("kubernetes_trains.py", "600", cfg={"suspend": True})
+    wait(lambda: "suspended: waits for its queue" in job.status().msg, "the reason")
+    assert not job.pods()
+    torchx("cancel", job.handle)
+    job.wait_for("CANCELLED")
 
 
 def test_the_server_takes_what_a_dry_run_prints(start, resources, namespace, small):

@@ -118,6 +118,42 @@ def test_taking_back_that_fails_does_not_hide_why(cluster, scheduler, double, ca
     assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in said
 
 
+SMALLEST_ROLE = {
+    "jobs": ("create", "get", "list", "patch", "delete"),
+    "pods": ("list", "watch"),
+    "pods/log": ("get",),
+    **dict.fromkeys(("secrets", "configmaps", "services"), ("create", "patch", "delete")),
+}
+"""All that flavour job needs. Tried with RBAC on Kubernetes 1.36, as the account of a pod."""
+
+
+def test_the_smallest_role_suffices_for_everything(cluster, scheduler):
+    cluster.allowed = SMALLEST_ROLE
+    app_id = submit(scheduler, build_app(nodes=2, least=1))
+    name = app_id.partition(":")[2]
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    cluster.start_pod(cluster.pod_of(name, 0))
+    cluster.write_log(cluster.pod_of(name, 0), "hello\n", 1)
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
+    assert [app.app_id for app in scheduler.list()] == [app_id]
+    scheduler.resize(app_id, 1)
+    scheduler.cancel(app_id)
+    assert list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("missing", ["jobs", "pods", "secrets"])
+def test_a_role_that_lacks_something_is_named(cluster, scheduler, missing):
+    cluster.allowed = {name: verbs for name, verbs in SMALLEST_ROLE.items() if name != missing}
+    with pytest.raises(
+        EngineError, match=rf"may not \w+ .*{missing} is forbidden: .* ask for a role that may"
+    ) as caught:
+        scheduler.describe(submit(scheduler))
+    assert "\n" not in str(caught.value)
+
+
 def test_the_server_checks_everything_before_anything_is_created(cluster, scheduler, double):
     cluster.faults.append(double.Fault("POST", r"jobs\?.*dryRun", 422, "spec.bad: Invalid", "Invalid"))
     with pytest.raises(SchedulerError, match=r"the cluster refuses job/.*: spec\.bad: Invalid"):

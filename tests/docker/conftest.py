@@ -1,12 +1,17 @@
 """A real engine and its test images (.ci/docker-engine, .ci/docker-image), and a TorchX runner over our schedulers."""
 
 import os
+import shutil
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
 IMAGE = "muster-test:torch"
 BARE = "muster-test:bare"
+FAKE_GPUS = ("GPU-aaaa", "GPU-bbbb", "GPU-cccc")
 DEADLINE_S = 90.0
 
 
@@ -48,11 +53,12 @@ def client(_engine_or_skip):
 
 @pytest.fixture(scope="session")
 def tiny_tar(_engine_or_skip):
-    """The root of an image of 2 MB, as a tar: a shell and `sleep`."""
+    """The root of an image of 3 MB, as a tar: a shell and a few commands."""
     import docker
 
     client = docker.from_env(timeout=60)
-    files = "/bin/sh /bin/sleep $(ldd /bin/sh /bin/sleep | grep -o '/lib[^ ]*' | sort -u)"
+    commands = "/bin/sh /bin/sleep /bin/hostname /usr/bin/getent"
+    files = f"{commands} $(ldd {commands} | grep -o '/lib[^ ]*\\.[0-9]*' | sort -u)"
     container = client.containers.create(BARE, ["sh", "-c", f"mkdir /tiny && cp -L --parents {files} /tiny"])
     try:
         container.start()
@@ -159,11 +165,20 @@ class Apps:
         self.runner.close()
 
 
+@pytest.fixture(scope="session")
+def seen_images(tmp_path_factory):
+    """What submissions found out about images; kept from test to test, or each would try each image again."""
+    return tmp_path_factory.mktemp("images")
+
+
 @pytest.fixture
-def state_home(tmp_path, monkeypatch):
+def state_home(tmp_path, seen_images, monkeypatch):
     """A state folder of the test's own: the developer's apps are left alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
+    folder = tmp_path / "state"
+    (folder / "muster").mkdir(parents=True, mode=0o700)
+    (folder / "muster" / "docker-images").symlink_to(seen_images)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -184,6 +199,59 @@ def apps_on(state_home):
 @pytest.fixture
 def apps(client, apps_on):
     return apps_on(client)
+
+
+@pytest.fixture(scope="session")
+def fake_tools(tmp_path_factory):
+    """NVIDIA's hook, which does nothing, and `nvidia-smi`, which lists three GPUs; a folder for PATH."""
+    folder = tmp_path_factory.mktemp("nvidia")
+    listing = "".join(f"GPU {index}: NVIDIA H200 (UUID: {uuid})\n" for index, uuid in enumerate(FAKE_GPUS))
+    (folder / "nvidia-container-runtime-hook").write_text("#!/bin/sh\nexit 0\n")
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listing}END\n")
+    for tool in folder.iterdir():
+        tool.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def own_engine(_engine_or_skip, fake_tools, tiny_tar, wait_until):
+    """Address of an engine for tests alone, with the fake hook on its PATH, room for 8 networks and the image `tiny`."""
+    import docker
+
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("only root can start an engine, and dockerd must be installed")
+    folder = Path(tempfile.mkdtemp(prefix="muster-engine-"))  # short: sockets lie in it
+    host = f"unix://{folder}/docker.sock"
+    # In a network of its own: beside another engine it would take that one's bridge and rules for its own.
+    words = ["unshare", "--net", "dockerd", "--host", host, "--pidfile", folder / "pid"]
+    words += ["--data-root", folder / "data", "--exec-root", folder / "exec"]
+    words += ["--default-address-pool", "base=10.213.0.0/24,size=27"]
+    words += ["--storage-driver", os.environ.get("MUSTER_DOCKER_STORAGE", "overlay2")]
+    env = {**os.environ, "PATH": f"{fake_tools}:{os.environ['PATH']}"}
+    log = folder / "log"
+    with log.open("w") as said:
+        process = subprocess.Popen(words, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_until(lambda: process.poll() is not None or "API listen on" in log.read_text(), "an engine")
+        assert process.poll() is None, log.read_text()
+        client = docker.DockerClient(host, timeout=60)
+        client.api.import_image_from_data(tiny_tar, repository="tiny", tag="latest")
+        client.close()
+        yield host
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def apps_of_own_engine(own_engine, apps_on, monkeypatch):
+    import docker
+
+    monkeypatch.setenv("DOCKER_HOST", own_engine)
+    client = docker.DockerClient(own_engine, timeout=60)
+    yield apps_on(client)
+    client.close()
 
 
 @pytest.fixture

@@ -5,10 +5,6 @@ does nothing it does all the rest for real: so who gets which device is seen wit
 """
 
 import os
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 from torchx.specs import AppState, Resource
@@ -20,7 +16,6 @@ from muster.schedulers.errors import EngineError
 pytestmark = pytest.mark.docker
 
 BARE = "muster-test:bare"
-GPUS = ("GPU-aaaa", "GPU-bbbb", "GPU-cccc")
 SAYS = "echo $NVIDIA_VISIBLE_DEVICES; exec sleep 600"
 
 
@@ -57,58 +52,11 @@ def test_missing_runtime_is_refused_before_anything_is_made(apps, app_of, client
         pytest.skip("this engine can hand out GPUs")
 
 
-@pytest.fixture(scope="module")
-def fake_tools(tmp_path_factory):
-    """NVIDIA's hook, which does nothing, and `nvidia-smi`, which lists three GPUs; a folder for PATH."""
-    folder = tmp_path_factory.mktemp("nvidia")
-    listing = "".join(f"GPU {index}: NVIDIA H200 (UUID: {uuid})\n" for index, uuid in enumerate(GPUS))
-    (folder / "nvidia-container-runtime-hook").write_text("#!/bin/sh\nexit 0\n")
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listing}END\n")
-    for tool in folder.iterdir():
-        tool.chmod(0o755)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def believing_engine(_engine_or_skip, fake_tools, tiny_tar, wait_until):
-    """Address of an engine of our own, beside the other, with the fake hook on its PATH and the image `tiny`."""
-    import docker
-
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
-        pytest.skip("only root can start an engine, and dockerd must be installed")
-    folder = Path(tempfile.mkdtemp(prefix="muster-engine-"))  # short: sockets lie in it
-    host = f"unix://{folder}/docker.sock"
-    # In a network of its own: beside another engine it would take that one's bridge and rules for its own.
-    words = ["unshare", "--net", "dockerd", "--host", host, "--pidfile", folder / "pid"]
-    words += ["--data-root", folder / "data", "--exec-root", folder / "exec"]
-    words += ["--storage-driver", os.environ.get("MUSTER_DOCKER_STORAGE", "overlay2")]
-    env = {**os.environ, "PATH": f"{fake_tools}:{os.environ['PATH']}"}
-    log = folder / "log"
-    with log.open("w") as said:
-        process = subprocess.Popen(words, env=env, stdout=said, stderr=said, start_new_session=True)
-    try:
-        wait_until(lambda: process.poll() is not None or "API listen on" in log.read_text(), "an engine")
-        assert process.poll() is None, log.read_text()
-        client = docker.DockerClient(host, timeout=60)
-        client.api.import_image_from_data(tiny_tar, repository="tiny", tag="latest")
-        client.close()
-        yield host
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        shutil.rmtree(folder)
-
-
 @pytest.fixture
-def apps_with_gpus(believing_engine, fake_tools, apps_on, monkeypatch):
-    import docker
-
-    monkeypatch.setenv("DOCKER_HOST", believing_engine)
+def apps_with_gpus(apps_of_own_engine, fake_tools, monkeypatch):
     monkeypatch.setenv("PATH", f"{fake_tools}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    client = docker.DockerClient(believing_engine, timeout=60)
-    yield apps_on(client)
-    client.close()
+    return apps_of_own_engine
 
 
 def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, app_of, wait_until):

@@ -81,15 +81,16 @@ def test_twelve_apps_at_once(apps, app_of):
 
 
 def fill_address_pools(engine, label):
-    for number in range(300):
+    for number in range(30):
         try:
             engine.create_network(f"muster-fill-{number}", label)
         except NoAddressPool:
             return
-    pytest.fail("300 networks fit")
+    pytest.fail("30 networks fit")
 
 
-def test_apps_share_a_network_when_address_pools_are_exhausted(apps, app_of):
+def test_apps_share_a_network_when_address_pools_are_exhausted(apps_of_own_engine, app_of):
+    apps = apps_of_own_engine
     engine = Engine(os.environ)
     label = {"io.muster.test": "fills-pools"}
     try:
@@ -98,7 +99,7 @@ def test_apps_share_a_network_when_address_pools_are_exhausted(apps, app_of):
         if not engine.has_network(SHARED_NETWORK):
             engine.remove_network("muster-fill-0")
             creation._ensure_shared_network(engine)
-        for app_id in [apps.run(app_of("sleep 600", replicas=2)) for _ in range(2)]:
+        for app_id in [apps.run(app_of("sleep 600", image="tiny", replicas=2)) for _ in range(2)]:
             said = apps.inside(app_id, "getent hosts $TORCHX_RANK0_HOST", replica=1)
             assert said.split()[1] == f"{app_id}-rank0"
             assert said.split()[0] == apps.inside(app_id, "hostname -i").strip()

@@ -13,7 +13,7 @@ class Cargo:
     """What is copied into containers."""
 
     agent: bytes
-    """The agent's bundle."""
+    """The agent's bundle; empty when no container gets it."""
     workspaces: Mapping[str, bytes]
     """Key -> packed folder."""
 

@@ -16,7 +16,7 @@ from typing import Final
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.container import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine import Engine
-from muster.schedulers.docker.faults import DockerFault
+from muster.schedulers.docker.faults import Conflict, DockerFault
 from muster.schedulers.docker.plan import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, move_gang
 from muster.schedulers.docker.probe import build_probe_body, run_probe
 
@@ -123,7 +123,10 @@ def release(engine: Engine, labels: Mapping[str, str]) -> None:
 
 def _claim(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitStack) -> bool:
     name = f"muster-{kind}-{_NOT_IN_NAMES.sub('-', thing)}"
-    labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
+    try:
+        labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
+    except Conflict:  # an engine that does not show the volume there is
+        return False
     if any(labels.get(key) != value for key, value in app.labels.items()):
         return False
     undo.callback(engine.remove_volume, name)

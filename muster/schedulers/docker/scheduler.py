@@ -180,7 +180,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         missing = sorted(keys - set(self._workspaces))
         if missing:
             raise SchedulerError(f"{missing[0]} was packed by another command; give the workspace again")
-        return Cargo(agent=build_agent_bundle(), workspaces={key: self._workspaces[key] for key in keys})
+        bundled = any(container.bundled for container in request.containers)
+        return Cargo(
+            agent=build_agent_bundle() if bundled else b"", workspaces={key: self._workspaces[key] for key in keys}
+        )
 
     def _spec(self, submission: Submission, request: AppRequest) -> AppSpec:
         folder = find_state_dir(os.environ) / "docker-apps" / request.app_id
@@ -199,9 +202,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     def _await_started(self, spec: AppSpec, request: AppRequest) -> None:
         """Wait until every container was started once; when one could not be, take all back."""
         folder = AppFolder(spec.folder)
-        while self._engine.has_unstarted(request.labels) and not client.is_over(folder.read_record()):
+        _, record = client.look(folder)
+        # Two things end the wait, the engine's doing and the supervisor's, which has no other way to tell us.
+        while not client.is_over(record) and self._engine.has_unstarted(request.labels):
             time.sleep(_POLL_S)
-        record = folder.read_record()
+            _, record = client.look(folder)  # starts the supervisor again when that has died
         if record is None or record.gang.outcome is None or COULD_NOT_START not in record.gang.reason:
             return
         raise EngineError(record.gang.reason)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from harness import Tree, wait_until
+from launchers import ONE_START
 
 PROGRAM = Path(__file__).parent / "programs" / "netns_sums.py"
 LIMIT_S = 90.0
@@ -120,7 +121,8 @@ class Node:
         for pid in self.tree.descendants():
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                is_worker = str(PROGRAM).encode() in command and b"muster.agent" not in command
+                is_other = b"muster.agent" in command or command[0] == b"muster-template"
+                is_worker = str(PROGRAM).encode() in command and not is_other
                 if is_worker or self._is_forked(pid):
                     found.append(pid)
         return found
@@ -196,7 +198,7 @@ class World:
             "rdzv-endpoint": "10.77.0.1:29400",
             "rdzv-conf": settings,
             "tee": "3",
-            "start": "warm" if sums == "gloo" else "cold",
+            "start": ONE_START or ("warm" if sums == "gloo" else "cold"),
             **flags,
         }
         words = [word for name, value in given.items() for word in (f"--{name}", value)]

@@ -146,6 +146,19 @@ def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() ->
     assert (len(form.seats), form.number, form.attempt) == (3, 2, 0)
 
 
+def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
+    """Nobody else could join: to wait for them would only keep the newcomer waiting."""
+    leader = Leader(rules(1, 3))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Tick(), after_s=3.1)
+    leader.feed(Joined(peer=peer(2)), after_s=5.0)
+    broken = leader.only(Break)
+    assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
+    leader.stop_all(0, 1)
+    assert len(leader.only(Form).seats) == 3
+
+
 def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
@@ -261,7 +274,7 @@ def test_a_charged_failure_is_forgiven_when_its_peer_vanishes_while_stopping() -
 
 
 def test_a_join_does_not_hide_a_failure_that_is_being_judged() -> None:
-    leader = Leader(rules(1, 3, max_restarts=0))
+    leader = Leader(rules(1, 4, max_restarts=0))
     leader.feed(Joined(peer=peer(0)))
     leader.feed(Joined(peer=peer(1)))
     leader.feed(Tick(), after_s=3.1)

@@ -5,7 +5,8 @@ is accounted for is kept up for `quorum`.
 """
 
 from muster.agent.records import replace
-from muster.agent.rendezvous.breaking import break_for_loss, forgive
+from muster.agent.rendezvous import BreakKind
+from muster.agent.rendezvous.breaking import break_for_loss, break_round, forgive
 from muster.agent.rendezvous.job import FOREVER, Phase, State, Step, name_peer
 from muster.agent.rendezvous.quorum import Base, build_base
 from muster.agent.rendezvous.terms import Carry, Joined, Left, Lost, Peer, SawEnd
@@ -30,7 +31,18 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
     state = replace(state, bases=tuple(_count_claimed(base, peer) for base in state.bases))
     if state.phase is Phase.RUNNING and not state.done and state.batch_since_s is None and _has_room(state):
         state = replace(state, batch_since_s=now_s)
+        if len(state.members) >= state.rules.max_nodes and state.blame_until_s is None:
+            return break_for_joins(state, now_s)  # nobody else fits in: there is nobody to wait for
     return state, ()
+
+
+def break_for_joins(state: State, now_s: float) -> Step:
+    """The joins to the running round make a new one, unless all who came have gone again."""
+    fresh = [name_peer(state, peer) for peer in state.members.values() if peer.id not in state.seats]
+    if not fresh:
+        return replace(state, batch_since_s=None), ()
+    joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
+    return break_round(replace(state, reform=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
 
 
 def _has_room(state: State) -> bool:

@@ -102,8 +102,8 @@ class Leader:
             is_leader=contact.is_local,
             carry=join.carry,
         )
-        self._feed(Joined(peer=peer))
         self._dispatch.send_late_roster(contact, self.state)
+        self._feed(Joined(peer=peer))
         if not contact.is_local:
             self._arm_sweep()
 

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.agent.records import replace
-from muster.agent.rendezvous import BreakKind
-from muster.agent.rendezvous.attendance import batch_due_s, on_joined, on_left, on_lost, on_saw_end
-from muster.agent.rendezvous.breaking import break_for_failure, break_round, on_failed, on_idle, on_stopped
+from muster.agent.rendezvous.attendance import batch_due_s, break_for_joins, on_joined, on_left, on_lost, on_saw_end
+from muster.agent.rendezvous.breaking import break_for_failure, on_failed, on_idle, on_stopped
 from muster.agent.rendezvous.forming import form_or_end, give_up
-from muster.agent.rendezvous.job import FOREVER, Phase, State, Step, name_peer
+from muster.agent.rendezvous.job import FOREVER, Phase, State, Step
 from muster.agent.rendezvous.ledger import Ledger
 from muster.agent.rendezvous.terms import (
     Confirmed,
@@ -78,11 +77,7 @@ def _on_tick(state: State, _event: Tick, now_s: float) -> Step:
     if state.phase is Phase.RUNNING and state.blame_until_s is not None and now_s >= state.blame_until_s:
         return break_for_failure(state, now_s)
     if state.phase is Phase.RUNNING and state.blame_until_s is None and now_s >= batch_due_s(state):
-        fresh = [name_peer(state, peer) for peer in state.members.values() if peer.id not in state.seats]
-        if not fresh:
-            return replace(state, batch_since_s=None), ()
-        joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
-        return break_round(replace(state, reform=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
+        return break_for_joins(state, now_s)
     if state.phase is Phase.FORMING and not state.pending and now_s >= state.since_s + state.rules.join_timeout_s:
         return give_up(state)
     return state, ()

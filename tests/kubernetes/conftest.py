@@ -80,6 +80,19 @@ def resources(_cluster_or_skip):
 
 
 @pytest.fixture(scope="session")
+def server_version(resources):
+    """The cluster's, (1, 31)."""
+    return resources.read_version()
+
+
+@pytest.fixture
+def needs_elastic(server_version):
+    """Older servers are refused with a sentence, which other tests check."""
+    if server_version < (1, 31):
+        pytest.skip(f"elastic jobs need Kubernetes 1.31, this is {server_version[0]}.{server_version[1]}")
+
+
+@pytest.fixture(scope="session")
 def namespace(resources):
     """A namespace of our own, deleted afterwards; MUSTER_TEST_NAMESPACE names one that stays."""
     given = os.environ.get("MUSTER_TEST_NAMESPACE")

@@ -165,6 +165,7 @@ def resize(job, nodes):
     subprocess.run(command, check=True, timeout=60)
 
 
+@pytest.mark.usefixtures("needs_elastic")
 def test_an_elastic_job_shrinks_and_goes_on(start):
     job = start("kubernetes_trains.py", "25", j="1:2x1", max_retries=2)
     job.wait_for_log(0, "world=2")
@@ -174,6 +175,7 @@ def test_an_elastic_job_shrinks_and_goes_on(start):
     assert len([pod for pod in job.pods() if pod["status"]["phase"] == "Succeeded"]) == 1
 
 
+@pytest.mark.usefixtures("needs_elastic")
 def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(start):
     job = start("kubernetes_trains.py", "60", j="1:2x1", max_retries=2)
     job.wait_for_log(0, "world=2")
@@ -213,16 +215,18 @@ def test_a_suspended_job_says_so_and_can_be_cancelled(start, wait):
     job.wait_for("CANCELLED")
 
 
-def test_the_server_takes_what_a_dry_run_prints(start, resources, namespace, small):
+def test_the_server_takes_what_a_dry_run_prints(resources, namespace, server_version, small):
     """`kubectl apply --dry-run=server --validate=strict`, without kubectl."""
     import yaml
 
     from muster.components.dist import ddp
     from muster.schedulers.kubernetes.request import build_request
 
-    app = ddp(script="main.py", j="1:4x8", image="img", mounts=["type=volume", "src=emptydir/1Gi", "dst=/data"])
-    before = copy.deepcopy(app)
-    text = str(build_request(app, {"namespace": namespace, "pod_template": json.dumps(small)}, name="dry-x1"))
+    nodes = "1:4x8" if server_version >= (1, 31) else "4x8"
+    app = ddp(script="main.py", j=nodes, image="img", mounts=["type=volume", "src=emptydir/1Gi", "dst=/data"])
+    before, version = copy.deepcopy(app), ".".join(map(str, server_version))
+    options = {"namespace": namespace, "pod_template": json.dumps(small), "kube_version": version}
+    text = str(build_request(app, options, name="dry-x1"))
     assert app == before
     for document in yaml.safe_load_all(text):
         resources.create(document, dry_run=True)

@@ -233,6 +233,16 @@ def test_a_failed_job_gives_the_exception_in_both_places_torchx_shows():
     ] * 2
 
 
+def test_what_ended_the_job_is_said_while_its_other_pods_still_end():
+    lost = pod(0, "Failed", containerStatuses=terminated(143))
+    leaving = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
+    status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, leaving])
+    assert status.msg.startswith("a replica was lost more often than max_retries allows; 1/2 Failed: exit 143")
+    assert status.num_restarts == 0, "nothing was started again"
+    both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))
+    assert describe([both], [lost]).msg.count("max_retries") == 1
+
+
 def test_a_pod_without_a_report_shows_its_last_words():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)

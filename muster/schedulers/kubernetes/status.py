@@ -67,7 +67,7 @@ def build_status(app_id: str, seen: Observation) -> DescribeAppResponse:
     return DescribeAppResponse(
         app_id=app_id,
         state=state,
-        num_restarts=sum(1 for fact in seen.pods if fact.phase == "Failed"),
+        num_restarts=len(seen.pods) - len(latest_pods(seen.pods)),  # of one index all but the newest were replaced
         msg=build_message(seen, state, report) or NONE,
         structured_error_msg=NONE if report is None else json.dumps(_as_torch_error(report)),
         roles=app.roles,
@@ -146,7 +146,8 @@ def _describe_conditions(parents: Sequence[Mapping[str, Any]]) -> list[str]:
     clauses = []
     for parent in parents:
         for condition in (parent.get("status") or {}).get("conditions") or []:
-            if condition["type"] == "Failed" and condition["status"] == "True":
+            # FailureTarget: what Failed will be once the pods that still run are gone
+            if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
                 reason = condition.get("reason") or ""
                 clauses.append(_REASONS.get(reason, f"{reason}: {condition.get('message', '')}"))
     return list(dict.fromkeys(clauses))

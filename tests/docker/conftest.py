@@ -215,7 +215,7 @@ def fake_tools(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def own_engine(_engine_or_skip, fake_tools, tiny_tar, wait_until):
-    """Address of an engine for tests alone, with the fake hook on its PATH, room for 8 networks and the image `tiny`."""
+    """Address of an engine for tests alone: with the fake hook, room for 8 networks, and the image `tiny`."""
     import docker
 
     if os.geteuid() != 0 or shutil.which("dockerd") is None:

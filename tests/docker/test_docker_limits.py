@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 
 import pytest
+from torchx.schedulers.api import Stream
 from torchx.specs import AppState, BindMount
 
 from muster.schedulers.docker import creation
@@ -118,7 +119,7 @@ def test_shared_memory_is_large_and_bounded(apps, app_of):
     assert apps.logs(app_id) == ["671088640\n"]
     app_id = apps.run(app_of("head -c 64M /dev/zero >/dev/shm/x; echo then $?"), shm_size="32m")
     assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert apps.logs(app_id)[-1] == "then 1\n"
+    assert apps.logs(app_id, streams=Stream.STDOUT) == ["then 1\n"]
 
 
 def test_out_of_memory_is_named(apps, app_of):

@@ -6,7 +6,9 @@ counts. A sample that fails is counted and left out. The machine's load while sa
 
 import argparse
 import os
+import signal
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -89,11 +91,12 @@ def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: f
 
 
 def build_parser(about: str | None) -> argparse.ArgumentParser:
-    """A command line with `--count`.
+    """A command line with `--count`. From here on SIGTERM ends the benchmark as Ctrl-C does: its jobs end with it.
 
     Args:
         about: the benchmark's docstring.
     """
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=COUNT, metavar="N", help=f"samples of each; default {COUNT}")
     return parser

@@ -14,6 +14,7 @@ from muster.agent.rendezvous import network as network_module
 from muster.agent.rendezvous.addresses import PortReservation
 from muster.agent.rendezvous.backend import create_rendezvous
 from muster.agent.rendezvous.network import STRANGER_PLACES, TcpNetwork
+from muster.agent.rendezvous.wire import WireError
 
 LIMIT_S = 30.0
 
@@ -293,3 +294,39 @@ def test_a_store_listens_on_a_reserved_port(use_libuv) -> None:
         assert client.get("key") == b"value"
     finally:
         reservation.close()
+
+
+def test_only_reading_can_be_the_other_sides_fault() -> None:
+    """An error of ours while a message is handled must not cost its sender the connection."""
+    loop = Loop()
+    network = TcpNetwork(loop, None)
+    arrived, opened = [], []
+
+    class Owner:
+        def on_message(self, link, message) -> None:
+            raise WireError("a message of ours is too long to send")
+
+        def on_closed(self, link, reason) -> None:
+            raise AssertionError(reason)
+
+    def on_link(link, message) -> None:
+        link.owner = Owner()
+        arrived.append(link)
+
+    listener = network.listen("127.0.0.1", 0, on_link)
+    network.connect("127.0.0.1", listener.port, opened.append, lambda why, refused: None, 5.0)
+    while not opened:
+        loop.turn(0.1)
+    opened[0].send({"t": "first"})
+    while not arrived:
+        loop.turn(0.1)
+    opened[0].send({"t": "second"})
+
+    def turn_for_a_while() -> None:
+        for _ in range(50):
+            loop.turn(0.1)
+
+    with pytest.raises(WireError, match="of ours"):
+        turn_for_a_while()
+    for closing in (arrived[0], opened[0], listener, network, loop):
+        closing.close()

@@ -8,7 +8,7 @@ flood of half-open connections cannot keep members out.
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from muster.agent.loop import Loop, Timer
 from muster.agent.rendezvous.addresses import (
@@ -97,17 +97,22 @@ class TcpLink:
             self._break("connection closed")
             return
         was_open = self.is_open
+        messages = self._codec.receive(data)
+        while (message := self._read_next(messages)) is not None:
+            self._tell_open(was_open)
+            was_open = True
+            self._hand_over(message)
+        self._tell_open(was_open)
+
+    def _read_next(self, messages: Iterator[Message]) -> Message | None:
+        """Only the reading can be the other side's fault: whatever is raised while a message is handled is not."""
+        if self._closed:
+            return None
         try:
-            for message in self._codec.receive(data):
-                if self._closed:
-                    return
-                self._tell_open(was_open)
-                was_open = True
-                self._hand_over(message)
+            return next(messages, None)
         except WireError as error:
             self._break(str(error))
-            return
-        self._tell_open(was_open)
+            return None
 
     def _tell_open(self, was_open: bool) -> None:
         if self.is_open and not was_open and self.on_open is not None and not self._closed:

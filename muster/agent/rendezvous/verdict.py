@@ -1,10 +1,19 @@
 """Whose failure it was: order, root cause, repeated start-up errors, the job's report. Pure."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
 from muster.agent.records import record
 from muster.agent.report import Failure, Report, Stack
+
+REPORT_LIMIT_BYTES = 6 * 1024 * 1024
+"""What the texts of a report may take as JSON, and what it holds besides. A letter may be much longer."""
+ENTRY_BYTES = 1024
+"""What a failure or a stack takes besides its texts."""
+LEFT_OUT = "(left out: the report is full)"
+SHORT = 60
+"""Characters that are left of a text which does not fit any more."""
 
 
 @record
@@ -84,16 +93,37 @@ def build_report(
     seen: Iterable[Seen],
     stacks: tuple[Stack, ...],
 ) -> Report:
-    """The one report of the job; `reason` as `explain_end` gave it."""
+    """The one report of the job; `reason` as `explain_end` gave it.
+
+    It fits into one letter: where there is too much, the texts of the last ranks are left out.
+    """
     seen = tuple(seen)
+    left = REPORT_LIMIT_BYTES
+    failures, shown = [], []
+    for failure in order_failures(seen):
+        texts = (failure.traceback or "", failure.exception or "", failure.reason, *failure.stderr_tail)
+        left -= ENTRY_BYTES + sum(map(_measure, texts))
+        failures.append(failure if left > 0 else _shorten(failure))
+    for stack in sorted(stacks, key=lambda stack: stack.global_rank):
+        left -= ENTRY_BYTES + _measure(stack.text)
+        shown.append(stack if left > 0 else replace(stack, text=LEFT_OUT))
     return Report(
         run_id=run_id,
         reason=_name_root(reason, seen),
         attempt=attempt,
         max_restarts=max_restarts,
-        failures=order_failures(seen),
-        stacks=tuple(sorted(stacks, key=lambda stack: stack.global_rank)),
+        failures=tuple(failures),
+        stacks=tuple(shown),
     )
+
+
+def _measure(text: str) -> int:
+    return len(json.dumps(text))
+
+
+def _shorten(failure: Failure) -> Failure:
+    exception = failure.exception[:SHORT] if failure.exception else None
+    return replace(failure, traceback=None, exception=exception, reason=failure.reason[:SHORT], stderr_tail=())
 
 
 def _name_root(reason: str, seen: tuple[Seen, ...]) -> str:

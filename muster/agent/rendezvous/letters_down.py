@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from muster.agent.records import record
-from muster.agent.rendezvous import BreakKind
+from muster.agent.rendezvous import BreakKind, Round
 from muster.agent.rendezvous.enclosures import build_base, read_carry, read_report
 from muster.agent.rendezvous.fields import (
     NonsenseError,
@@ -70,15 +70,8 @@ class Seated:
     """A round in which the member has a seat."""
 
     roster: Roster
-    restarts_left: int
-    group_rank: int
-    group_world_size: int
-    rank_offset: int
-    world_size: int
-    role_rank_offset: int
-    role_world_size: int
-    master_addr: str
-    master_port: int
+    round: Round
+    """Without the node index, which the member knows best."""
 
 
 @record
@@ -244,8 +237,10 @@ def _read_successor(value: Any) -> Successor:
 
 
 def _read_seated(message: Message) -> Seated:
-    seated = Seated(
-        roster=_read_roster(message),
+    roster = _read_roster(message)
+    round_ = Round(
+        number=roster.carry.round,
+        attempt=roster.carry.attempt,
         restarts_left=take(message, "restarts_left", count),
         group_rank=take(message, "group_rank", count),
         group_world_size=take(message, "size", size),
@@ -256,9 +251,9 @@ def _read_seated(message: Message) -> Seated:
         master_addr=take(message, "master_addr", host),
         master_port=take(message, "master_port", port),
     )
-    if seated.group_rank >= seated.group_world_size or seated.rank_offset >= seated.world_size:
-        raise NonsenseError(f"group rank {seated.group_rank} of {seated.group_world_size}")
-    return seated
+    if round_.group_rank >= round_.group_world_size or round_.rank_offset >= round_.world_size:
+        raise NonsenseError(f"group rank {round_.group_rank} of {round_.group_world_size}")
+    return Seated(roster=roster, round=round_)
 
 
 def build_settled(number: int) -> Message:

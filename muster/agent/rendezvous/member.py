@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.loop import Loop
+from muster.agent.records import replace
 from muster.agent.rendezvous import (
     BreakKind,
     JobEnded,
@@ -161,27 +162,15 @@ class Member:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _on_seated(self, seated: down.Seated) -> None:
-        carry = seated.roster.carry
-        self._memory.take_roster(seated.roster, seated.group_rank)
-        self._round = Round(
-            number=carry.round,
-            attempt=carry.attempt,
-            restarts_left=seated.restarts_left,
-            group_rank=seated.group_rank,
-            group_world_size=seated.group_world_size,
-            rank_offset=seated.rank_offset,
-            world_size=seated.world_size,
-            role_rank_offset=seated.role_rank_offset,
-            role_world_size=seated.role_world_size,
-            master_addr=seated.master_addr,
-            master_port=seated.master_port,
-            node_index=self._config.node_index or 0,
-        )
+        self._round = replace(seated.round, node_index=self._config.node_index or 0)
+        self._memory.take_roster(seated.roster, self._round.group_rank)
         self._is_running = True
         self._spare_told = False
         self._kinds_posted = set()
-        self._ports.begin_round(hosts_rank_0=seated.group_rank == 0)
-        self._session.begin_round(alone=seated.group_world_size == 1, confirmation=up.build_confirmation(carry.round))
+        self._ports.begin_round(hosts_rank_0=self._round.group_rank == 0)
+        self._session.begin_round(
+            alone=self._round.group_world_size == 1, confirmation=up.build_confirmation(self._round.number)
+        )
         self._loop.post(RoundFormed(round=self._round))
 
     def _on_roster(self, roster: down.Roster) -> None:

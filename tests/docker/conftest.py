@@ -33,7 +33,7 @@ def _missing(images):
 
 @pytest.fixture(scope="session", autouse=True)
 def _engine_or_skip():
-    reason = _missing([IMAGE, BARE, "muster-test:python39"])
+    reason = _missing([IMAGE, BARE])
     if reason is None:
         return
     if "docker" in os.environ.get("MUSTER_REQUIRE", "").split(","):

@@ -183,7 +183,9 @@ def test_image_without_python_is_one_line(apps, app_of):
     refuse(apps, app_of("", image="muster-test:bare", **AGENT), says)
 
 
-def test_image_with_an_old_python_is_one_line(apps, app_of):
+def test_image_with_an_old_python_is_one_line(apps, app_of, client):
+    if not client.images.list("muster-test:python39"):
+        pytest.skip("there is no muster-test:python39: .ci/docker-image found no mirror with Debian 11")
     says = r"image 'muster-test:python39' has Python 3\.9; muster's agent needs Python 3\.10 or newer"
     refuse(apps, app_of("", image="muster-test:python39", **AGENT), says)
 

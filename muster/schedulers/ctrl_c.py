@@ -11,16 +11,15 @@ _COMMAND_LINE: Final = "torchx.cli.main"
 def hide_traceback() -> None:
     """Let the KeyboardInterrupt that is on its way out of `torchx ...` show no traceback.
 
-    For a scheduler's `close`, which TorchX calls meanwhile. The process still ends by SIGINT, as shells want it. Any
-    other exception, and a program of the caller's own, is left as it is.
+    For a scheduler's `close`, which TorchX calls meanwhile, and which another Ctrl-C may cut short. The process still
+    ends by SIGINT, as shells want it. Any other exception, and a program of the caller's own, is left as it is.
     """
-    interrupt = sys.exc_info()[1]
-    if not isinstance(interrupt, KeyboardInterrupt) or not _runs_command_line():
+    if not isinstance(sys.exc_info()[1], KeyboardInterrupt) or not _runs_command_line():
         return
     hook = sys.excepthook
 
     def show(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
-        if value is not interrupt:
+        if not isinstance(value, KeyboardInterrupt):
             hook(kind, value, tb)
 
     sys.excepthook = show

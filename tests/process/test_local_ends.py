@@ -104,7 +104,8 @@ def test_second_ctrl_c_kills(tmp_path, env):
         outcome = tree.wait()
     assert "Traceback" not in outcome.stderr, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
-    assert [known.exit_code for known in folder.read_record().gang.replicas.values()] == [137, 137]
+    # The shell above the program heeds SIGTERM: it may have gone (143) by the time of the kill.
+    assert {known.exit_code for known in folder.read_record().gang.replicas.values()} <= {137, 143}
 
 
 def test_stubborn_replicas_go_after_the_grace_period(tmp_path, env):

@@ -171,3 +171,22 @@ def test_files_of_another_version_are_named_and_can_be_removed(tmp_path, spec):
     client.delete(folder, registry, spec.app_id)
     assert not folder.path.exists()
     assert list(registry) == []
+
+
+def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    words = []
+
+    def ask(_folder, word="cancel"):
+        words.append(word)
+        if word == "cancel":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "request_stop", ask)
+    monkeypatch.setattr(client, "is_over", lambda _: False)
+    monkeypatch.setattr(client, "wait_ended", lambda *_, **__: True)
+    monkeypatch.setattr(AppFolder, "read_record", lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        client.end_all([folder], flush_s=1)
+    assert words == ["cancel", "kill"]

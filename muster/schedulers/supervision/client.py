@@ -194,10 +194,10 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
         KeyboardInterrupt: after the kill, unless an earlier one is on its way out of the program already.
     """
     left = [folder for folder in folders if folder.spec_file.exists() and not is_over(folder.read_record())]
-    for folder in left:
-        logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
-        request_stop(folder)
     try:
+        for folder in left:
+            logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
+            request_stop(folder)
         for folder in left:
             wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)
     except KeyboardInterrupt as interrupt:

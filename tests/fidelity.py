@@ -176,8 +176,8 @@ def expect_same(one_name: str, one: Shown, other_name: str, other: Shown) -> Non
 def clean(text: str) -> str:
     """Without what differs from one run of the same thing to the next.
 
-    That is addresses, and what multiprocessing's tracker says now and then of a semaphore that is gone already (seen of a
-    cold worker, whose DataLoader had spawned: its process takes the end of use for a leak).
+    That is addresses, and what multiprocessing's tracker says now and then of a semaphore that is gone already (seen of
+    a cold worker whose DataLoader had spawned).
     """
     text = re.sub(r".*/resource_tracker\.py:\d+: UserWarning: resource_tracker: .*\n +warnings\.warn\(.*\n", "", text)
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)

@@ -1,28 +1,33 @@
-"""From a command line to a running agent: parse, put the parts together, map errors to exit codes."""
+"""From a command line to a running agent: parse, start the template, put the parts together, map errors to exit codes.
+
+What the template imports takes ten times as long as what the agent imports, so it begins first: only what parsing and
+starting it need is imported here, the rest of the agent while it imports.
+"""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster._contract import Env
+from muster._contract import NODE_INDEX_MARK, Env, ExitCode
 from muster._guard import GuardLease
 from muster.agent.cli import parse_args
 from muster.agent.config import AgentConfig
-from muster.agent.errors import MusterError
-from muster.agent.journal import Journal
-from muster.agent.logs import LogRouter
+from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
 from muster.agent.loop import Loop
-from muster.agent.sinks import open_sink
-from muster.agent.supervisor import Supervisor
 from muster.agent.worker_env import build_common_env
-from muster.agent.workers.base import ProgramKind, WorkerStarter
-from muster.agent.workers.command import CommandStarter
+from muster.agent.workers.base import ProgramKind
+from muster.agent.workers.template_link import TemplateLink, TemplateOptions
 
 if TYPE_CHECKING:
     from muster.agent.affinity import WorkerPlacement
+
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""What the machine has run out of, wherever it is noticed: its fault, not ours."""
 
 
 def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
@@ -34,20 +39,59 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
         lease: the guard's.
     """
     try:
-        _unpack_workspace(environ)
-        config = parse_args(args, environ)
-        loop = Loop()
-        try:
-            return _build_supervisor(config, loop, lease).run()
-        finally:
-            loop.close()
+        return _run(args, environ, lease)
+    except InternalError as error:
+        return _fail(f"{error}: this is a fault of muster's own, please report it", ExitCode.WORKERS_FAILED)
     except MusterError as error:
-        # A console that is full or gone must not change the exit code: schedulers act on it.
-        with contextlib.suppress(OSError):
-            print(f"muster: {error}", file=sys.stderr, flush=True)
-        return int(error.exit_code)
+        return _fail(str(error), error.exit_code)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
+    except OSError as error:
+        if error.errno not in _SCARCE:
+            raise
+        return _fail(f"the agent cannot go on: {error.strerror}", ExitCode.WORKERS_FAILED)
+
+
+def _fail(line: str, code: int) -> int:
+    """Say it; the code."""
+    # A console that is full or gone must not change the exit code: schedulers act on it.
+    with contextlib.suppress(OSError):
+        print(f"muster: {line}", file=sys.stderr, flush=True)
+    return int(code)
+
+
+def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
+    args, environ = _put_node_index(args, environ)
+    _unpack_workspace(environ)
+    config = parse_args(args, environ)
+    placements = _plan_placements(config)
+    with ExitStack() as stack:
+        loop = Loop()
+        stack.callback(loop.close)
+        warm = None if _starts_cold(config) else _describe_template(config, placements)
+        template = _start_template(loop, warm)
+        if template is not None:
+            stack.callback(template.close)
+        from muster.agent.assembly import build_supervisor
+
+        return build_supervisor(
+            config, loop=loop, lease=lease, placements=placements, warm=warm, template=template
+        ).run()
+
+
+def _put_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Do the sum that an adapter's controller could not do, see `Env.NODE_INDEX`."""
+    text = environ.get(Env.NODE_INDEX)
+    if not text:
+        return args, environ
+    try:
+        index = str(sum(int(part) for part in text.split("+")))
+    except ValueError as error:
+        raise UsageError(f"{Env.NODE_INDEX}={text!r} is neither a number nor a sum of numbers") from error
+    return (
+        [arg.replace(NODE_INDEX_MARK, index) for arg in args],
+        {key: value.replace(NODE_INDEX_MARK, index) for key, value in environ.items()},
+    )
 
 
 def _unpack_workspace(environ: Mapping[str, str]) -> None:
@@ -62,23 +106,6 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
     os.chdir(into_dir)
 
 
-def _build_supervisor(config: AgentConfig, loop: Loop, lease: GuardLease) -> Supervisor:
-    logs = LogRouter(
-        config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
-    )
-    journal = Journal(loop.clock, [open_sink(config.event_log_handler)])
-    placements = _plan_placements(config)
-    return Supervisor(
-        config,
-        loop=loop,
-        lease=lease,
-        logs=logs,
-        journal=journal,
-        starter=_choose_starter(config, loop, logs, journal, placements),
-        placements=placements,
-    )
-
-
 def _starts_cold(config: AgentConfig) -> bool:
     """Warm for Python programs on Linux, unless told otherwise; with --run-path, --start-method tells."""
     if config.start == "auto" and config.program.kind is ProgramKind.RUN_PATH and config.start_method == "spawn":
@@ -86,22 +113,24 @@ def _starts_cold(config: AgentConfig) -> bool:
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND or sys.platform != "linux"
 
 
-def _choose_starter(
-    config: AgentConfig, loop: Loop, logs: LogRouter, journal: Journal, placements: "tuple[WorkerPlacement, ...]"
-) -> WorkerStarter:
-    if _starts_cold(config):
-        return CommandStarter(on_record=journal.write)
-    from muster.agent.workers.template import TemplateStarter
-    from muster.agent.workers.template_link import TemplateOptions
-
-    options = TemplateOptions(
+def _describe_template(config: AgentConfig, placements: "tuple[WorkerPlacement, ...]") -> TemplateOptions:
+    return TemplateOptions(
         program=config.program,
         nproc=config.nproc,
         env=build_common_env(config),
         preload=config.preload,
         cpus=min((placement.cpus for placement in placements), key=len, default=None),
     )
-    return TemplateStarter(loop, CommandStarter(), options, on_notice=logs.say, on_record=journal.write)
+
+
+def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateLink | None:
+    """None also when it cannot be started: the starter tries again and says what comes of it."""
+    if warm is None:
+        return None
+    try:
+        return TemplateLink(loop, warm)
+    except SpawnError:
+        return None
 
 
 def _plan_placements(config: AgentConfig) -> "tuple[WorkerPlacement, ...]":

@@ -88,6 +88,7 @@ class TemplateStarter:
         *,
         on_notice: Callable[[str], None],
         on_record: Callable[..., None],
+        early: TemplateLink | None = None,
     ) -> None:
         """Nothing is started before `prepare`.
 
@@ -97,8 +98,10 @@ class TemplateStarter:
             options: what the template is made for.
             on_notice: gets one line for the console, each different one once.
             on_record: `Journal.write`, or what takes its arguments.
+            early: a template that was started already, closed by `close`; None: `prepare` starts one.
         """
         self._loop = loop
+        self._early = early
         self._cold = cold
         self._options = options
         self._on_notice = on_notice
@@ -106,7 +109,6 @@ class TemplateStarter:
         self._said: set[str] = set()
         self._phase = Phase.ABSENT
         self._link: TemplateLink | None = None
-        self._began_s = 0.0
         self._deaths = 0
         self._parked: deque[_Parked] = deque()
         self._released: set[int] = set()
@@ -198,15 +200,17 @@ class TemplateStarter:
 
     def _spawn(self) -> None:
         self._phase = Phase.IMPORTING
-        self._began_s = self._loop.clock.now_s()
+        link, self._early = self._early, None
         try:
-            self._link = TemplateLink(self._loop, self._options, self._take)
+            self._link = link or TemplateLink(self._loop, self._options)
         except SpawnError as error:
             self._give_up(str(error))
+            return
+        self._link.listen(self._take)
 
     def _take(self, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            self._note_ready(message["ready"])
+        if "ready" in message and self._link is not None:
+            self._note_ready(message["ready"], self._link.began_s)
         elif "forked" in message:
             self._note_forked(message)
         elif "notice" in message:
@@ -214,9 +218,9 @@ class TemplateStarter:
         elif "unsafe" in message:
             self._give_up(message["unsafe"])
 
-    def _note_ready(self, about: dict[str, Any]) -> None:
+    def _note_ready(self, about: dict[str, Any], began_s: float) -> None:
         self._phase = Phase.READY
-        import_s = round(self._loop.clock.now_s() - self._began_s, 4)
+        import_s = round(self._loop.clock.now_s() - began_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **self.template_memory())
         if self._waiting:
             self._serve()

@@ -36,53 +36,64 @@ class TemplateOptions:
 
 
 class TemplateLink:
-    """A running template. Close it to end it; its end itself comes to the agent's reaper."""
+    """A running template. Close it to end it; its end itself comes to the agent's reaper.
 
-    def __init__(self, loop: Loop, options: TemplateOptions, on_message: Callable[[dict[str, Any]], None]) -> None:
+    Starting it needs little of the agent, hearing from it needs the rest: what it says before `listen` is kept.
+    """
+
+    def __init__(self, loop: Loop, options: TemplateOptions) -> None:
         """Start the process.
 
         Args:
             loop: where messages are called back.
             options: what it imports.
-            on_message: gets each message, see `template_process`.
 
         Raises:
             SpawnError: it cannot be started.
         """
         self._loop = loop
-        self._on_message = on_message
-        self._control: socket.socket | None
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
-        # What the imports print belongs to each worker: the template's own streams are memory files, and a worker
-        # begins by writing their content to its streams.
-        out_fd, self._stderr_fd = os.memfd_create("stdout"), os.memfd_create("stderr")
+        self._on_message: Callable[[dict[str, Any]], None] | None = None
         self.asked: list[socket.socket] = []
         """Our ends of the sockets of workers that were asked for and not reported yet."""
-        command = build_template_program(options, theirs.fileno())
-        spec = WorkerSpec(
-            local_rank=-1,
-            program=command,
-            env=options.env,
-            stdout_fd=out_fd,
-            stderr_fd=self._stderr_fd,
-            cpus=options.cpus,
-        )
-        try:
+        self.began_s = loop.clock.now_s()
+        """When it was started, by the loop's clock."""
+        self._control: socket.socket | None = None
+        self._stderr_fd = -1
+        with ExitStack() as on_failure, ExitStack() as stack:
+            on_failure.callback(self.close)
+            try:
+                self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                theirs = stack.enter_context(theirs)
+                # What the imports print belongs to each worker: the template's own streams are memory files, and a
+                # worker begins by writing their content to its streams.
+                out_fd = os.memfd_create("stdout")
+                stack.callback(os.close, out_fd)
+                self._stderr_fd = os.memfd_create("stderr")
+            except OSError as error:
+                raise SpawnError(f"cannot start the template: {error.strerror}") from error
+            self._control.setblocking(False)
+            spec = WorkerSpec(
+                local_rank=-1,
+                program=build_template_program(options, theirs.fileno()),
+                env=options.env,
+                stdout_fd=out_fd,
+                stderr_fd=self._stderr_fd,
+                cpus=options.cpus,
+            )
             # As cold workers are started, so that what they inherit is what warm ones inherit. (posix_spawn is not it:
             # glibc's leaves its two internal signals ignored.)
             self.pid = spawn(spec, keep_fd=theirs.fileno())
-        except SpawnError:
-            self.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(out_fd)
-        loop.watch_readable(self._control.fileno(), self.read)
+            on_failure.pop_all()
+
+    def listen(self, on_message: Callable[[dict[str, Any]], None]) -> None:
+        """Call back on the loop with each message, see `template_process`."""
+        self._on_message = on_message
+        if self._control is not None:
+            self._loop.watch_readable(self._control.fileno(), self.read)
 
     def read(self) -> None:
         """Hand on what the template has said so far."""
-        while self._control is not None:
+        while self._control is not None and self._on_message is not None:
             try:
                 data = self._control.recv(_MESSAGE_BYTES)
             except BlockingIOError:

@@ -1,0 +1,56 @@
+"""The parts of an agent put together. Imported only once the warm template is under way, which needs none of this."""
+
+from typing import TYPE_CHECKING
+
+from muster._guard import GuardLease
+from muster.agent.config import AgentConfig
+from muster.agent.journal import Journal
+from muster.agent.logs import LogRouter
+from muster.agent.loop import Loop
+from muster.agent.sinks import open_sink
+from muster.agent.supervisor import Supervisor
+from muster.agent.workers.base import WorkerStarter
+from muster.agent.workers.command import CommandStarter
+from muster.agent.workers.template import TemplateStarter
+from muster.agent.workers.template_link import TemplateLink, TemplateOptions
+
+if TYPE_CHECKING:
+    from muster.agent.affinity import WorkerPlacement
+
+
+def build_supervisor(
+    config: AgentConfig,
+    *,
+    loop: Loop,
+    lease: GuardLease,
+    placements: "tuple[WorkerPlacement, ...]",
+    warm: TemplateOptions | None,
+    template: TemplateLink | None,
+) -> Supervisor:
+    """An agent ready to run.
+
+    Args:
+        config: the agent's.
+        loop: its one loop.
+        lease: the guard's fencing lease.
+        placements: length nproc, indexed by local rank; empty: workers run where the agent may.
+        warm: what its templates are made for; None: workers start cold.
+        template: the first template, when it has been started already.
+
+    Raises:
+        MusterError: the log folder, the event sink or the rendezvous cannot be had.
+    """
+    logs = LogRouter(
+        config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
+    )
+    journal = Journal(loop.clock, [open_sink(config.event_log_handler)])
+    starter: WorkerStarter
+    if warm is None:
+        starter = CommandStarter(on_record=journal.write)
+    else:
+        starter = TemplateStarter(
+            loop, CommandStarter(), warm, on_notice=logs.say, on_record=journal.write, early=template
+        )
+    return Supervisor(
+        config, loop=loop, lease=lease, logs=logs, journal=journal, starter=starter, placements=placements
+    )

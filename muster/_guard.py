@@ -133,6 +133,9 @@ class Guard:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        # The last sweep opens two files at once, /proc and one below it: better refuse now than fail then.
+        for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]:
+            os.close(fd)
 
     def run(self, body: Callable[[], int]) -> int:
         """Fork, run `body` in the child, wait for its end; the exit code, 128+n when a signal ended it.
@@ -145,7 +148,10 @@ class Guard:
         passed_on = [signum for signum in PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN]
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
         guard_pid = os.getpid()
-        self._charge = os.fork()
+        try:
+            self._charge = os.fork()
+        except OSError as error:
+            return _refuse(error)
         if self._charge == 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -238,6 +244,7 @@ def _begin_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]
     finally:
         if sys.exc_info()[0] is not None:
             sys.excepthook(*sys.exc_info())
+            print("muster: the above is a fault of muster's own, please report it", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             # None: it was closed when we began. A console that is full or gone must not change the code.
             with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -257,9 +264,19 @@ def run_guarded(body: Callable[[GuardLease], int]) -> int:
 
     Call it early and from a single-threaded process: what has been imported stays in the guard's memory.
     """
-    _open_standard_descriptors()
-    lease = GuardLease()
-    return Guard(lease).run(lambda: body(lease))
+    try:
+        _open_standard_descriptors()
+        lease = GuardLease()
+        guard = Guard(lease)
+    except OSError as error:
+        return _refuse(error)
+    return guard.run(lambda: body(lease))
+
+
+def _refuse(error: OSError) -> int:
+    """The machine has no descriptor, no memory or no process left: say which."""
+    print(f"muster: cannot start: {error.strerror}", file=sys.stderr, flush=True)
+    return 1
 
 
 def _exec_command(command: Sequence[str]) -> int:

@@ -185,6 +185,14 @@ class TestSpawnFailures:
         assert "Too many open files" in outcome.stderr
         assert "Traceback" not in outcome.stderr
 
+    @pytest.mark.parametrize("most", [5, 6, 7, 8, 9, 10, 11, 12, 13, 14])
+    def test_too_few_open_files_to_begin(self, most: int, agent: list[str]) -> None:
+        """Whatever it is that finds no descriptor, there is one line and no traceback."""
+        outcome = run_tree(["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *agent, PROGRAM])
+        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        assert "Too many open files" in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+
     def test_no_processes_left(self, agent: list[str], tmp_path: Path) -> None:
         """As a user with a process limit: root is not bound by one."""
         if os.geteuid() != 0:

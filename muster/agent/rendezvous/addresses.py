@@ -75,23 +75,23 @@ class PortReservation:
 
 def _bind_wildcard() -> socket.socket:
     """A dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4."""
-    for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
-        try:
-            bound = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            continue
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            bound.bind((host, 0))
-        except OSError:
-            bound.close()
-            if family == socket.AF_INET:
-                raise
-            continue
-        return bound
-    raise OSError("neither IPv4 nor IPv6 sockets can be made here")
+    try:
+        return _bind_family(socket.AF_INET6, "::")
+    except OSError:
+        return _bind_family(socket.AF_INET, "")
+
+
+def _bind_family(family: socket.AddressFamily, host: str) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((host, 0))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 class Resolver:

@@ -62,8 +62,19 @@ class Env:
     APP_ID: Final = "MUSTER_APP_ID"
     """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
 
-    PRIVATE: Final = (RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG)
+    NODE_INDEX: Final = "MUSTER_NODE_INDEX"
+    """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
+    nodes from 0 and cannot add. Where the agent's arguments and variables hold `NODE_INDEX_MARK`, it puts the index."""
+
+    PRIVATE: Final = (
+        *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
+        NODE_INDEX,
+    )
     """What the agent removes from its workers' environment."""
+
+
+NODE_INDEX_MARK: Final = "{{muster.node_index}}"
+"""See `Env.NODE_INDEX`."""
 
 
 class ExitCode(IntEnum):

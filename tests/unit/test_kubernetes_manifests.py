@@ -616,13 +616,17 @@ def test_gangs():
         build(agent_role(nodes=4), gang="podgroup", kube_version="1.35")
 
 
-def test_the_rest_of_an_elastic_volcano_job_is_numbered_apart():
-    request = build(agent_role(nodes=3, least=1), flavor="volcano")
-    lead, rest = request.parent["spec"]["tasks"]
-    ranks = [task["template"]["spec"]["containers"][0]["args"][4] for task in (lead, rest)]
-    assert ranks == ["$(NODE_INDEX)", "1$(NODE_INDEX)"]
-    with pytest.raises(SchedulerError, match=r"uses \$\{replica_id\}, which flavor=volcano cannot give"):
-        build(agent_role(nodes=3, least=1, script=["${replica_id}"]), flavor="volcano")
+def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
+    """Volcano counts each task from 0: what it cannot add up, the agent does."""
+    role = agent_role(nodes=3, least=1, script=["--shard", "${replica_id}"], env={"WHO": "node-${replica_id}"})
+    lead, rest = build(role, flavor="volcano").parent["spec"]["tasks"]
+    expected = {"lead": "$(NODE_INDEX)", "rest": "{{muster.node_index}}"}
+    for task, index in ((lead, expected["lead"]), (rest, expected["rest"])):
+        container = task["template"]["spec"]["containers"][0]
+        assert (container["args"][4], container["args"][-1]) == (index, index)
+        env = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert env["WHO"] == f"node-{index}"
+        assert env.get("MUSTER_NODE_INDEX") == ("1+$(NODE_INDEX)" if task is rest else None)
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,6 @@ def build_plan(app: Any, options: Options, *, name: str, workspaces: Mapping[str
     place = RolePlace(flavor=options.flavor, leads=options.flavor == "volcano" and roles[0].elastic)
     plan = AppPlan(name=name, app=app, roles=roles, options=options, place=place)
     check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], place)
-    if place.leads:
-        _refuse_index(roles[0])
     return plan
 
 
@@ -204,13 +202,3 @@ def _find_shutdown_timeout(role: Any) -> float:
         return max(0.0, float(text))
     except ValueError:
         return DEFAULT_SHUTDOWN_TIMEOUT_S
-
-
-def _refuse_index(role: RolePlan) -> None:
-    """An elastic Volcano job has two tasks, each counting from 0: only --node-rank can differ (see volcano.py)."""
-    texts = [arg for before, arg in zip(("", *role.args), role.args, strict=False) if before != "--node-rank"]
-    if any(INDEX_MARK in text for text in (*texts, *role.env.values())):
-        raise SchedulerError(
-            f"role {role.role.name!r} uses ${{replica_id}}, which flavor=volcano cannot give to an elastic job; "
-            "use the worker's GROUP_RANK, or flavor=job"
-        )

@@ -7,7 +7,7 @@ of node 0 is a name.
 import posixpath
 from typing import Any, Final
 
-from muster._contract import NEVER_RETRY, Env, RoleKey
+from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, RoleKey
 from muster.schedulers.entrypoint import rewrite_agent_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import grammar
@@ -46,14 +46,14 @@ EXIT_RULE: Final = {
 }
 
 
-def build_pod_template(plan: AppPlan, role: RolePlan, *, index_label: str, index_prefix: str = "") -> dict[str, Any]:
+def build_pod_template(plan: AppPlan, role: RolePlan, *, index_label: str, first_index: int = 0) -> dict[str, Any]:
     """One role's pod template.
 
     Args:
         plan: the app's.
         role: one of the plan's roles.
         index_label: pod label in which the controller writes the node's index.
-        index_prefix: text put before the index in `--node-rank`; see volcano.py.
+        first_index: of the node that the label counts as 0; above 0 only for a role that runs our agent.
 
     Raises:
         SchedulerError: a mount, resource or patch that cannot be.
@@ -67,7 +67,7 @@ def build_pod_template(plan: AppPlan, role: RolePlan, *, index_label: str, index
         "terminationGracePeriodSeconds": role.grace_s,
         "tolerations": _build_tolerations(plan),
         "securityContext": _build_pod_security(plan),
-        "containers": [_build_container(plan, role, mounts, index_label, index_prefix)],
+        "containers": [_build_container(plan, role, mounts, index_label, first_index)],
         "volumes": volumes,
     }
     if role.workspace and not role.is_agent:
@@ -145,14 +145,14 @@ def _build_security(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
 
 
 def _build_container(
-    plan: AppPlan, role: RolePlan, mounts: list[dict[str, Any]], index_label: str, index_prefix: str
+    plan: AppPlan, role: RolePlan, mounts: list[dict[str, Any]], index_label: str, first_index: int
 ) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": role.role.image,
         "command": [escape(role.role.entrypoint)],
-        "args": _build_args(plan, role, index_prefix),
-        "env": _build_env(plan, role, index_label),
+        "args": _build_args(plan, role, first_index),
+        "env": _build_env(plan, role, index_label, first_index),
         "resources": build_resources(plan, role),
         "volumeMounts": mounts,
         "terminationMessagePath": "/dev/termination-log",
@@ -168,11 +168,16 @@ def _build_container(
     return container
 
 
-def _build_args(plan: AppPlan, role: RolePlan, index_prefix: str) -> list[str]:
+def _build_args(plan: AppPlan, role: RolePlan, first_index: int) -> list[str]:
     args = list(role.args)
     if role.is_agent and plan.options.agent == "bundled":
         args = rewrite_agent_args(args, BUNDLE_DIR)
-    return [arg.replace(INDEX_MARK, f"{index_prefix}$({INDEX_VARIABLE})") for arg in args]
+    return [_put_index(arg, first_index) for arg in args]
+
+
+def _put_index(text: str, first_index: int) -> str:
+    """Kubernetes puts the index; where it is not the label's, the agent."""
+    return text.replace(INDEX_MARK, NODE_INDEX_MARK if first_index else f"$({INDEX_VARIABLE})")
 
 
 def _build_ports(role: RolePlan) -> list[dict[str, Any]]:
@@ -185,7 +190,7 @@ def _build_ports(role: RolePlan) -> list[dict[str, Any]]:
     return ports
 
 
-def _build_env(plan: AppPlan, role: RolePlan, index_label: str) -> list[dict[str, Any]]:
+def _build_env(plan: AppPlan, role: RolePlan, index_label: str, first_index: int) -> list[dict[str, Any]]:
     # The index comes first: others refer to it, and a variable can only refer to those before it.
     env: list[dict[str, Any]] = [_from_field(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
     ours: dict[str, str] = {Env.RANK0_HOST: plan.rank0_host, "TMPDIR": SCRATCH_DIR}
@@ -195,10 +200,12 @@ def _build_env(plan: AppPlan, role: RolePlan, index_label: str) -> list[dict[str
         env.append(_from_field(Env.NODE_NAME, "metadata.name"))
         env.append(_from_secret(plan, Env.TOKEN, TOKEN_KEY))
         ours.update(_build_agent_env(plan, role))
+    if first_index:
+        env.append({"name": Env.NODE_INDEX, "value": f"{first_index}+$({INDEX_VARIABLE})"})
     reserved = {entry["name"] for entry in env} | {Env.RANK0_HOST, Env.REQUIRE_TOKEN}
     theirs: dict[str, str] = {key: text for key, text in role.env.items() if key not in reserved}
     for key, text in {**ours, **theirs}.items():
-        env.append({"name": key, "value": text.replace(INDEX_MARK, f"$({INDEX_VARIABLE})")})
+        env.append({"name": key, "value": _put_index(text, first_index)})
     for name, secret in role.secret_env.items():
         if name not in reserved:
             env.append(_from_secret(plan, name, secret.key))

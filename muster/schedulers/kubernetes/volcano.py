@@ -2,8 +2,7 @@
 
 Every role is one task, however many nodes. The exception is an elastic job: Volcano starts any `minAvailable` pods of
 a task, in no order, and without node 0 nobody leads; so node 0 is a task of its own with minAvailable 1, and the rest
-another. Volcano counts each task from 0 and Kubernetes cannot add, so the rest get their number with a 1 written
-before it: --node-rank only has to differ, to keep its order and not to be 0.
+another. Volcano counts each task from 0 and Kubernetes cannot add, so in the rest the agent does (`Env.NODE_INDEX`).
 """
 
 from typing import Any, Final
@@ -17,7 +16,6 @@ from muster.schedulers.kubernetes.pod import build_labels, build_pod_template
 API_VERSION: Final = "batch.volcano.sh/v1alpha1"
 INDEX_LABEL: Final = "volcano.sh/task-index"
 TASK_LABEL: Final = "volcano.sh/task-spec"
-REST_PREFIX: Final = "1"
 
 _SERVICE_ARGS: Final = (
     "--publish-not-ready-addresses=true",
@@ -53,13 +51,13 @@ def _build_tasks(plan: AppPlan, role: RolePlan) -> list[dict[str, Any]]:
     lead = _build_task(plan, role, name=LEAD, replicas=1, minimum=1)
     lead["policies"].append({"event": "TaskCompleted", "action": "CompleteJob"})
     rest = _build_task(
-        plan, role, name=role.label, replicas=role.max_nodes - 1, minimum=role.min_nodes - 1, prefix=REST_PREFIX
+        plan, role, name=role.label, replicas=role.max_nodes - 1, minimum=role.min_nodes - 1, first_index=1
     )
     return [lead, rest]
 
 
 def _build_task(
-    plan: AppPlan, role: RolePlan, *, name: str, replicas: int, minimum: int, prefix: str = ""
+    plan: AppPlan, role: RolePlan, *, name: str, replicas: int, minimum: int, first_index: int = 0
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -67,7 +65,7 @@ def _build_task(
         "minAvailable": minimum,
         "maxRetry": max(1, role.role.max_retries),
         "policies": _build_policies(role),
-        "template": build_pod_template(plan, role, index_label=INDEX_LABEL, index_prefix=prefix),
+        "template": build_pod_template(plan, role, index_label=INDEX_LABEL, first_index=first_index),
     }
 
 

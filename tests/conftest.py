@@ -1,9 +1,14 @@
-"""What every test gets: a state folder of its own, so that no test sees, or leaves, a person's apps."""
+"""What every test gets: a state folder of its own, so that no test sees, or leaves, a person's apps, and a Ctrl-C."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs us in the background has it ignored, and so would have every program that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

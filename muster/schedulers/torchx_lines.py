@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+# Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one of
+# them imports would give the other half a module.
+import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, macros
 from torchx.specs.api import NONE, ReplicaStatus, Resource, RetryPolicy, RoleStatus
@@ -337,8 +340,6 @@ def _print_states_by_name() -> None:
     When a job fails, TorchX's command line dumps its status as YAML; without this the state of each replica reads
     `!!python/object/apply:torchx.specs.api.AppState [5]`.
     """
-    import yaml
-
     yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))
 
 

@@ -64,7 +64,7 @@ def test_interrupt_stops_politely(torchx, apps, wait_until):
     process, app_id = begin(torchx, apps, wait_until, "local_docker")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     assert apps.status(app_id).state == AppState.CANCELLED
     assert apps.logs(app_id, role="sh") == ["begun\n", "asked\n"]
 
@@ -76,7 +76,7 @@ def test_second_interrupt_kills(torchx, apps, wait_until):
     wait_until(lambda: "asked\n" in apps.logs(app_id, role="sh"), "polite signal")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=25)  # the grace period is 30 s
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     assert apps.status(app_id).state == AppState.CANCELLED
 
 
@@ -139,7 +139,7 @@ def test_mistakes_are_one_line(torchx, words, says):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert says in err
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
 
 
 def test_no_engine_is_one_line(torchx, monkeypatch):
@@ -148,4 +148,4 @@ def test_no_engine_is_one_line(torchx, monkeypatch):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "no Docker engine answers at unix:///no/engine" in err
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err

@@ -6,14 +6,17 @@ torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.agent.rendezvous import Round
 from muster.agent.workers.base import Program, ProgramKind
 
+if TYPE_CHECKING:  # imported before the template starts: what it needs is on the way of every first worker
+    from muster.agent.rendezvous import Round
 
-def build_worker_env(config: AgentConfig, round: Round, local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002 - the design's word
+
+def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002 - the design's word
     """The whole environment of one worker.
 
     Args:

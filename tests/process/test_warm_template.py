@@ -309,6 +309,17 @@ def test_what_imports_print_is_printed_by_every_worker(tmp_path: Path) -> None:
         assert [(shown.stdout, shown.stderr) for shown in workers] == [("imported\nruns\n", "warned\n")] * 2
 
 
+@pytest.mark.parametrize("told", ["pass", "gc.disable()", "gc.set_threshold(5000, 50, 50)", "gc.set_threshold(0)"])
+def test_the_collector_is_as_the_imports_leave_it(told: str, tmp_path: Path) -> None:
+    """The template pauses it while it imports; a worker must not see that."""
+    (tmp_path / "tunes.py").write_text(f"import gc\n{told}\n")
+    script = tmp_path / "main.py"
+    script.write_text("import gc, tunes\nprint(gc.isenabled(), gc.get_threshold())\n")
+    compare(Probe(target=str(script), preload="tunes"), tmp_path / "out")
+    text = (tmp_path / "out" / "warm" / "0.0.out").read_text()
+    assert text.startswith("False" if "disable" in told else "True")
+
+
 FILTER = "import warnings\nwarnings.filterwarnings('ignore', {!r}, UserWarning)\n"
 
 

@@ -37,6 +37,8 @@ _LINE_CHARACTERS: Final = 500
 _MOST_SOCKETS: Final = 250
 """SCM_MAX_FD is 253."""
 _PR_SET_PDEATHSIG: Final = 1
+_NEVER: Final = 2**31 - 2
+"""So many objects are never made between two looks of the collector; and no module sets just this."""
 
 
 def serve(argv: list[str]) -> Launch:
@@ -82,6 +84,7 @@ def _tell(control: socket.socket, **message: Any) -> None:
 def _import_all(control: socket.socket, words: str, kind: str, target: str) -> list[str]:
     """Import what was asked for and settle memory for forking; ends the process when forking cannot be safe."""
     known = fork_safety.list_descriptors()
+    thresholds = _pause_collections()
     preload = choose_modules(words, kind=kind, target=target)
     if preload.notice:
         _tell(control, notice=preload.notice)
@@ -95,6 +98,7 @@ def _import_all(control: socket.socket, words: str, kind: str, target: str) -> l
         _tell(control, notice=f"cannot preload {name}: {trouble.line}; left to the workers")
         if trouble.partial:
             _give_up(control, f"the import of {name} failed half-way")
+    _resume_collections(thresholds)
     reason = fork_safety.find_hazard(known)
     if reason is not None:
         _give_up(control, reason)
@@ -102,9 +106,24 @@ def _import_all(control: socket.socket, words: str, kind: str, target: str) -> l
         if stream is not None:
             stream.flush()
     # What exists now is never looked at by a collection again, so its pages stay shared with the workers.
-    gc.collect()
     gc.freeze()
     return imported
+
+
+def _pause_collections() -> tuple[int, int, int]:
+    """No automatic collection until `_resume_collections`: they are a seventh of what importing torch takes.
+
+    By the threshold, not by `gc.disable`, so that a module that switches the collector off is still obeyed.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_NEVER, *thresholds[1:])
+    return thresholds
+
+
+def _resume_collections(thresholds: tuple[int, int, int]) -> None:
+    """As before, unless a module has set thresholds of its own."""
+    if gc.get_threshold() == (_NEVER, *thresholds[1:]):
+        gc.set_threshold(*thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ def main() -> None:
     with get_runner() as runner:
         handle = runner.run(app, scheduler, cfg)
         print(handle, flush=True)
-        print(runner.wait(handle, wait_interval=0.1).state.name, flush=True)
+        # An end that `wait` does not learn of at once is learned of too late for any test.
+        print(runner.wait(handle, wait_interval=600).state.name, flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from muster.schedulers.torchx_lines import (
     build_dryrun_info,
     check_replica,
 )
+from muster.schedulers.waiting import hold_for_wait
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
 DEFAULT_GRACE_S = 30.0
@@ -135,6 +136,8 @@ class LocalScheduler(PluginScheduler):
             return None
         try:
             spec, record = client.look(folder)
+            if hold_for_wait(folder, record):
+                spec, record = client.look(folder)
         except FileNotFoundError:
             return None  # deleted by another shell just now
         except client.SupervisorError as error:

@@ -486,8 +486,50 @@ def test_a_hang_that_spends_the_last_attempt_is_final_and_blames_every_node_that
 
 
 def carry(rank: int | None, *, ended: list[int]) -> Carry:
-    base = CarriedBase(number=4, size=3, leader=0, rank=rank, ended=frozenset(ended))
+    base = CarriedBase(number=4, by="m0", size=3, leader=0, rank=rank, ended=frozenset(ended))
     return Carry(round=4, attempt=2, bases=(base,))
+
+
+def test_takeover_after_the_last_failure_ends_the_job() -> None:
+    """The old leader had told them that the job has failed for good, and vanished before it could end it."""
+    leader = Leader(rules(2, 3), takeover=True)
+    final = "rank 1 on node 1 (h) exited with code 1; no restarts are allowed"
+    one, two = (replace(carry(rank, ended=[]), final=final) for rank in (1, 2))
+    assert not leader.feed(Joined(peer=replace(peer(1, carry=one), is_leader=True)))
+    leader.feed(Joined(peer=peer(2, carry=two)))
+    end = leader.only(End)
+    assert not end.succeeded
+    assert end.report is not None
+    assert end.report.reason == final
+
+
+def test_a_final_failure_waits_for_members_that_may_go_on_elsewhere() -> None:
+    leader = Leader(rules(3, 3, max_restarts=0))
+    leader.form(3)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)))
+    leader.feed(Tick(), after_s=0.31)
+    assert leader.only(Break).kind is BreakKind.FINAL
+    leader.feed(Lost(id="m1", reason="silent for 5 s"))
+    leader.feed(Lost(id="m2", reason="silent for 5 s"))
+    assert not leader.feed(Stopped(id="m0", round=1, port=1))
+    leader.feed(Tick(), after_s=61.0)
+    assert not leader.only(End).succeeded
+
+
+def test_a_rivals_round_is_given_time_to_end() -> None:
+    """Another leader gave way to this one; its other member may not know it yet, and still train."""
+    leader = Leader(rules(1, 4))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Tick(), after_s=3.1)
+    rival = CarriedBase(number=1, by="m2", size=2, leader=0, indices=(2, 3), rank=0, ended=frozenset())
+    leader.feed(Joined(peer=peer(2, carry=Carry(round=1, bases=(rival,)))))
+    leader.feed(Tick(), after_s=0.25)
+    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    leader.stop_all(0, 1)
+    assert not leader.feed(Tick(), after_s=3.8)
+    leader.feed(Tick(), after_s=0.3)
+    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m1", "m2"]
 
 
 def test_takeover_carries_round_attempt_and_budget() -> None:

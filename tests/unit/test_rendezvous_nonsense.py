@@ -52,8 +52,8 @@ FAILED = Failure(
     oom=OOM_EVIDENCE,
 )
 STACKS = (Stack(global_rank=1, node=1, local_rank=0, text="Thread 1"),)
-BASE = {"number": 1, "size": 3, "leader": 0, "indices": [0, 1, None], "rank": 1, "ended": [2]}
-CARRY = {"round": 1, "attempt": 2, "early": "ImportError: x", "bases": [BASE]}
+BASE = {"number": 1, "by": "m0", "size": 3, "leader": 0, "indices": [0, 1, None], "rank": 1, "ended": [2]}
+CARRY = {"round": 1, "attempt": 2, "early": "ImportError: x", "final": None, "bases": [BASE]}
 JOIN = {
     "t": "join",
     "run_id": "run",

@@ -14,6 +14,7 @@ from muster.agent.rendezvous.quorum import Base, build_base, may_form, may_go_on
 def base(size: int, held: set[int], ended: set[int] = frozenset(), claimed: set[int] = frozenset()) -> Base:
     return Base(
         number=3,
+        by="m0",
         size=size,
         leader=0,
         held={f"m{rank}": rank for rank in held},
@@ -60,8 +61,16 @@ def test_leader_in_office(size, held, ended, min_nodes, allowed) -> None:
 def test_unconfirmed_round_needs_both_majorities() -> None:
     old = base(4, {1, 2, 3}, {0})
     new = base(5, {4}, {0})
-    assert may_form((old,), 1, in_office=False)
-    assert not may_form((old, new), 1, in_office=False)
+    assert may_form((old,), 1)
+    assert not may_form((old, new), 1)
+
+
+def test_who_took_over_is_in_office_only_for_its_own_rounds() -> None:
+    """Of five left, three took over, and one of them was lost before it had the new round: the others may win it."""
+    old = base(6, {1, 4}, {0})
+    new = replace(base(3, {0, 2}), own=True)
+    assert may_form((new,), 2)
+    assert not may_form((old, new), 2)
 
 
 def test_no_two_sides_may_go_on_at_once() -> None:
@@ -92,7 +101,7 @@ def _subsets(items) -> list[set]:
 
 
 def test_base_travels() -> None:
-    before = Base(number=7, size=3, leader=1, indices=(2, 5, 9), held={"a": 2}, ended=frozenset({0}))
+    before = Base(number=7, by="m1", size=3, leader=1, indices=(2, 5, 9), held={"a": 2}, ended=frozenset({0}))
     carried = before.carried_by("a")
     assert carried.rank == 2
     assert read_base(json.loads(json.dumps(build_json(carried)))) == carried

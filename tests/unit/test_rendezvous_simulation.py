@@ -255,6 +255,11 @@ def play(seed: int) -> None:
         pytest.fail(f"{violation}\n{story.tell()}", pytrace=False)
 
 
+@pytest.mark.parametrize("seed", [20267, 33085, 45884, 52021])
+def test_histories_that_once_broke_one(seed: int) -> None:
+    play(seed)
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_every_history_keeps_the_invariants(batch: int) -> None:

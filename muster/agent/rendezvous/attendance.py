@@ -8,7 +8,7 @@ from muster.agent.records import replace
 from muster.agent.rendezvous import BreakKind
 from muster.agent.rendezvous.breaking import break_for_loss, break_round, forgive
 from muster.agent.rendezvous.job import FOREVER, Phase, State, Step, name_peer
-from muster.agent.rendezvous.quorum import Base, build_base
+from muster.agent.rendezvous.quorum import Base, CarriedBase, build_base
 from muster.agent.rendezvous.terms import Carry, Joined, Left, Lost, Peer, SawEnd
 
 
@@ -59,7 +59,7 @@ def batch_due_s(state: State) -> float:
 def _hold(base: Base, peer: Peer) -> Base:
     """Count a member, and the ends it observed, for a base that it was part of."""
     for carried in peer.carry.bases:
-        if carried.number == base.number:
+        if base.is_same(carried):
             held = base.held if carried.rank is None else base.held.with_item(peer.id, carried.rank)
             return replace(base, held=held, ended=base.ended | carried.ended)
     return base
@@ -80,27 +80,54 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
     if carry.round < state.round:
         return state
     attempt = max(state.attempt, carry.attempt)
-    if carry.round == state.round:
-        return state if state.in_office else replace(state, attempt=attempt, early=state.early or carry.early)
     if state.in_office:
-        return replace(state, attempt=attempt)  # two leaders met: no used attempt is forgotten
-    bases = []
-    for carried in carry.bases:
-        base = build_base(carried)
-        for member in state.members.values():
-            base = _hold(base, member)
-        for member in state.members.values():
-            base = _count_claimed(base, member)
-        bases.append(base)
+        # Two leaders met: no used attempt is forgotten.
+        state = state if carry.round == state.round else replace(state, attempt=attempt)
+        return _adopt_rival(state, carry, now_s)
+    if carry.round == state.round:
+        final = state.final or carry.final
+        return replace(state, attempt=attempt, early=state.early or carry.early, final=final)
     return replace(
         state,
         round=carry.round,
         attempt=carry.attempt,
         early=carry.early,
-        bases=tuple(bases),
+        final=carry.final,
+        bases=tuple(_claim(state, _build_base(state, carried)) for carried in carry.bases),
         reform=True,
         gather_until_s=max(state.gather_until_s, now_s + state.rules.gather_s),
     )
+
+
+def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:
+    """Heed the rounds of another leader that gave way to this one: some of its members may not know it yet.
+
+    Who is here already proves nothing about them: it may have been theirs meanwhile, unnoticed.
+    """
+    oldest = state.bases[0].number
+    rivals = tuple(
+        _build_base(state, carried)
+        for carried in carry.bases
+        if carried.number >= oldest and not any(base.is_same(carried) for base in state.bases)
+    )
+    if not rivals:
+        return state
+    gather_until_s = max(state.gather_until_s, now_s + state.rules.gather_s)
+    return replace(state, bases=(*rivals, *state.bases), gather_until_s=gather_until_s)
+
+
+def _build_base(state: State, carried: CarriedBase) -> Base:
+    """A base that a newcomer brought, and who of it is here."""
+    base = build_base(carried)
+    for member in state.members.values():
+        base = _hold(base, member)
+    return base
+
+
+def _claim(state: State, base: Base) -> Base:
+    for member in state.members.values():
+        base = _count_claimed(base, member)
+    return base
 
 
 def on_lost(state: State, event: Lost, now_s: float) -> Step:

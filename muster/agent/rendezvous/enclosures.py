@@ -95,6 +95,7 @@ def build_base(base: CarriedBase) -> dict[str, Any]:
     """A dict of JSON types."""
     return {
         "number": base.number,
+        "by": base.by,
         "size": base.size,
         "leader": base.leader,
         "indices": list(base.indices),
@@ -108,6 +109,7 @@ def read_base(value: Any) -> CarriedBase:
     data = mapping(value)
     base = CarriedBase(
         number=take(data, "number", count),
+        by=take(data, "by", text),
         size=take(data, "size", size),
         leader=take(data, "leader", count),
         indices=take(data, "indices", many(optional(count))),
@@ -128,6 +130,7 @@ def build_carry(carry: Carry) -> dict[str, Any]:
         "round": carry.round,
         "attempt": carry.attempt,
         "early": carry.early,
+        "final": carry.final,
         "bases": [build_base(base) for base in carry.bases],
     }
 
@@ -139,5 +142,6 @@ def read_carry(value: Any) -> Carry:
         round=take(data, "round", count),
         attempt=take(data, "attempt", count),
         early=take(data, "early", optional(text)),
+        final=take(data, "final", optional(text)) if "final" in data else None,
         bases=take(data, "bases", many(read_base)),
     )

@@ -16,7 +16,7 @@ def form_or_end(state: State, now_s: float) -> Step:
     if state.phase is not Phase.FORMING or state.pending:
         return state, ()
     if state.final is not None:
-        return _end(state, succeeded=False)
+        return _end_badly(state, now_s)
     return _form(state) if _is_time(state, now_s) else (state, ())
 
 
@@ -27,7 +27,7 @@ def _is_time(state: State, now_s: float) -> bool:
     ready = [peer for peer in state.members.values() if not peer.leaving]
     if not any(peer.is_leader for peer in ready) or not _is_due(state, len(ready), now_s):
         return False
-    return may_form(state.bases, state.rules.min_nodes, in_office=state.in_office)
+    return may_form(state.bases, state.rules.min_nodes)
 
 
 def _is_due(state: State, count: int, now_s: float) -> bool:
@@ -44,11 +44,13 @@ def _is_due(state: State, count: int, now_s: float) -> bool:
 def _form(state: State) -> Step:
     seats = assign_seats(state.members.values(), state.bases[-1] if state.bases else None, state.rules.max_nodes)
     number, attempt = max(state.round, state.floor) + 1, state.attempt + (1 if state.charged else 0)
-    leader = next(seat.group_rank for seat in seats if state.members[seat.id].is_leader)
+    leader = next(seat for seat in seats if state.members[seat.id].is_leader)
     base = Base(
         number=number,
+        by=leader.id,
         size=len(seats),
-        leader=leader,
+        leader=leader.group_rank,
+        own=True,
         indices=keep_indices(seats),
         held=Ledger({seat.id: seat.group_rank for seat in seats}),
     )
@@ -96,11 +98,18 @@ def _tell_spares(state: State) -> tuple[Tell, ...]:
 
 def _end_well(state: State, now_s: float) -> Step:
     """All are done, but those who vanished since may go on without this leader, and will come back to hear of it."""
-    if may_form(state.bases, state.rules.min_nodes, in_office=True) or now_s >= state.end_until_s:
+    if may_form(state.bases, state.rules.min_nodes) or now_s >= state.end_until_s:
         return _end(state, succeeded=True)
     if state.end_until_s < FOREVER:
         return state, ()
     return replace(state, end_until_s=now_s + state.rules.join_timeout_s), ()
+
+
+def _end_badly(state: State, now_s: float) -> Step:
+    """As `_end_well`: those who cannot be heard may not know that the job has failed, go on, and call here."""
+    if may_form(state.bases, state.rules.min_nodes) or now_s >= state.since_s + state.rules.join_timeout_s:
+        return _end(state, succeeded=False)
+    return state, ()
 
 
 def _end(state: State, *, succeeded: bool) -> Step:

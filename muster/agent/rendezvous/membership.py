@@ -78,7 +78,9 @@ def _on_tick(state: State, _event: Tick, now_s: float) -> Step:
         return break_for_failure(state, now_s)
     if state.phase is Phase.RUNNING and state.blame_until_s is None and now_s >= batch_due_s(state):
         return break_for_joins(state, now_s)
-    if state.phase is Phase.FORMING and not state.pending and now_s >= state.since_s + state.rules.join_timeout_s:
+    if state.phase is not Phase.FORMING or state.pending or state.final is not None:
+        return state, ()
+    if now_s >= state.since_s + state.rules.join_timeout_s:
         return give_up(state)
     return state, ()
 

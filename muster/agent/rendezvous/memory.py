@@ -1,6 +1,7 @@
 """What one node knows of the job and carries to its next leader, so that no leader takes it to its grave."""
 
 from muster.agent.records import replace
+from muster.agent.rendezvous import BreakKind
 from muster.agent.rendezvous.letters_down import Broken, Roster, Successor
 from muster.agent.rendezvous.quorum import build_base
 from muster.agent.rendezvous.terms import Carry
@@ -46,7 +47,8 @@ class Memory:
 
     def take_break(self, broken: Broken) -> None:
         """The round is over; what the next attempt will be is known from now on, also to the next leader."""
-        self.carry = replace(self.carry, attempt=broken.next_attempt, early=broken.early)
+        final = broken.reason if broken.kind is BreakKind.FINAL else self.carry.final
+        self.carry = replace(self.carry, attempt=broken.next_attempt, early=broken.early, final=final)
 
     def note_ended(self, number: int, ranks: frozenset[int]) -> None:
         """Processes of a round were seen to end."""

@@ -17,7 +17,9 @@ old one's end, but not when it came: before it, the old process may have formed 
 late evidence counts for the last rule only.
 
 A round that not all of its members have confirmed is not yet a base on its own: those who never heard of it act on
-the one before. Until then a majority of both is needed (as in Raft's joint consensus).
+the one before. Until then a majority of both is needed (as in Raft's joint consensus), each by its own rule: who took
+over is in office for the rounds it formed, and still somebody who took over for those before. Else the votes of a
+takeover could go elsewhere, and two sides go on.
 """
 
 from collections.abc import Iterable
@@ -34,6 +36,7 @@ class CarriedBase:
     """What one member carries of a base: the counts, its own rank, the ends it knows of."""
 
     number: int
+    by: str
     size: int
     leader: int
     indices: tuple[int | None, ...] = ()
@@ -47,9 +50,13 @@ class Base:
     """A round that was formed, and who of it is accounted for."""
 
     number: int
+    by: str
+    """Id of the leader that formed it. Two leaders that do not know of each other may use one number."""
     size: int
     leader: int
     """Group rank of the leader's own node in that round."""
+    own: bool = False
+    """Formed by the leader that holds it, in its present office."""
     indices: tuple[int | None, ...] = ()
     """Node index of each group rank, as far as `INDICES_KEPT`; empty when every rank is its node's index."""
     held: Ledger[str, int] = Ledger()
@@ -58,6 +65,10 @@ class Base:
     """Group ranks whose process end was seen."""
     claimed: frozenset[int] = frozenset()
     """Group ranks whose node index was claimed by a new process."""
+
+    def is_same(self, other: "Base | CarriedBase") -> bool:
+        """True for what somebody else knows of this round."""
+        return (self.number, self.by) == (other.number, other.by)
 
     def find_rank(self, index: int) -> int | None:
         """The group rank that the node with this index had."""
@@ -82,6 +93,7 @@ class Base:
         """What this member carries of it."""
         return CarriedBase(
             number=self.number,
+            by=self.by,
             size=self.size,
             leader=self.leader,
             indices=self.indices,
@@ -94,6 +106,7 @@ def build_base(carried: CarriedBase) -> Base:
     """A base as far as its carrier knows it, holding nobody."""
     return Base(
         number=carried.number,
+        by=carried.by,
         size=carried.size,
         leader=carried.leader,
         indices=carried.indices,
@@ -119,7 +132,6 @@ def may_take_over(base: Base, min_nodes: int) -> bool:
     return 2 * len(ranks) > alive or (2 * len(ranks) == alive and base.lowest_alive() in ranks)
 
 
-def may_form(bases: Iterable[Base], min_nodes: int, *, in_office: bool) -> bool:
+def may_form(bases: Iterable[Base], min_nodes: int) -> bool:
     """True when every base allows it; without any base there is nobody to collide with."""
-    rule = may_go_on if in_office else may_take_over
-    return all(rule(base, min_nodes) for base in bases)
+    return all((may_go_on if base.own else may_take_over)(base, min_nodes) for base in bases)

@@ -39,6 +39,8 @@ class Carry:
     round: int = 0
     attempt: int = 0
     early: str | None = None
+    final: str | None = None
+    """Why the last round was the job's last one; None while it may go on."""
     bases: tuple[CarriedBase, ...] = ()
 
 

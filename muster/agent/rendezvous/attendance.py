@@ -87,14 +87,18 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
     if carry.round == state.round:
         final = state.final or carry.final
         return replace(state, attempt=attempt, early=state.early or carry.early, final=final)
+    bases = tuple(_claim(state, _build_base(state, carried)) for carried in carry.bases)
+    # Whose end was seen, by whoever it was, has workers that die within the fence as everywhere.
+    is_whole = all(len(base.held) == base.size for base in bases)
     return replace(
         state,
         round=carry.round,
         attempt=carry.attempt,
         early=carry.early,
         final=carry.final,
-        bases=tuple(_claim(state, _build_base(state, carried)) for carried in carry.bases),
+        bases=bases,
         reform=True,
+        fence_until_s=state.fence_until_s if is_whole else max(state.fence_until_s, now_s + state.rules.fence_s),
         gather_until_s=max(state.gather_until_s, now_s + state.rules.gather_s),
     )
 

@@ -4,6 +4,8 @@ A join and a loss make a new round, never a new attempt. What newcomers carry of
 is accounted for is kept up for `quorum`.
 """
 
+from collections.abc import Iterable
+
 from muster.agent.records import replace
 from muster.agent.rendezvous import BreakKind
 from muster.agent.rendezvous.breaking import break_for_loss, break_round, forgive
@@ -28,7 +30,7 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
         bases=tuple(_hold(base, peer) for base in state.bases),
     )
     state = _adopt(state, peer.carry, now_s)
-    state = replace(state, bases=tuple(_count_claimed(base, peer) for base in state.bases))
+    state = replace(state, bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases))
     if state.phase is Phase.RUNNING and not state.done and state.batch_since_s is None and _has_room(state):
         state = replace(state, batch_since_s=now_s)
         if len(state.members) >= state.rules.max_nodes and state.blame_until_s is None:
@@ -65,16 +67,6 @@ def _hold(base: Base, peer: Peer) -> Base:
     return base
 
 
-def _count_claimed(base: Base, newcomer: Peer) -> Base:
-    """A node index claimed by a new process: the scheduler started it because the old one had ended."""
-    if newcomer.index is None or newcomer.id in base.held:
-        return base
-    rank = base.find_rank(newcomer.index)
-    if rank is None or rank in base.claimed or rank in base.held.values():
-        return base
-    return replace(base, claimed=base.claimed | {rank})
-
-
 def _adopt(state: State, carry: Carry, now_s: float) -> State:
     """Take over round number, attempt and bases from a member that knows a later round than this leader."""
     if carry.round < state.round:
@@ -87,7 +79,8 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
     if carry.round == state.round:
         final = state.final or carry.final
         return replace(state, attempt=attempt, early=state.early or carry.early, final=final)
-    bases = tuple(_claim(state, _build_base(state, carried)) for carried in carry.bases)
+    everybody = state.members.values()
+    bases = tuple(_build_base(state, carried, claimants=everybody) for carried in carry.bases)
     # Whose end was seen, by whoever it was, has workers that die within the fence as everywhere.
     is_whole = all(len(base.held) == base.size for base in bases)
     return replace(
@@ -106,11 +99,13 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
 def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:
     """Heed the rounds of another leader that gave way to this one: some of its members may not know it yet.
 
-    Who is here already proves nothing about them: it may have been theirs meanwhile, unnoticed.
+    Who is here already proves nothing about them until it is heard again (`on_stopped`): it may have been theirs
+    meanwhile, unnoticed. Only this leader's own node cannot.
     """
     oldest = state.bases[0].number
+    own = [peer for peer in state.members.values() if peer.is_leader]
     rivals = tuple(
-        _build_base(state, carried)
+        _build_base(state, carried, claimants=own)
         for carried in carry.bases
         if carried.number >= oldest and not any(base.is_same(carried) for base in state.bases)
     )
@@ -120,17 +115,13 @@ def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:
     return replace(state, bases=(*rivals, *state.bases), gather_until_s=gather_until_s)
 
 
-def _build_base(state: State, carried: CarriedBase) -> Base:
-    """A base that a newcomer brought, and who of it is here."""
+def _build_base(state: State, carried: CarriedBase, *, claimants: Iterable[Peer]) -> Base:
+    """A base that a newcomer brought, and who of it is here; see `Base.with_claim`."""
     base = build_base(carried)
     for member in state.members.values():
         base = _hold(base, member)
-    return base
-
-
-def _claim(state: State, base: Base) -> Base:
-    for member in state.members.values():
-        base = _count_claimed(base, member)
+    for member in claimants:
+        base = base.with_claim(member.id, member.index)
     return base
 
 

@@ -111,6 +111,7 @@ def on_stopped(state: State, event: Stopped, now_s: float) -> Step:
         state,
         members=state.members.with_item(event.id, replace(peer, port=event.port)),
         pending=state.pending.without(event.id),
+        bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases),
         failures=state.failures + _date(event.failures, now_s) if keep else state.failures,
         stacks=state.stacks + event.stacks,
     ), ()

@@ -24,7 +24,7 @@ takeover could go elsewhere, and two sides go on.
 
 from collections.abc import Iterable
 
-from muster.agent.records import record
+from muster.agent.records import record, replace
 from muster.agent.rendezvous.ledger import Ledger
 
 INDICES_KEPT = 64
@@ -75,6 +75,18 @@ class Base:
         if not self.indices:
             return index if 0 <= index < self.size else None
         return self.indices.index(index) if index in self.indices else None
+
+    def with_claim(self, member_id: str, index: int | None) -> "Base":
+        """After a member was heard that did not bring this base along, but has the node index of one of its ranks.
+
+        Its process is a new one: the scheduler started it because the old one had ended.
+        """
+        if index is None or member_id in self.held:
+            return self
+        rank = self.find_rank(index)
+        if rank is None or rank in self.claimed or rank in self.held.values():
+            return self
+        return replace(self, claimed=self.claimed | {rank})
 
     def lowest_alive(self) -> int:
         """The lowest rank not seen to end; `size` when all have ended."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from muster._contract import ExitCode
 from muster.agent.records import replace
-from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed
+from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed, RoundOpened
 from muster.agent.transitions import (
     Action,
     ArmGrace,
@@ -25,6 +25,7 @@ from muster.agent.transitions import (
     GraceOver,
     Hung,
     KillTree,
+    OpenStarts,
     Phase,
     SignalCame,
     SignalWorkers,
@@ -71,15 +72,20 @@ def _on_round_formed(state: State, event: RoundFormed) -> Decision:
         return state, ()
     if state.phase is not Phase.JOINING:
         # Only after a change of leader: we owe the old round's end first, then start without asking again.
-        state = replace(state, next_round=event.round)
+        state = replace(state, next_round=event.round, next_is_held=event.is_held)
         return (state, ()) if state.phase is Phase.STOPPING else _begin_stop(state, kill=True)
-    return _start(state, event.round)
+    return _start(state, event.round, is_held=event.is_held)
 
 
-def _start(state: State, new: Round) -> Decision:
+def _start(state: State, new: Round, *, is_held: bool) -> Decision:
     everybody = frozenset(range(state.nproc))
-    state = State(nproc=state.nproc, phase=Phase.RUNNING, round=new, awaited=everybody)
-    return state, (StartWorkers(round=new),)
+    state = State(nproc=state.nproc, phase=Phase.RUNNING, round=new, awaited=everybody, opened=state.opened)
+    return state, (StartWorkers(round=new, is_held=is_held and state.opened < new.number),)
+
+
+def _on_round_opened(state: State, event: RoundOpened) -> Decision:
+    state = replace(state, opened=max(state.opened, event.number))
+    return state, (OpenStarts(),) if state.phase is Phase.RUNNING and state.number == event.number else ()
 
 
 def _on_round_broken(state: State, event: RoundBroken) -> Decision:
@@ -205,9 +211,9 @@ def _on_tree_gone(state: State, _event: TreeGone) -> Decision:
         return state, ()
     if state.finish is not None:
         return replace(state, phase=Phase.ENDED), (state.finish,)
-    idle = State(nproc=state.nproc, round=state.round)
+    idle = State(nproc=state.nproc, round=state.round, opened=state.opened)
     if state.next_round is not None:
-        return _start(idle, state.next_round)
+        return _start(idle, state.next_round, is_held=state.next_is_held)
     return idle, (TellStopped(number=state.number),)
 
 
@@ -230,6 +236,7 @@ def _on_signal(state: State, event: SignalCame) -> Decision:
 
 _HANDLERS: dict[type, Any] = {
     RoundFormed: _on_round_formed,
+    RoundOpened: _on_round_opened,
     RoundBroken: _on_round_broken,
     JobEnded: _on_job_ended,
     RendezvousLost: _on_rendezvous_lost,

@@ -36,6 +36,10 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record: what it wrote last is in the pipes by then."""
 
+HOLD_S = 5.0
+"""The longest that workers are held back for global rank 0's: its node may have more to import, and a program that
+needs no rendezvous of its own shall not wait for that."""
+
 
 class Supervisor:
     """One agent, from the first signal handler to the exit code. Use `run` once."""
@@ -92,6 +96,7 @@ class Supervisor:
         self._taken: dict[int, str] = {}
         self._grace: Timer | None = None
         self._delayed_start: Timer | None = None
+        self._held: Round | None = None
         self._code: int | None = None
 
     def _watch_for_hangs(self) -> "HangWatch | None":
@@ -202,11 +207,21 @@ class Supervisor:
         self._told.clear()
         self._taken = {}
         delay_s = self._backoff_s(action.round.attempt)
+        if delay_s > 0.0:
+            self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
+        if action.is_held:
+            self._held = action.round
+            delay_s += HOLD_S
         if delay_s <= 0.0:
             self._start_now(action.round)
             return
-        self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
         self._delayed_start = self._loop.call_later(delay_s, lambda: self._start_now(action.round))
+
+    def _open_starts(self, _action: t.OpenStarts) -> None:
+        if self._held is not None:
+            if self._delayed_start is not None:
+                self._delayed_start.cancel()
+            self._start_now(self._held)
 
     def _backoff_s(self, attempt: int) -> float:
         """Nothing before the first restart; then doubled each time, with jitter so that nodes do not march in step."""
@@ -218,6 +233,7 @@ class Supervisor:
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
 
     def _start_now(self, formed: Round) -> None:
+        self._held = None
         self._logs.open_round(formed)
         self._transcript.open_file(self._logs.run_dir)
         self._failures.begin()
@@ -249,6 +265,7 @@ class Supervisor:
         )
 
     def _cancel_starts(self, _action: t.CancelStarts) -> None:
+        self._held = None
         if self._delayed_start is not None:
             self._delayed_start.cancel()
         self._group.cancel_starts()
@@ -356,6 +373,7 @@ class Supervisor:
 
 _ACTIONS: dict[type, str] = {
     t.StartWorkers: "_start_workers",
+    t.OpenStarts: "_open_starts",
     t.CancelStarts: "_cancel_starts",
     t.TakeStacks: "_take_stacks",
     t.SignalWorkers: "_signal_workers",

@@ -85,6 +85,13 @@ class StartWorkers:
     """Start all workers of the round."""
 
     round: Round
+    is_held: bool = False
+    """Not before `OpenStarts`, or a limited time."""
+
+
+@record
+class OpenStarts:
+    """Global rank 0 of the round has been started elsewhere: start the workers that were held."""
 
 
 @record
@@ -171,6 +178,7 @@ class Finish:
 
 Action: TypeAlias = (
     StartWorkers
+    | OpenStarts
     | CancelStarts
     | TakeStacks
     | SignalWorkers
@@ -220,8 +228,11 @@ class State:
     killing: bool = False
     """`KillTree` is under way."""
     stop_signal: int = signal.SIGTERM
+    opened: int = 0
+    """The last round whose global rank 0 is known to have been started elsewhere."""
     next_round: Round | None = None
     """A round that formed while the last one's workers were still being stopped (after a change of leader)."""
+    next_is_held: bool = False
     finish: Finish | None = None
     """What to finish with once the workers are gone; None: tell that they are, and go on."""
 

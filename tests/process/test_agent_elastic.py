@@ -104,6 +104,28 @@ def test_nobody_waits_for_the_last_call_when_all_are_there(
     expect_end(*nodes)
 
 
+@pytest.mark.parametrize(("sleep_s", "first"), [(1.5, 0), (8.0, 1)])
+def test_workers_wait_for_global_rank_0_but_not_for_ever(
+    sleep_s: float, first: int, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that looks for the store before it listens is refused, and torch's client then sleeps."""
+    if ONE_START == "cold":
+        pytest.skip("cold workers have nothing to prepare")
+    (tmp_path / "slow.py").write_text(f"import os, time\nif os.environ['NODE'] == '0':\n    time.sleep({sleep_s})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ORDER", str(tmp_path / "order"))
+    nodes = []
+    for index in (0, 1):
+        monkeypatch.setenv("NODE", str(index))
+        nodes.append(launch(index, "2", "agent_order.py", start="warm", preload="slow", **{"nproc-per-node": "2"}))
+    for node in nodes:
+        outcome = node.wait()
+        assert outcome.exit_code == 0, outcome.explain()
+    order = (tmp_path / "order").read_text().split()
+    assert sorted(order) == ["0", "0", "1", "1"]
+    assert order[0] == str(first)
+
+
 def test_a_late_spare_says_one_line_and_ends_well(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
     nodes = [launch(index, "1:2", *sums) for index in range(2)]
     wait_for_world(2, *nodes)

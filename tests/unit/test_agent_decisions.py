@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from muster._contract import ExitCode
 from muster.agent import transitions as t
 from muster.agent.decisions import decide
-from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed
+from muster.agent.rendezvous import BreakKind, JobEnded, RendezvousLost, Round, RoundBroken, RoundFormed, RoundOpened
 
 
 def make_round(number: int = 1, attempt: int = 0) -> Round:
@@ -28,8 +28,8 @@ def make_round(number: int = 1, attempt: int = 0) -> Round:
     )
 
 
-def formed(number: int = 1, attempt: int = 0) -> RoundFormed:
-    return RoundFormed(round=make_round(number, attempt))
+def formed(number: int = 1, attempt: int = 0, *, is_held: bool = False) -> RoundFormed:
+    return RoundFormed(round=make_round(number, attempt), is_held=is_held)
 
 
 def started(local_rank: int, number: int = 1) -> t.WorkerStarted:
@@ -60,6 +60,16 @@ CASES = {
         RUNNING,
         [("StartWorkers",), (), ("TellStarted",)],
         t.Phase.RUNNING,
+    ),
+    "held workers start when global rank 0 has been started": (
+        (formed(is_held=True), RoundOpened(number=1), started(0), started(1)),
+        [("StartWorkers",), ("OpenStarts",), (), ("TellStarted",)],
+        t.Phase.RUNNING,
+    ),
+    "a round that is over is not opened any more": (
+        (formed(is_held=True), broken(kind=BreakKind.MEMBERSHIP), RoundOpened(number=1), t.TreeGone()),
+        [("StartWorkers",), ("CancelStarts", "KillTree"), (), ("TellStopped",)],
+        t.Phase.JOINING,
     ),
     "all done: told once, nothing stopped": (
         (*RUNNING, exited(0), exited(1)),
@@ -312,3 +322,11 @@ def test_a_signal_always_leads_to_the_end(events: list[object], signum: int) -> 
         state, actions = decide(state, event)
         finished = finished or any(isinstance(a, t.Finish) for a in actions)
     assert finished
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_round_opened_while_the_last_one_is_stopped_is_not_held(opened: bool) -> None:
+    state, _ = play(*RUNNING, formed(2, is_held=True), *([RoundOpened(number=2)] if opened else []))
+    _, actions = decide(state, t.TreeGone())
+    starts = [action for action in actions if isinstance(action, t.StartWorkers)]
+    assert [start.is_held for start in starts] == [not opened]

@@ -403,7 +403,7 @@ def test_a_fenced_leader_node_breaks_its_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.stop_all(0)
-    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    assert leader.only(Break).kind is BreakKind.FENCED
 
 
 def test_round_is_settled_when_all_have_confirmed_it() -> None:
@@ -540,6 +540,32 @@ def test_takeover_carries_round_attempt_and_budget() -> None:
     form = leader.only(Form)
     assert (form.number, form.attempt, form.restarts_left) == (5, 2, 1)
     assert [seat.id for seat in form.seats] == ["m1", "m2"]
+
+
+@pytest.mark.parametrize(("followed", "forms_after_s"), [("m0", 4.4), (None, 4.4), ("m4", 6.4)])
+def test_takeover_with_one_who_followed_another_leader_waits_for_what_that_one_led(
+    followed: str | None, forms_after_s: float
+) -> None:
+    """Rank 4 cannot be heard, and may have formed a round with the one who comes last."""
+    leader = Leader(rules(2, 5), takeover=True)
+    base = CarriedBase(number=4, by="m0", size=5, leader=0, ended=frozenset({0}), rank=None)
+    carries = [Carry(round=4, attempt=1, bases=(replace(base, rank=rank),)) for rank in range(4)]
+    leader.feed(Joined(peer=replace(peer(1, carry=carries[1]), is_leader=True)))
+    leader.feed(Joined(peer=peer(2, carry=carries[2])))
+    assert not leader.feed(Joined(peer=peer(3, carry=replace(carries[3], leader=followed))), after_s=2.0)
+    assert not leader.feed(Tick(), after_s=forms_after_s - 2.2)
+    leader.feed(Tick(), after_s=0.2)
+    assert [seat.id for seat in leader.only(Form).seats] == ["m1", "m2", "m3"]
+
+
+def test_no_round_is_formed_on_promises_that_have_run_out() -> None:
+    leader = Leader(rules(2, 2))
+    leader.state = replace(leader.state, doubtful=True)
+    leader.feed(Joined(peer=peer(0)))
+    assert not leader.feed(Joined(peer=peer(1)))
+    leader.state = replace(leader.state, doubtful=False)
+    leader.feed(Tick())
+    assert leader.only(Form).number == 1
 
 
 def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:

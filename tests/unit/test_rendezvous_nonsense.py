@@ -53,7 +53,7 @@ FAILED = Failure(
 )
 STACKS = (Stack(global_rank=1, node=1, local_rank=0, text="Thread 1"),)
 BASE = {"number": 1, "by": "m0", "size": 3, "leader": 0, "indices": [0, 1, None], "rank": 1, "ended": [2]}
-CARRY = {"round": 1, "attempt": 2, "early": "ImportError: x", "final": None, "bases": [BASE]}
+CARRY = {"round": 1, "attempt": 2, "early": "ImportError: x", "final": None, "leader": "m2", "bases": [BASE]}
 JOIN = {
     "t": "join",
     "run_id": "run",

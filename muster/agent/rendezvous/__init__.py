@@ -65,6 +65,17 @@ class RoundFormed:
     """A round this node takes part in; start its workers."""
 
     round: Round
+    is_held: bool = False
+    """Start them only when RoundOpened comes, which is when global rank 0 has been started: a worker that looks for its
+    store sooner is refused, and torch tries again a quarter of a second to a second later. Do not wait for ever: the
+    node of global rank 0 may have more to prepare."""
+
+
+@record
+class RoundOpened:
+    """The workers of the node that has global rank 0 have been started."""
+
+    number: int
 
 
 @record
@@ -124,7 +135,7 @@ class Rendezvous(Protocol):
         ...
 
     def started(self, round_number: int) -> None:
-        """All of this node's workers of the round have been started."""
+        """All of this node's workers of the round have been started: from global rank 0's node, RoundOpened to all."""
         ...
 
     def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:

@@ -29,7 +29,7 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
         last_join_s=now_s,
         bases=tuple(_hold(base, peer) for base in state.bases),
     )
-    state = _adopt(state, peer.carry, now_s)
+    state = _heed_leader(_adopt(state, peer.carry, now_s), peer.carry.leader, now_s)
     state = replace(state, bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases))
     if state.phase is Phase.RUNNING and not state.done and state.batch_since_s is None and _has_room(state):
         state = replace(state, batch_since_s=now_s)
@@ -94,6 +94,18 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
         fence_until_s=state.fence_until_s if is_whole else max(state.fence_until_s, now_s + state.rules.fence_s),
         gather_until_s=max(state.gather_until_s, now_s + state.rules.gather_s),
     )
+
+
+def _heed_leader(state: State, last_leader: str | None, now_s: float) -> State:
+    """Who comes from another leader than we know of may have had a part in rounds there without having heard of them.
+
+    It is free, so that leader's lease has ended; those of the others who follow it end within what a takeover waits.
+    """
+    if last_leader is None or any(base.by == last_leader for base in state.bases):
+        return state
+    if any(peer.is_leader and peer.id == last_leader for peer in state.members.values()):
+        return state
+    return replace(state, gather_until_s=max(state.gather_until_s, now_s + state.rules.gather_s))
 
 
 def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:

@@ -98,10 +98,12 @@ def on_stopped(state: State, event: Stopped, now_s: float) -> Step:
     if peer is None or event.round != state.round:
         return state, ()
     if state.phase is Phase.RUNNING and event.id in state.seats and event.id not in state.done:
-        # It was fenced without losing its connection: its round is over for everybody.
+        # It was fenced without losing its connection: its round is over for everybody. At once, if it was the leader
+        # that could not know any more that nobody else goes on: then the others of its round cannot either.
         reform = replace(state, failures=(), failed_by=Roll(), blame_until_s=None, reform=True)
         reason = f"{name_peer(state, peer)} had to stop its workers"
-        state, outputs = break_round(reform, BreakKind.MEMBERSHIP, reason, now_s)
+        kind = BreakKind.FENCED if peer.is_leader else BreakKind.MEMBERSHIP
+        state, outputs = break_round(reform, kind, reason, now_s)
         state, more = on_stopped(state, event, now_s)
         return state, outputs + more
     if event.id not in state.pending:

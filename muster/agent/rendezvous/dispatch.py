@@ -12,6 +12,7 @@ from muster.agent.rendezvous.letters_down import (
     build_break,
     build_exit,
     build_hopeless,
+    build_opened,
     build_roster,
     build_rounds,
     build_settled,
@@ -77,6 +78,13 @@ class Dispatch:
         self._roster = (form, successors)
         for spare_id in [member_id for member_id in self._contacts.list_ids() if member_id not in state.seats]:
             self._send((spare_id,), build_roster(form, spare_id, successors, is_spare=True))
+
+    def open_round(self, number: int, member_id: str, state: State) -> None:
+        """A member has started its workers: when it has global rank 0, the others may start theirs."""
+        seat = state.seats.get(member_id)
+        if seat is None or seat.group_rank != 0 or number != state.round or state.phase is not Phase.RUNNING:
+            return
+        self._send(tuple(other for other in state.seats if other != member_id), build_opened(number))
 
     def send_late_roster(self, contact: Contact, state: State) -> None:
         """Who comes while a round runs must know of it: its next leader may not be where this one was found."""

@@ -131,6 +131,7 @@ def build_carry(carry: Carry) -> dict[str, Any]:
         "attempt": carry.attempt,
         "early": carry.early,
         "final": carry.final,
+        "leader": carry.leader,
         "bases": [build_base(base) for base in carry.bases],
     }
 
@@ -143,5 +144,6 @@ def read_carry(value: Any) -> Carry:
         attempt=take(data, "attempt", count),
         early=take(data, "early", optional(text)),
         final=take(data, "final", optional(text)) if "final" in data else None,
+        leader=take(data, "leader", optional(text)) if "leader" in data else None,
         bases=take(data, "bases", many(read_base)),
     )

@@ -21,7 +21,7 @@ def form_or_end(state: State, now_s: float) -> Step:
 
 
 def _is_time(state: State, now_s: float) -> bool:
-    if now_s < state.fence_until_s or not _is_due(state, len(state.members), now_s):
+    if state.doubtful or now_s < state.fence_until_s or not _is_due(state, len(state.members), now_s):
         return False
     # Only now look at each: most events, and all but the last of those joins that come together, find it too early.
     ready = [peer for peer in state.members.values() if not peer.leaving]

@@ -41,6 +41,9 @@ class State:
     attempt: int = 0
     early: str | None = None
     """Signature of the start-up failure that ended the attempt before this one."""
+    doubtful: bool = False
+    """Members that are counted on may be free to follow others: no round is formed. Kept up by the leader, which knows
+    who was heard when."""
     in_office: bool = False
     """True once this leader has formed a round itself."""
     bases: tuple[Base, ...] = ()

@@ -21,10 +21,11 @@ from muster.agent.rendezvous.letters_down import (
     build_rejection,
     build_welcome,
 )
-from muster.agent.rendezvous.letters_up import EndHeard, Heartbeat, Join, Word, read_word
+from muster.agent.rendezvous.letters_up import EndHeard, Heartbeat, Join, Started, Word, read_word
 from muster.agent.rendezvous.links import Closing, Link, LocalLink, Network
 from muster.agent.rendezvous.membership import advance, next_due_s
-from muster.agent.rendezvous.terms import Event, Failed, Joined, Lost, Peer, SawEnd, Tick
+from muster.agent.rendezvous.quorum import Base, count_votes
+from muster.agent.rendezvous.terms import Event, Failed, Form, Joined, Lost, Peer, SawEnd, Tick
 from muster.agent.rendezvous.wire import Message
 
 MOST_ROUNDS = 1 << 40
@@ -139,6 +140,8 @@ class Leader:
             self._answer_beat(contact, word)
         elif isinstance(word, EndHeard):
             self._dispatch.acknowledge(contact.id)
+        elif isinstance(word, Started):
+            self._dispatch.open_round(word.round, contact.id, self.state)
         elif isinstance(word, Failed) and not self.state.failures:
             self._feed(replace(word, excuse_s=self._find_excuse_s()))
         elif word is not None and not isinstance(word, Join):
@@ -160,6 +163,8 @@ class Leader:
         if beat.echo_s is not None:
             # Never later than now: nobody can have had a time stamp that was not sent yet.
             contact.promise_s = max(contact.promise_s, min(beat.echo_s, now_s))
+            if self.state.doubtful:
+                self._feed(Tick())
         last = self.state.bases[-1] if self.state.bases else None
         ended = (last.number, last.ended) if last is not None and last.ended else None
         contact.link.send(build_answer(Answer(number=beat.number, at_s=now_s, ended=ended)))
@@ -257,18 +262,17 @@ class Leader:
         Others can take over without having seen this process end only with more than half of the round, and only when
         fewer than `min` are left. As long as enough members have promised to stay, that cannot be.
         """
-        now_s = self._clock.boottime_s()
         lease_s = self._options.silence_s - find_margin_s(self._options.silence_s)
-        base = self.state.bases[-1] if self.state.bases else None
-        if base is None:
-            return now_s + lease_s
-        needed = min(self.state.rules.min_nodes, (base.size - len(base.ended) + 1) // 2) - 1
-        promises = sorted((r.promise_s for r in self._contacts.list_remote() if r.id in base.held), reverse=True)
+        bases = [base for base in self.state.bases if not base.own or base is self.state.bases[-1]]
+        return min((self._promised_until_s(base) for base in bases), default=self._clock.boottime_s()) + lease_s
+
+    def _promised_until_s(self, base: Base) -> float:
+        """When the last of the promises was given that keep the others of a round from going on without us."""
+        needed = count_votes(base, self.state.rules.min_nodes) - (self._options.own_id in base.held)
         if needed <= 0:
-            return now_s + lease_s
-        if len(promises) < needed:
-            return -FOREVER
-        return promises[needed - 1] + lease_s
+            return self._clock.boottime_s()
+        promises = sorted((r.promise_s for r in self._contacts.list_remote() if r.id in base.held), reverse=True)
+        return promises[needed - 1] if len(promises) >= needed else -FOREVER
 
     def _set_timer(self) -> None:
         due_s = next_due_s(self.state, self._clock.now_s())
@@ -285,7 +289,11 @@ class Leader:
     def _feed(self, event: Event) -> None:
         if self._closed:
             return
-        self.state, outputs = advance(self.state, event, self._clock.now_s())
+        state, now_s = replace(self.state, doubtful=False) if self.state.doubtful else self.state, self._clock.now_s()
+        self.state, outputs = advance(state, event, now_s)
+        if any(isinstance(output, Form) for output in outputs) and self.lease_until_s() <= self._clock.boottime_s():
+            # Some who are counted on may be free to go elsewhere by now: nobody could hold this round.
+            self.state, outputs = advance(replace(state, doubtful=True), event, now_s)
         self._set_timer()
         for output in outputs:
             self._dispatch.carry_out(output, self.state)

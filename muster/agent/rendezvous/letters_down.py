@@ -75,6 +75,13 @@ class Seated:
 
 
 @record
+class Opened:
+    """Global rank 0 of the round has been started: see `RoundOpened`."""
+
+    round: int
+
+
+@record
 class Settled:
     """Every member of the round has it: older ones are forgotten."""
 
@@ -138,7 +145,21 @@ class Bye:
     reason: str
 
 
-Order = Welcome | Answer | Seated | Roster | Settled | Broken | Verdict | Exit | Hopeless | Rejected | Redirect | Bye
+Order = (
+    Welcome
+    | Answer
+    | Seated
+    | Roster
+    | Opened
+    | Settled
+    | Broken
+    | Verdict
+    | Exit
+    | Hopeless
+    | Rejected
+    | Redirect
+    | Bye
+)
 
 
 def read_order(message: Message) -> Order | None:
@@ -256,6 +277,11 @@ def _read_seated(message: Message) -> Seated:
     return Seated(roster=roster, round=round_)
 
 
+def build_opened(number: int) -> Message:
+    """See `Opened`."""
+    return {"t": "opened", "round": number}
+
+
 def build_settled(number: int) -> Message:
     """See `Settled`."""
     return {"t": "settled", "round": number}
@@ -347,6 +373,7 @@ _READERS: dict[str, Callable[[Message], Order]] = {
     "beat": _read_answer,
     "round": _read_seated,
     "roster": _read_roster,
+    "opened": lambda message: Opened(round=take(message, "round", count)),
     "settled": lambda message: Settled(round=take(message, "round", count)),
     "break": _read_break,
     "end": _read_verdict,

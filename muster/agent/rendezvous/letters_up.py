@@ -38,11 +38,18 @@ class Heartbeat:
 
 
 @record
+class Started:
+    """The workers of the node with global rank 0 have been started."""
+
+    round: int
+
+
+@record
 class EndHeard:
     """The member has the job's end."""
 
 
-Word = Join | Heartbeat | EndHeard | Event
+Word = Join | Heartbeat | Started | EndHeard | Event
 
 
 def read_word(member_id: str, message: Message) -> Word | None:
@@ -100,6 +107,11 @@ def build_heartbeat(number: int, echo_s: float | None) -> Message:
 def build_confirmation(number: int) -> Message:
     """See `terms.Confirmed`."""
     return {"t": "got", "round": number}
+
+
+def build_started(number: int) -> Message:
+    """See `Started`."""
+    return {"t": "started", "round": number}
 
 
 def build_success(number: int) -> Message:
@@ -182,6 +194,7 @@ _READERS: dict[str, Callable[[str, Message], Word]] = {
     "join": lambda _member_id, message: read_join(message),
     "beat": _read_heartbeat,
     "got": _read_confirmation,
+    "started": lambda _member_id, message: Started(round=take(message, "round", count)),
     "done": _read_success,
     "leave": _read_leave,
     "failed": _read_failed,

@@ -19,6 +19,7 @@ from muster.agent.rendezvous import (
     Round,
     RoundBroken,
     RoundFormed,
+    RoundOpened,
 )
 from muster.agent.rendezvous import letters_down as down
 from muster.agent.rendezvous import letters_up as up
@@ -71,7 +72,9 @@ class Member:
         self._session.begin()
 
     def started(self, round_number: int) -> None:
-        """See `Rendezvous`. Nobody waits for it: a round was confirmed when it was received."""
+        """See `Rendezvous`. The leader need not know who else has: a round was confirmed when it was received."""
+        if self._is_current(round_number) and self._round is not None and self._hosts_rank_0(self._round):
+            self._session.send(up.build_started(round_number))
 
     def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
@@ -147,7 +150,7 @@ class Member:
             port=self._ports.offered,
             listen=listen_port,
             local_addr=self._config.local_addr or None,
-            carry=self._memory.carry,
+            carry=replace(self._memory.carry, leader=self._memory.leader_id),
         )
 
     def take(self, order: down.Order) -> None:
@@ -167,11 +170,19 @@ class Member:
         self._is_running = True
         self._spare_told = False
         self._kinds_posted = set()
-        self._ports.begin_round(hosts_rank_0=self._round.group_rank == 0)
+        self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
         self._session.begin_round(
             alone=self._round.group_world_size == 1, confirmation=up.build_confirmation(self._round.number)
         )
-        self._loop.post(RoundFormed(round=self._round))
+        self._loop.post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
+
+    @staticmethod
+    def _hosts_rank_0(round_: Round) -> bool:
+        return round_.group_rank == 0
+
+    def _on_opened(self, opened: down.Opened) -> None:
+        if self._is_current(opened.round):
+            self._loop.post(RoundOpened(number=opened.round))
 
     def _on_roster(self, roster: down.Roster) -> None:
         """A round without this node. Said once, not again with every round that others form meanwhile."""
@@ -234,6 +245,7 @@ class Member:
 _TAKERS: dict[type, str] = {
     down.Seated: "_on_seated",
     down.Roster: "_on_roster",
+    down.Opened: "_on_opened",
     down.Settled: "_on_settled",
     down.Broken: "_on_broken",
     down.Verdict: "_on_verdict",

@@ -144,6 +144,18 @@ def may_take_over(base: Base, min_nodes: int) -> bool:
     return 2 * len(ranks) > alive or (2 * len(ranks) == alive and base.lowest_alive() in ranks)
 
 
+def count_votes(base: Base, min_nodes: int) -> int:
+    """How many of the round, with the leader's own node, must stay with a leader so that nobody else can go on."""
+    alive = base.size - len(base.ended)
+    if base.own:
+        return min(min_nodes, (alive + 1) // 2)
+    if not base.is_missing_some():
+        return 0
+    ranks = set(base.held.values()) - base.ended
+    is_half_enough = (base.leader in base.ended or base.leader in ranks) and base.lowest_alive() in ranks
+    return (alive + 1) // 2 if is_half_enough else alive // 2 + 1
+
+
 def may_form(bases: Iterable[Base], min_nodes: int) -> bool:
     """True when every base allows it; without any base there is nobody to collide with."""
     return all((may_go_on if base.own else may_take_over)(base, min_nodes) for base in bases)

@@ -41,6 +41,8 @@ class Carry:
     early: str | None = None
     final: str | None = None
     """Why the last round was the job's last one; None while it may go on."""
+    leader: str | None = None
+    """Id of the last leader it joined: one that may have formed rounds which it never heard of."""
     bases: tuple[CarriedBase, ...] = ()
 
 

@@ -28,6 +28,7 @@ from muster.agent.rendezvous.member import Member
 from muster.agent.report import Failure
 
 EPHEMERAL = 40000
+TICK_S = 1e-9
 Instance = tuple[int, int, int]
 """A round as it can be told from another of the same number: number, MASTER_PORT, size."""
 
@@ -83,13 +84,14 @@ class SimLoop:
         return self.call_at(self.clock.now_s() + delay_s, callback)
 
     def _arm(self, timer: SimTimer) -> None:
-        wait_s = max(0.0, timer.due_s - self.clock.now_s())
+        early_s = timer.due_s - self.clock.now_s()
+        wait_s = max(early_s, TICK_S) if early_s > 0.0 else 0.0  # less would not move the clock: sums of floats differ
         self.process.machine.world.schedule(wait_s, self.process, lambda: self._fire(timer))
 
     def _fire(self, timer: SimTimer) -> None:
         if timer.cancelled:
             return
-        if self.clock.now_s() < timer.due_s - 1e-9:
+        if self.clock.now_s() < timer.due_s:
             self._arm(timer)  # the machine slept meanwhile
             return
         timer.cancelled = True

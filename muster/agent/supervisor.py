@@ -206,13 +206,14 @@ class Supervisor:
         self._ends.clear()
         self._told.clear()
         self._taken = {}
-        delay_s = self._backoff_s(action.round.attempt)
-        if delay_s > 0.0:
-            self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
-        if action.is_held:
+        longest_s = self._longest_backoff_s(action.round.attempt)
+        if action.is_held:  # the node of global rank 0 backs off for all
             self._held = action.round
-            delay_s += HOLD_S
-        if delay_s <= 0.0:
+            delay_s = longest_s + HOLD_S
+        elif longest_s > 0.0:
+            delay_s = self._draw_backoff_s(longest_s)
+            self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
+        else:
             self._start_now(action.round)
             return
         self._delayed_start = self._loop.call_later(delay_s, lambda: self._start_now(action.round))
@@ -223,13 +224,17 @@ class Supervisor:
                 self._delayed_start.cancel()
             self._start_now(self._held)
 
-    def _backoff_s(self, attempt: int) -> float:
-        """Nothing before the first restart; then doubled each time, with jitter so that nodes do not march in step."""
+    def _longest_backoff_s(self, attempt: int) -> float:
+        """Nothing before the first restart; then doubled each time."""
         if attempt < 2 or self._config.restart_backoff_s <= 0.0:
             return 0.0
+        return self._config.restart_backoff_s * float(2 ** min(attempt - 2, 10))
+
+    @staticmethod
+    def _draw_backoff_s(longest_s: float) -> float:
+        """With jitter, so that jobs which failed together do not march in step."""
         import random  # only a job that fails again and again needs it
 
-        longest_s = self._config.restart_backoff_s * float(2 ** min(attempt - 2, 10))
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
 
     def _start_now(self, formed: Round) -> None:

@@ -73,7 +73,7 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
         return state
     attempt = max(state.attempt, carry.attempt)
     if state.in_office:
-        # Two leaders met: no used attempt is forgotten.
+        # Two leaders met: no used attempt is forgotten. (Of the same round a member may know the next attempt already.)
         state = state if carry.round == state.round else replace(state, attempt=attempt)
         return _adopt_rival(state, carry, now_s)
     if carry.round == state.round:
@@ -115,14 +115,15 @@ def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:
     meanwhile, unnoticed. Only this leader's own node cannot.
     """
     oldest = state.bases[0].number
-    own = [peer for peer in state.members.values() if peer.is_leader]
-    rivals = tuple(
-        _build_base(state, carried, claimants=own)
+    unknown = [
+        carried
         for carried in carry.bases
         if carried.number >= oldest and not any(base.is_same(carried) for base in state.bases)
-    )
-    if not rivals:
+    ]
+    if not unknown:
         return state
+    own = [peer for peer in state.members.values() if peer.is_leader]
+    rivals = [replace(_build_base(state, carried, claimants=own), late=True) for carried in unknown]
     gather_until_s = max(state.gather_until_s, now_s + state.rules.gather_s)
     return replace(state, bases=(*rivals, *state.bases), gather_until_s=gather_until_s)
 

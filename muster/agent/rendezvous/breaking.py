@@ -6,7 +6,7 @@ costs nothing.
 
 from muster.agent.records import replace
 from muster.agent.rendezvous import BreakKind
-from muster.agent.rendezvous.job import Phase, State, Step, name_peer
+from muster.agent.rendezvous.job import FOREVER, Phase, State, Step, name_peer
 from muster.agent.rendezvous.ledger import Roll
 from muster.agent.rendezvous.terms import Break, Failed, Idle, Output, Stopped
 from muster.agent.rendezvous.verdict import Seen, choose_root, describe_failure, explain_end, find_signature
@@ -88,7 +88,9 @@ def break_round(state: State, kind: BreakKind, reason: str, now_s: float) -> Ste
         next_attempt=state.attempt + (1 if state.charged else 0),
         early=state.early,
     )
-    state = replace(state, phase=Phase.FORMING, pending=Roll(ids), since_s=now_s, batch_since_s=None)
+    state = replace(
+        state, phase=Phase.FORMING, pending=Roll(ids), since_s=now_s, batch_since_s=None, end_until_s=FOREVER
+    )
     return state, (output,)
 
 

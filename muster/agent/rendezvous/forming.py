@@ -60,7 +60,7 @@ def _form(state: State) -> Step:
         round=number,
         attempt=attempt,
         in_office=True,
-        bases=(*state.bases, base),
+        bases=(*(replace(earlier, late=False) for earlier in state.bases), base),
         seats=Ledger({seat.id: seat for seat in seats}),
         unconfirmed=Roll(base.held),
         done=Roll(),
@@ -107,9 +107,13 @@ def _end_well(state: State, now_s: float) -> Step:
 
 def _end_badly(state: State, now_s: float) -> Step:
     """As `_end_well`: those who cannot be heard may not know that the job has failed, go on, and call here."""
-    if may_form(state.bases, state.rules.min_nodes) or now_s >= state.since_s + state.rules.join_timeout_s:
+    if may_form(state.bases, state.rules.min_nodes) or now_s >= state.end_until_s:
         return _end(state, succeeded=False)
-    return state, ()
+    if state.end_until_s < FOREVER or now_s < state.gather_until_s:
+        return state, ()
+    limit_s = state.rules.join_timeout_s
+    line = f"{state.final}; most nodes cannot be heard and may go on: waiting {limit_s:g} s for them"
+    return replace(state, end_until_s=now_s + limit_s), (Tell(text=line),)
 
 
 def _end(state: State, *, succeeded: bool) -> Step:
@@ -125,7 +129,9 @@ def _end(state: State, *, succeeded: bool) -> Step:
             state.stacks,
         )
     verdict = End(ids=(), succeeded=succeeded, report=report, printer=None)
-    end = replace(verdict, ids=tuple(state.members), printer=present[0] if present and report is not None else None)
+    # Who took over only to end the job has no round of its own.
+    printer = next(iter(present or state.members), None) if report is not None else None
+    end = replace(verdict, ids=tuple(state.members), printer=printer)
     return replace(state, phase=Phase.ENDING, verdict=verdict), (end,)
 
 

@@ -32,6 +32,8 @@ MOST_ROUNDS = 1 << 40
 """No job has so many. Numbers only go up, so that one which is far too high could never be taken back."""
 PAUSE_S = 1.0
 """Nothing done for this long: this process may have been stopped."""
+RETRY_S = 0.05
+"""How soon a round is tried again that the promises did not carry: not with each of thousands of heartbeats."""
 DUPLICATE_S = 1.5
 """How long after a second node with the same index came the first must be heard again to be taken for alive."""
 
@@ -51,6 +53,7 @@ class Leader:
         self._probes: set[Closing] = set()
         self._timer: Timer | None = None
         self._sweep: Timer | None = None
+        self._retry: Timer | None = None
         self._closed = False
         self._awake_s = loop.clock.boottime_s()
         self.state: State = start_state(options.rules, loop.clock.now_s(), takeover=options.takeover)
@@ -163,11 +166,15 @@ class Leader:
         if beat.echo_s is not None:
             # Never later than now: nobody can have had a time stamp that was not sent yet.
             contact.promise_s = max(contact.promise_s, min(beat.echo_s, now_s))
-            if self.state.doubtful:
-                self._feed(Tick())
+            if self.state.doubtful and self._retry is None and not self._closed:
+                self._retry = self._loop.call_later(RETRY_S, self._try_again)
         last = self.state.bases[-1] if self.state.bases else None
         ended = (last.number, last.ended) if last is not None and last.ended else None
         contact.link.send(build_answer(Answer(number=beat.number, at_s=now_s, ended=ended)))
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._feed(Tick())
 
     def _settle_contest(self, contact: Contact) -> None:
         contender = self._contenders.get(contact.id)
@@ -263,7 +270,9 @@ class Leader:
         fewer than `min` are left. As long as enough members have promised to stay, that cannot be.
         """
         lease_s = self._options.silence_s - find_margin_s(self._options.silence_s)
-        bases = [base for base in self.state.bases if not base.own or base is self.state.bases[-1]]
+        # Until a round is settled those who never heard of it act on the ones before, our own too.
+        last = self.state.bases[-1:]
+        bases = [*(base for base in self.state.bases[:-1] if base.is_missing_some()), *last]
         return min((self._promised_until_s(base) for base in bases), default=self._clock.boottime_s()) + lease_s
 
     def _promised_until_s(self, base: Base) -> float:
@@ -309,7 +318,7 @@ class Leader:
         if self._closed:
             return
         self._closed = True
-        for timer in (self._timer, self._sweep):
+        for timer in (self._timer, self._sweep, self._retry):
             if timer is not None:
                 timer.cancel()
         self._dispatch.close()

@@ -52,7 +52,7 @@ def next_due_s(state: State, now_s: float) -> float:
         dues = [blame_s, state.end_until_s, batch_due_s(state) if blame_s == FOREVER else FOREVER]
     else:
         dues = [state.since_s + state.rules.join_timeout_s, state.last_join_s + state.rules.last_call_s]
-        dues += [state.fence_until_s, state.quiet_until_s, state.gather_until_s]
+        dues += [state.fence_until_s, state.quiet_until_s, state.gather_until_s, state.end_until_s]
     return min((due for due in dues if due > now_s), default=FOREVER)
 
 
@@ -63,7 +63,8 @@ def _on_confirmed(state: State, event: Confirmed, _now_s: float) -> Step:
     whole = state.bases and len(state.bases[-1].held) == state.bases[-1].size
     if state.unconfirmed or not whole:
         return state, ()
-    return replace(state, bases=state.bases[-1:]), (Settle(number=state.round),)
+    late = tuple(base for base in state.bases if base.late)
+    return replace(state, bases=(*late, *state.bases[-1:])), (Settle(number=state.round),)
 
 
 def _on_succeeded(state: State, event: Succeeded, _now_s: float) -> Step:

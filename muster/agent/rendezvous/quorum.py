@@ -57,6 +57,8 @@ class Base:
     """Group rank of the leader's own node in that round."""
     own: bool = False
     """Formed by the leader that holds it, in its present office."""
+    late: bool = False
+    """It came to light after the running round had been formed, which therefore does not replace it."""
     indices: tuple[int | None, ...] = ()
     """Node index of each group rank, as far as `INDICES_KEPT`; empty when every rank is its node's index."""
     held: Ledger[str, int] = Ledger()

@@ -228,9 +228,12 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             if folder is None:
                 containers = leftovers.find_app(self._engine, app_id, _user())
                 return leftovers.describe_app(app_id, containers) if containers else None
-            spec, record = client.look(folder)
-            if hold_for_wait(folder, record):
+            try:
                 spec, record = client.look(folder)
+                if hold_for_wait(folder, record):
+                    spec, record = client.look(folder)
+            except FileNotFoundError:
+                return None  # deleted by another shell just now
             return build_describe_response(spec, record, error=read_error(folder.path))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002

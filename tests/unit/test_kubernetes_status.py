@@ -212,6 +212,18 @@ def test_events_speak_where_pods_do_not():
     assert status.msg == f"no pods: {violates}; try -cfg security=restricted"
 
 
+def test_pods_that_were_never_made_are_counted():
+    some = job()
+    some["spec"]["parallelism"] = 3
+    event = "FailedCreate: exceeded quota"
+    status = describe([some], [pod(0)], warnings={"app-x1-trainer": event, "app-x1-trainer-0-abcde": "Unhealthy: x"})
+    assert status.msg == f"2 pods not made: {event}; ask for less, or delete what is no longer needed"
+    assert describe([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+    over = job(("Complete", "r"), status=None)
+    over["spec"]["parallelism"] = 3
+    assert describe([over], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+
+
 def test_the_queue_speaks_first():
     status = describe([job()], [], queue_words="waits in queue q: insufficient quota")
     assert status.msg == "waits in queue q: insufficient quota"

@@ -28,6 +28,9 @@ _OVERLAP_S: Final = 2
 _TURN_S: Final = 5.0
 """Pause of a reader without a stream of its own between two reads."""
 
+_NO_LOG: Final = b"unable to retrieve container logs for "
+"""A node answers so, with status 200 and no newline, while the pod is still known and its container is not."""
+
 _RETRY_S: Final = 0.5
 
 Stamp = tuple[int, int]
@@ -209,7 +212,9 @@ class LogReader:
                 raise
             return
         for raw in _split_lines(iter((content,))):
-            if raw.endswith(b"\n") or last or previous or not query.tail:
+            if raw.startswith(_NO_LOG):
+                yield f"[muster] the rest of the log of {pod.name} is gone: its node has removed the container\n"
+            elif raw.endswith(b"\n") or last or previous or not query.tail:
                 yield from _select(raw, position, query)
 
 

@@ -12,11 +12,14 @@ from muster.schedulers.kubernetes.operations import find_parents
 from muster.schedulers.kubernetes.pod import LABEL_INSTANCE
 from muster.schedulers.kubernetes.pods import PodFact, read_pod
 from muster.schedulers.kubernetes.resources import EVENT, POD, Kind, Resources
-from muster.schedulers.kubernetes.status import Observation
+from muster.schedulers.kubernetes.status import Observation, count_lacking
 
 _Seen = TypeVar("_Seen")
 
 _POD_GROUPS: Final = (*NATIVE_VERSIONS, VOLCANO_VERSION)
+
+_BARE: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
+"""Events that only repeat the reason of the one before, which says what was wrong with the image."""
 
 
 def observe(resources: Resources, ref: AppRef) -> Observation | None:
@@ -31,7 +34,7 @@ def observe(resources: Resources, ref: AppRef) -> Observation | None:
         pods=pods,
         queue_words=_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "") if waiting or not pods else "",
         warnings=_if_allowed(lambda: _read_warnings(resources, ref), {})
-        if not pods or any(fact.needs_events for fact in waiting)
+        if any(fact.needs_events for fact in waiting) or count_lacking(parents, pods)
         else {},
     )
 
@@ -64,8 +67,11 @@ def _read_warnings(resources: Resources, ref: AppRef) -> dict[str, str]:
     warnings: dict[str, str] = {}
     for item in sorted(items, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or "")):
         name = (item.get("involvedObject") or {}).get("name") or ""
-        if name == ref.name or name.startswith(f"{ref.name}-"):
-            warnings[name] = f"{item.get('reason')}: {' '.join(str(item.get('message') or '').split())[:500]}"
+        if name != ref.name and not name.startswith(f"{ref.name}-"):
+            continue
+        text = f"{item.get('reason')}: {' '.join(str(item.get('message') or '').split())[:500]}"
+        if text not in _BARE:
+            warnings[name] = text
     return warnings
 
 

@@ -124,11 +124,25 @@ def build_message(seen: Observation, state: AppState, report: Mapping[str, Any] 
     elif seen.queue_words:
         clauses.append(seen.queue_words)
     clauses += _group_pods(seen, state)
+    lacking = count_lacking(seen.parents, seen.pods)
+    if lacking and seen.pods and state is not AppState.FAILED:
+        made = {fact.name for fact in seen.pods}
+        why = dict.fromkeys(text for name, text in seen.warnings.items() if name not in made)
+        clauses += [f"{lacking} pods not made: {text}{_advise(text)}" for text in why]
     if not seen.pods and state is not AppState.FAILED:
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(seen.warnings.values())]
         if _is_suspended(seen.parents[0]) and not seen.queue_words:
             clauses.append("suspended: waits for its queue, or for somebody to resume it")
     return "; ".join(clause for clause in clauses if clause)
+
+
+def count_lacking(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
+    """How many nodes should have a pod by now and never had one, as far as Jobs say; of other kinds 1 if none has."""
+    jobs = [parent for parent in parents if parent["apiVersion"].startswith("batch/v1") and parent["kind"] == "Job"]
+    if not jobs:
+        return 0 if pods else 1
+    wanted = sum((job.get("spec") or {}).get("parallelism") or 0 for job in jobs if job_end(job) is None)
+    return max(0, wanted - len(latest_pods(pods)))
 
 
 def _advise(event: str) -> str:

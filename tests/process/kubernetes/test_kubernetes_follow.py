@@ -158,6 +158,15 @@ def test_a_log_that_kubernetes_removed_is_named(cluster, scheduler, app):
     ]
 
 
+def test_a_log_whose_container_is_gone_is_named(cluster, scheduler, app):
+    """The kubelet says so with status 200, without a time stamp and without a newline."""
+    app_id = app()
+    name = pod(cluster, app_id)["metadata"]["name"]
+    cluster.logs[name] = [(0, b"unable to retrieve container logs for containerd://4f1c")]
+    gone = f"[muster] the rest of the log of {name} is gone: its node has removed the container\n"
+    assert list(scheduler.log_iter(app_id, "trainer")) == [gone]
+
+
 def test_a_pod_that_waits_says_why(cluster, scheduler, app):
     app_id = app(running=False)
     (line,) = scheduler.log_iter(app_id, "trainer")

@@ -410,6 +410,11 @@ def test_why_there_are_no_pods(cluster, scheduler):
     event["involvedObject"] = {"name": f"{name}-trainer"}
     cluster.put("/api/v1", "team", "events", event)
     assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
+    # An event that only repeats a reason hides none that explains it.
+    bare = {"metadata": {"name": "f"}, "type": "Warning", "reason": "Failed", "message": "Error: ErrImagePull"}
+    late = {"involvedObject": {"name": f"{name}-trainer"}, "lastTimestamp": "2026-01-01T00:00:00Z"}
+    cluster.put("/api/v1", "team", "events", {**bare, **late})
+    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
 
 
 def test_cancel_keeps_the_record(cluster, scheduler):

@@ -1,6 +1,7 @@
 """How the job ended, told to everybody who listens: console, report.json, torch's error file, the termination log."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from muster._contract import ExitCode, LogNames
@@ -9,6 +10,9 @@ from muster.agent.logs import LogRouter
 from muster.agent.report import Report
 from muster.agent.stacks import group_stacks
 from muster.agent.transitions import Finish
+
+LEAVE_S = 0.5
+"""How long after it has heard of the job's failure an agent on Kubernetes leaves: all that is told is told by then."""
 
 
 def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
@@ -65,3 +69,18 @@ def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
         yield from (f"  {line}" for line in text.splitlines())
     if missing > 0:
         yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or only just started"
+
+
+def leave_together(config: AgentConfig, failed_s: float) -> None:
+    """On Kubernetes, go at the same moment as the others.
+
+    The first pod that ends with a failure makes the Job controller remove all that it does not know to have ended, and
+    with them their logs. A kubelet looks once a second what has ended: the less the ends are apart, the rarer one is
+    seen without the other.
+
+    Args:
+        config: the agent's.
+        failed_s: when it heard of the job's failure, time.monotonic; all agents do within a network's delay.
+    """
+    if config.termination_log is not None:
+        time.sleep(max(0.0, failed_s + LEAVE_S - time.monotonic()))

@@ -20,7 +20,7 @@ from muster.agent.failures import FailureCollector
 from muster.agent.journal import Journal
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.loop import Loop, Timer
-from muster.agent.rendezvous import BreakKind, Notice, Round, RoundBroken
+from muster.agent.rendezvous import BreakKind, JobEnded, Notice, Round, RoundBroken
 from muster.agent.rendezvous.backend import create_rendezvous
 from muster.agent.report import Failure, Stack
 from muster.agent.signals import SignalWatch
@@ -98,6 +98,7 @@ class Supervisor:
         self._delayed_start: Timer | None = None
         self._held: Round | None = None
         self._code: int | None = None
+        self._failed_s: float | None = None
 
     def _watch_for_hangs(self) -> "HangWatch | None":
         if self._config.hang_timeout_s is None:
@@ -146,11 +147,15 @@ class Supervisor:
         finally:
             self._close()
             signals.close()
+            if self._failed_s is not None:
+                outcome.leave_together(self._config, self._failed_s)
 
     def _take(self, event: Any) -> None:
         self._transcript.take(event)
         if isinstance(event, Notice):
             return
+        if isinstance(event, JobEnded) and not event.succeeded:
+            self._failed_s = self._loop.clock.now_s()
         if isinstance(event, RoundBroken) and event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP):
             self._starter.park(self._config.nproc)  # forked while the old ones are being stopped
         self._state, actions = decide(self._state, event)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
@@ -73,6 +74,25 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
     assert all(failure["collateral"] for failure in others)
     error_file = json.loads(Path(root["error_file"]).read_text())
     assert "bad batch 17" in error_file["message"]["message"]
+
+
+def test_on_kubernetes_nobody_leaves_before_all_have_told(nodes: list[list[str]], tmp_path: Path) -> None:
+    """There the first failed pod has the others removed; each agent here looks at both messages when it has ended."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(7)\ntime.sleep(60)\n")
+    messages = [tmp_path / f"message{index}" for index in (0, 1)]
+    look = '"$@"; code=$?; cp "$MESSAGES/message0" "$SEEN.0"; cp "$MESSAGES/message1" "$SEEN.1"; exit $code'
+    with contextlib.ExitStack() as stack:
+        trees = []
+        for index, node in enumerate(nodes):
+            messages[index].touch()
+            own = {"MUSTER_TERMINATION_LOG": str(messages[index]), "SEEN": str(tmp_path / f"seen{index}")}
+            env = {**os.environ, **own, "MESSAGES": str(tmp_path)}
+            trees.append(stack.enter_context(Tree(["sh", "-c", look, "sh", *node, str(script)], env=env)))
+        outcomes = [tree.wait() for tree in trees]
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
+    seen = [(tmp_path / f"seen{index}.{other}").read_text() for index in (0, 1) for other in (0, 1)]
+    assert all("exited with code 7" in text for text in seen), seen
 
 
 class TestHangs:

@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.state import AppFolder, AppRecord, Machine
+from muster.schedulers.supervision.state import AppFolder, AppRecord, AppSpec, Machine
 
 HOLD_S: Final = 60.0
 """An answer is not held back longer, so that nothing that goes wrong here can hang a caller."""
@@ -17,19 +17,22 @@ _FRAMES: Final = 8
 """How far up `wait` is looked for: it calls `Runner.status`, which calls `describe`, in one thread."""
 
 
-def hold_for_wait(folder: AppFolder, record: AppRecord | None) -> bool:
-    """Wait for an app's end if TorchX's `wait` is what asks; whether it waited, so that there may be news.
+def look_for_wait(folder: AppFolder) -> tuple[AppSpec, AppRecord | None] | None:
+    """`client.look`, after the app's end if TorchX's `wait` is what asks; None when it has been deleted meanwhile.
 
-    Args:
-        folder: the app's.
-        record: where it stands.
+    Raises:
+        SupervisorError: see `client.look`.
     """
-    if record is None or client.is_over(record) or record.machine.host != Machine.here().host:
-        return False
-    if not _is_asked_by_wait():
-        return False
-    client.wait_ended(folder, limit_s=HOLD_S)
-    return True
+    try:
+        spec, record = client.look(folder)
+        if record is None or client.is_over(record) or record.machine.host != Machine.here().host:
+            return spec, record
+        if not _is_asked_by_wait():
+            return spec, record
+        client.wait_ended(folder, limit_s=HOLD_S)
+        return client.look(folder)
+    except FileNotFoundError:
+        return None
 
 
 def _is_asked_by_wait() -> bool:

@@ -49,7 +49,7 @@ from muster.schedulers.torchx_lines import (
     get_workspace_path,
     mask_env,
 )
-from muster.schedulers.waiting import hold_for_wait
+from muster.schedulers.waiting import look_for_wait
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
@@ -228,13 +228,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             if folder is None:
                 containers = leftovers.find_app(self._engine, app_id, _user())
                 return leftovers.describe_app(app_id, containers) if containers else None
-            try:
-                spec, record = client.look(folder)
-                if hold_for_wait(folder, record):
-                    spec, record = client.look(folder)
-            except FileNotFoundError:
-                return None  # deleted by another shell just now
-            return build_describe_response(spec, record, error=read_error(folder.path))
+            found = look_for_wait(folder)
+            return None if found is None else build_describe_response(*found, error=read_error(folder.path))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""

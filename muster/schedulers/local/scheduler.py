@@ -36,7 +36,7 @@ from muster.schedulers.torchx_lines import (
     build_dryrun_info,
     check_replica,
 )
-from muster.schedulers.waiting import hold_for_wait
+from muster.schedulers.waiting import look_for_wait
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
 DEFAULT_GRACE_S = 30.0
@@ -135,13 +135,12 @@ class LocalScheduler(PluginScheduler):
         if folder is None:
             return None
         try:
-            spec, record = client.look(folder)
-            if hold_for_wait(folder, record):
-                spec, record = client.look(folder)
-        except FileNotFoundError:
-            return None  # deleted by another shell just now
+            found = look_for_wait(folder)
         except client.SupervisorError as error:
             raise EngineError(str(error)) from error
+        if found is None:
+            return None  # deleted by another shell just now
+        spec, record = found
         return build_describe_response(spec, record, error=_read_error(folder, spec), ui_url=folder.path.as_uri())
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:

@@ -137,6 +137,19 @@ def join(launcher: Command, folder: Path) -> float:
         job.close()
 
 
+def join_pause(launcher: Command, folder: Path) -> float:
+    """The same; how long the running job stands still, from its last all-reduce alone to the first common one."""
+    job = Job(launcher, folder, "1:2")
+    try:
+        job.add_node()
+        job.wait_reduce(1, 0.0)
+        job.add_node()
+        common_s = job.wait_reduce(2, 0.0)
+        return common_s - max(mark["t"] for mark in _launching.read_marks(job.marks) if mark["world"] == 1)
+    finally:
+        job.close()
+
+
 def alone(launcher: Command, folder: Path) -> float:
     """`--nnodes 1:2` with one node present; until its first all-reduce."""
     job = Job(launcher, folder, "1:2")
@@ -158,6 +171,7 @@ def main(count: int, *, with_torchrun: bool) -> None:
         "a node is killed, until the survivor's next all-reduce": lambda c, f: lose(c, f, 1),
         "the leader is killed, until the survivor's next all-reduce": lambda c, f: lose(c, f, 0),
         "a node joins, from its start to the common all-reduce": join,
+        "a node joins, how long the others stand still": join_pause,
         "one node of 1:2 alone, from its start to its all-reduce": alone,
     }
     with _launching.scratch() as folder:

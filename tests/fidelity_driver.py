@@ -60,7 +60,7 @@ class Driver:
         watch = SignalWatch(
             self.loop, handled=(), on_signal=lambda _: None, on_child=self.reaped, on_stacks=lambda: None
         )
-        self.starter.prepare()
+        self.starter.prepare(lambda: None)
         while self.request.get("hold"):  # until it is killed
             self.loop.turn()
         rounds = [self.run_round(number) for number in range(int(self.request.get("rounds", 1)))]

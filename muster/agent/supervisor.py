@@ -97,6 +97,7 @@ class Supervisor:
         self._grace: Timer | None = None
         self._delayed_start: Timer | None = None
         self._held: Round | None = None
+        self._is_prepared = False
         self._code: int | None = None
         self._failed_s: float | None = None
 
@@ -136,8 +137,8 @@ class Supervisor:
             self._loop.watch_readable(self._lease.guard_fd, self._note_guard_gone)
         try:
             self._journal.write("agent_started", pid=os.getpid(), start=self._config.start)
-            self._starter.prepare()
-            self._rendezvous.join()
+            self._starter.prepare(self._note_prepared)
+            self._rendezvous.join(is_prepared=self._is_prepared)
             while self._code is None:
                 self._loop.turn()
                 while self._code is None and (event := self._loop.take_event()) is not None:
@@ -175,6 +176,10 @@ class Supervisor:
         self._journal.close()
 
     # -- facts ------------------------------------------------------------------------------------------------------
+
+    def _note_prepared(self) -> None:
+        self._is_prepared = True
+        self._rendezvous.prepared()
 
     def _note_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)

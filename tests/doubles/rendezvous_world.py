@@ -339,10 +339,11 @@ class Process:
             self.start_workers(event.round)
         elif isinstance(event, RoundBroken):
             if self.round is not None and event.number == self.round.number:
+                self.breaking = True
                 if event.kind is BreakKind.FENCED:
                     delay_s = world.random.uniform(0.0, 0.25)
                 else:
-                    delay_s = world.random.choice((0.01, 0.1, 1.5))
+                    delay_s = world.random.choice(world.stops_s)
                 number = event.number
                 world.schedule(delay_s, self, lambda: self.finish_stop(number))
         elif isinstance(event, JobEnded | RendezvousLost):
@@ -357,7 +358,7 @@ class Process:
         self.numbers.append(round_.number)
         self.round = round_
         self.instance = (round_.number, round_.master_port, round_.group_world_size)
-        self.workers_alive, self.workers_done = True, False
+        self.workers_alive, self.workers_done, self.breaking = True, False, False
         self.world.note_start(self)
         self.member.started(round_.number)
 
@@ -380,7 +381,8 @@ class Process:
         """A worker of the running round dies on its own."""
         failure = self.build_failure()
         if failure is not None and self.can_run and self.workers_alive and not self.workers_done:
-            self.world.failures.append((self.world.now_s, self.instance))
+            if not self.breaking:  # else it was asked to end
+                self.world.failures.append((self.world.now_s, self.instance))
             self.run(lambda: self.member.failed(failure.round, (failure,)))
 
     def build_failure(self) -> Failure | None:
@@ -479,6 +481,10 @@ class World:
         self.now_s = 0.0
         self.sent = 0
         self.work_s = work_s
+        self.stops_s: tuple[float, ...] = (0.01, 0.1, 1.5)
+        """How long workers take to end when they are asked to."""
+        self.imports_s: tuple[float, ...] = ()
+        """How long nodes may take until their workers could start."""
         self._heap: list[tuple[float, int, Process | None, Callable[[], None]]] = []
         self._order = itertools.count()
         self.ports = itertools.count(EPHEMERAL)
@@ -550,7 +556,9 @@ class World:
         process = Process(machine, RendezvousConfig(**{**settings, **changes}))
         machine.process = process
         self.processes.append(process)
-        self.schedule(0.0, process, process.member.join)
+        imports_s = self.random.choice((0.0, *self.imports_s)) if self.imports_s else 0.0
+        self.schedule(0.0, process, lambda: process.member.join(is_prepared=not imports_s))
+        self.schedule(imports_s, process, process.member.prepared)
         return process
 
     def vanish(self, machine: Machine) -> None:

@@ -1,5 +1,6 @@
 """Agents of one job on this machine: one that need not wait, spares, and a node that was done too early."""
 
+import json
 import os
 import re
 import signal
@@ -113,17 +114,42 @@ def test_workers_wait_for_global_rank_0_but_not_for_ever(
         pytest.skip("cold workers have nothing to prepare")
     (tmp_path / "slow.py").write_text(f"import os, time\nif os.environ['NODE'] == '0':\n    time.sleep({sleep_s})\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("ORDER", str(tmp_path / "order"))
     nodes = []
     for index in (0, 1):
         monkeypatch.setenv("NODE", str(index))
-        nodes.append(launch(index, "2", "agent_order.py", start="warm", preload="slow", **{"nproc-per-node": "2"}))
-    for node in nodes:
-        outcome = node.wait()
-        assert outcome.exit_code == 0, outcome.explain()
-    order = (tmp_path / "order").read_text().split()
-    assert sorted(order) == ["0", "0", "1", "1"]
-    assert order[0] == str(first)
+        nodes.append(
+            launch(index, "2", "conf_exits.py", "0", "all", start="warm", preload="slow", **{"nproc-per-node": "2"})
+        )
+    expect_end(*nodes)
+    events = [json.loads(line) for index in (0, 1) for line in read_events(tmp_path / f"logs{index}").splitlines()]
+    released = sorted((one["monotonic_s"], one["node"]) for one in events if one["what"] == "worker_released")
+    assert [node for _, node in released] == [first, first, 1 - first, 1 - first]
+
+
+def test_a_running_job_goes_on_while_a_newcomer_imports(
+    launch: Launch, sums: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ONE_START == "cold":
+        pytest.skip("cold workers have nothing to prepare")
+    go = tmp_path / "go"
+    (tmp_path / "slow.py").write_text(
+        f"import os, time\nwhile os.environ['NODE'] == '1' and not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    nodes = []
+    for index in (0, 1):
+        monkeypatch.setenv("NODE", str(index))
+        nodes.append(launch(index, "1:2", *sums, start="warm", preload="slow"))
+        wait_for_world(1, nodes[0])
+    nodes[0].wait_for_line("node 1 .* has come and still imports: the job goes on meanwhile", stream="stderr")
+    sums_before = nodes[0].stdout.count("sum 1 of 1")
+    wait_until(lambda: nodes[0].stdout.count("sum 1 of 1") > sums_before + 20, what="more sums")
+    assert "joined" not in nodes[0].stderr
+    go.touch()
+    wait_for_world(2, *nodes)
+    (tmp_path / "stop").touch()
+    expect_end(*nodes)
+    assert not (tmp_path / "overlaps").exists()
 
 
 def test_a_late_spare_says_one_line_and_ends_well(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def make_agent() -> Iterator[Callable[..., Agent]]:
 
     def make(script: str, **options: object) -> Agent:
         agents.append(Agent(script, **options))  # type: ignore[arg-type]
-        agents[-1].starter.prepare()
+        agents[-1].starter.prepare(lambda: None)
         return agents[-1]
 
     yield make

@@ -20,6 +20,7 @@ from muster.agent.rendezvous.terms import (
     Left,
     Lost,
     Peer,
+    Prepared,
     Rules,
     SawEnd,
     Settle,
@@ -92,6 +93,12 @@ class Leader:
             self.feed(Joined(peer=peer(number)))
         return self.only(Form)
 
+    def form_by_last_call(self, count: int) -> Form:
+        for number in range(count):
+            self.feed(Joined(peer=peer(number)))
+        self.feed(Tick(), after_s=3.1)
+        return self.only(Form)
+
     def only(self, kind):
         found = [output for output in self.out if isinstance(output, kind)]
         assert len(found) == 1, self.out
@@ -156,6 +163,73 @@ def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
     broken = leader.only(Break)
     assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
     leader.stop_all(0, 1)
+    assert len(leader.only(Form).seats) == 3
+
+
+def test_a_running_round_goes_on_until_a_newcomer_has_imported() -> None:
+    leader = Leader(rules(1, 4))
+    leader.form_by_last_call(2)
+    leader.feed(Joined(peer=replace(peer(2), is_prepared=False)), after_s=5.0)
+    assert leader.only(Tell).text == "node 2 (h2) has come and still imports: the job goes on meanwhile"
+    leader.feed(Joined(peer=replace(peer(3), is_prepared=False)), after_s=1.0)
+    assert not leader.out  # said once; and though the job would be full
+    assert not leader.feed(Prepared(id="m2"), after_s=10.0)
+    assert not leader.feed(Tick(), after_s=10.0)
+    leader.feed(Prepared(id="m3"), after_s=10.0)
+    assert leader.only(Break).reason == "node 2 (h2), node 3 (h3) joined"
+    leader.stop_all(0, 1)
+    assert len(leader.only(Form).seats) == 4
+
+
+@pytest.mark.parametrize("event", [Prepared(id="m2"), Lost(id="m2", reason="connection closed")])
+def test_who_need_not_be_waited_for_any_more_makes_way_for_those_who_have_imported(event) -> None:
+    leader = Leader(rules(1, 6))
+    leader.form_by_last_call(2)
+    leader.feed(Joined(peer=replace(peer(2), is_prepared=False)), after_s=5.0)
+    leader.feed(Joined(peer=peer(3)), after_s=1.0)
+    assert not leader.feed(Tick(), after_s=1.1)
+    leader.feed(event)
+    assert "node 3 (h3)" in leader.only(Break).reason
+
+
+def test_a_newcomer_that_is_lost_while_it_imports_disturbs_nobody() -> None:
+    leader = Leader(rules(1, 3))
+    leader.form_by_last_call(2)
+    leader.feed(Joined(peer=replace(peer(2), is_prepared=False)), after_s=5.0)
+    assert not leader.feed(Lost(id="m2", reason="connection closed"), after_s=1.0)
+    assert not leader.feed(Tick(), after_s=100.0)
+    assert next_due_s(leader.state, leader.now_s) == FOREVER
+
+
+def test_an_import_without_end_holds_up_the_join_for_a_minute() -> None:
+    leader = Leader(rules(1, 4))
+    leader.form_by_last_call(2)
+    leader.feed(Joined(peer=replace(peer(2), is_prepared=False)), after_s=5.0)
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 60.0)
+    assert not leader.feed(Tick(), after_s=59.0)
+    leader.feed(Tick(), after_s=1.1)
+    leader.only(Break)
+
+
+def test_a_round_whose_own_members_still_import_loses_nothing_by_a_join() -> None:
+    leader = Leader(rules(1, 3))
+    leader.feed(Joined(peer=replace(peer(0), is_prepared=False)))
+    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Tick(), after_s=3.1)
+    leader.only(Form)
+    leader.feed(Joined(peer=replace(peer(2), is_prepared=False)), after_s=1.0)
+    leader.only(Break)
+
+
+def test_who_still_imports_is_no_reason_to_wait_with_a_round_that_stands_still_anyway() -> None:
+    leader = Leader(rules(2, 3))
+    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(peer=replace(peer(1), is_prepared=False)))
+    leader.feed(Joined(peer=replace(peer(2), is_prepared=False)))
+    leader.only(Form)
+    leader.feed(Lost(id="m1", reason="connection closed"), after_s=10.0)
+    leader.feed(Joined(peer=replace(peer(3, index=1), is_prepared=False)), after_s=1.0)
+    leader.stop_all(0, 2)
     assert len(leader.only(Form).seats) == 3
 
 

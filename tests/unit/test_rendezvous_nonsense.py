@@ -66,10 +66,12 @@ JOIN = {
     "listen": 5009,
     "local_addr": "10.0.0.9",
     "carry": CARRY,
+    "prepared": False,
 }
 UP = [
     JOIN,
     up.build_heartbeat(3, 199.0),
+    up.build_prepared(),
     up.build_confirmation(1),
     up.build_success(1),
     up.build_failed(1, (FAILED,)),

@@ -36,6 +36,10 @@ class Story:
             max_restarts=self.random.randint(0, 3),
             work_s=self.random.choice((4.0, 12.0, 20.0)),
         )
+        if seed % 5 == 3:
+            self.world.imports_s = (0.3, 1.0, 4.0, 12.0)
+        if seed % 7 in (1, 5):
+            self.world.stops_s = (0.01, 0.1, 1.5, 5.0, 20.0)
         self.fault_times: list[float] = []
         self.log: list[str] = []
         self.protected_until_s = 0.0

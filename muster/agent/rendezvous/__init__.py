@@ -130,8 +130,17 @@ class Lease(Protocol):
 class Rendezvous(Protocol):
     """What the supervisor asks of a backend. No call blocks; none raises for what the network does."""
 
-    def join(self) -> None:
-        """Begin: find the leader (or be it) and ask to take part."""
+    def join(self, *, is_prepared: bool = True) -> None:
+        """Begin: find the leader (or be it) and ask to take part.
+
+        Args:
+            is_prepared: False while workers could not start at once if a round were formed now: a job that runs goes
+                on without this node until `prepared` is called. One that waits for nodes waits for nothing else.
+        """
+        ...
+
+    def prepared(self) -> None:
+        """After `join(is_prepared=False)`: from now on workers start at once. Idempotent."""
         ...
 
     def started(self, round_number: int) -> None:

@@ -1,7 +1,7 @@
 """Members come and go: joined, lost, seen to end, leaving. Pure.
 
-A join and a loss make a new round, never a new attempt. What newcomers carry of the job is taken over here, and who
-is accounted for is kept up for `quorum`.
+A join and a loss make a new round, never a new attempt; a job that runs goes on until newcomers have imported what
+their workers need. What they carry of the job is taken over here, and who is accounted for is kept up for `quorum`.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from muster.agent.rendezvous import BreakKind
 from muster.agent.rendezvous.breaking import break_for_loss, break_round, forgive
 from muster.agent.rendezvous.job import FOREVER, Phase, State, Step, name_peer
 from muster.agent.rendezvous.quorum import Base, CarriedBase, build_base
-from muster.agent.rendezvous.terms import Carry, Joined, Left, Lost, Peer, SawEnd
+from muster.agent.rendezvous.terms import Carry, Joined, Left, Lost, Peer, Prepared, SawEnd, Tell
 
 
 def on_joined(state: State, event: Joined, now_s: float) -> Step:
@@ -21,8 +21,11 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
     peer = replace(event.peer, order=state.joins, carry=carry)
     if state.phase is Phase.ENDING and state.verdict is not None:
         return state, (replace(state.verdict, ids=(peer.id,)),)
+    is_first_to_import = not peer.is_prepared and not state.importing
+    state = _note_prepared(state, peer.id)
     state = replace(
         state,
+        importing=state.importing if peer.is_prepared else state.importing.with_one(peer.id),
         members=state.members.with_item(peer.id, peer),
         joins=state.joins + 1,
         floor=max(state.floor, peer.carry.round),
@@ -33,13 +36,31 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
     state = replace(state, bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases))
     if state.phase is Phase.RUNNING and not state.done and state.batch_since_s is None and _has_room(state):
         state = replace(state, batch_since_s=now_s)
-        if len(state.members) >= state.rules.max_nodes and state.blame_until_s is None:
-            return break_for_joins(state, now_s)  # nobody else fits in: there is nobody to wait for
-    return state, ()
+    if state.batch_since_s is None or state.importing_seated or not is_first_to_import:
+        return state, ()
+    return state, (Tell(text=f"{name_peer(state, peer)} has come and still imports: the job goes on meanwhile"),)
+
+
+def on_prepared(state: State, event: Prepared, _now_s: float) -> Step:
+    """A member has imported what its workers need."""
+    return _note_prepared(state, event.id), ()
+
+
+def _note_prepared(state: State, member_id: str) -> State:
+    """It imports no more, or is not there any more."""
+    if member_id not in state.importing and member_id not in state.importing_seated:
+        return state
+    return replace(
+        state,
+        importing=state.importing.without(member_id),
+        importing_seated=state.importing_seated.without(member_id),
+    )
 
 
 def break_for_joins(state: State, now_s: float) -> Step:
-    """The joins to the running round make a new one, unless all who came have gone again."""
+    """The joins to the running round make a new one when it is time, unless all who came have gone again."""
+    if state.phase is not Phase.RUNNING or state.blame_until_s is not None or now_s < batch_due_s(state):
+        return state, ()
     fresh = [name_peer(state, peer) for peer in state.members.values() if peer.id not in state.seats]
     if not fresh:
         return replace(state, batch_since_s=None), ()
@@ -51,10 +72,19 @@ def _has_room(state: State) -> bool:
     return len(state.seats) < state.rules.max_nodes
 
 
+def _waits_for_imports(state: State) -> bool:
+    """Newcomers still import, for which the others would have to wait; unless they themselves have not begun to run."""
+    return bool(state.importing) and not state.importing_seated
+
+
 def batch_due_s(state: State) -> float:
     """When the joins to a running round make a new one; infinity when there are none."""
     if state.batch_since_s is None:
         return FOREVER
+    if _waits_for_imports(state):
+        return state.batch_since_s + state.rules.import_limit_s
+    if len(state.members) >= state.rules.max_nodes:
+        return state.batch_since_s  # nobody else fits in: there is nobody to wait for
     return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
 
 
@@ -144,7 +174,7 @@ def on_lost(state: State, event: Lost, now_s: float) -> Step:
     if peer is None:
         return state, ()
     state = replace(
-        state,
+        _note_prepared(state, event.id),
         members=state.members.without(event.id),
         bases=tuple(replace(base, held=base.held.without(event.id)) for base in state.bases),
         unconfirmed=state.unconfirmed.without(event.id),

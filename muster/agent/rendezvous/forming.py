@@ -54,6 +54,7 @@ def _form(state: State) -> Step:
         indices=keep_indices(seats),
         held=Ledger({seat.id: seat.group_rank for seat in seats}),
     )
+    importing = {*state.importing, *state.importing_seated}
     state = replace(
         state,
         phase=Phase.RUNNING,
@@ -62,6 +63,8 @@ def _form(state: State) -> Step:
         in_office=True,
         bases=(*(replace(earlier, late=False) for earlier in state.bases), base),
         seats=Ledger({seat.id: seat for seat in seats}),
+        importing=Roll(importing.difference(base.held)),
+        importing_seated=Roll(importing.intersection(base.held)),
         unconfirmed=Roll(base.held),
         done=Roll(),
         failures=(),

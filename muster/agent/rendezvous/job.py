@@ -74,6 +74,10 @@ class State:
     last_join_s: float = -FOREVER
     batch_since_s: float | None = None
     """First join that the running round does not hold."""
+    importing: Roll[str] = Roll()
+    """Members without a seat whose workers could not start yet: they still import."""
+    importing_seated: Roll[str] = Roll()
+    """Members of the current round that still imported when it was formed: its workers do not run yet."""
     blame_until_s: float | None = None
     """When a failure that spends the last attempt becomes final, unless a loss explains it."""
     end_until_s: float = FOREVER

@@ -105,6 +105,7 @@ class Leader:
             port=join.port,
             is_leader=contact.is_local,
             carry=join.carry,
+            is_prepared=join.is_prepared,
         )
         self._dispatch.send_late_roster(contact, self.state)
         self._feed(Joined(peer=peer))

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from muster.agent.records import record
 from muster.agent.rendezvous.enclosures import build_carry, build_stack, read_carry, read_failure, read_stack
-from muster.agent.rendezvous.fields import count, host, many, optional, port, processes, seconds, take, text
-from muster.agent.rendezvous.terms import Carry, Confirmed, Event, Failed, Idle, Left, Stopped, Succeeded
+from muster.agent.rendezvous.fields import count, host, many, optional, port, processes, seconds, switch, take, text
+from muster.agent.rendezvous.terms import Carry, Confirmed, Event, Failed, Idle, Left, Prepared, Stopped, Succeeded
 from muster.agent.rendezvous.wire import Message
 from muster.agent.report import Failure, Stack
 
@@ -26,6 +26,8 @@ class Join:
     """Where it accepts links after a takeover; 0: nowhere."""
     local_addr: str | None
     carry: Carry
+    is_prepared: bool = True
+    """False while it still imports what its workers need."""
 
 
 @record
@@ -75,6 +77,7 @@ def build_join(join: Join) -> Message:
         "port": join.port,
         "listen": join.listen,
         "local_addr": join.local_addr,
+        "prepared": join.is_prepared,
         "carry": build_carry(join.carry),
     }
 
@@ -96,6 +99,7 @@ def read_join(message: Message) -> Join:
         listen=take(message, "listen", port),
         local_addr=take(message, "local_addr", optional(host)),
         carry=take(message, "carry", read_carry),
+        is_prepared=take(message, "prepared", switch),
     )
 
 
@@ -112,6 +116,11 @@ def build_confirmation(number: int) -> Message:
 def build_started(number: int) -> Message:
     """See `Started`."""
     return {"t": "started", "round": number}
+
+
+def build_prepared() -> Message:
+    """See `terms.Prepared`."""
+    return {"t": "prepared"}
 
 
 def build_success(number: int) -> Message:
@@ -193,6 +202,7 @@ def _read_failures(message: Message) -> tuple[Failure, ...]:
 _READERS: dict[str, Callable[[str, Message], Word]] = {
     "join": lambda _member_id, message: read_join(message),
     "beat": _read_heartbeat,
+    "prepared": lambda member_id, _message: Prepared(id=member_id),
     "got": _read_confirmation,
     "started": lambda _member_id, message: Started(round=take(message, "round", count)),
     "done": _read_success,

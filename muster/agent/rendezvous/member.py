@@ -63,13 +63,22 @@ class Member:
         self._over = False
         self._closed = False
         self._spare_told = False
+        self._is_prepared = True
+        self._has_told_prepared = True
+        """The leader knows, or will with the next join."""
 
     # -- what the supervisor says -----------------------------------------------------------------------------------
 
-    def join(self) -> None:
+    def join(self, *, is_prepared: bool = True) -> None:
         """See `Rendezvous`."""
+        self._is_prepared = is_prepared
         self._ports.offer()
         self._session.begin()
+
+    def prepared(self) -> None:
+        """See `Rendezvous`."""
+        self._is_prepared = True
+        self.greet()
 
     def started(self, round_number: int) -> None:
         """See `Rendezvous`. The leader need not know who else has: a round was confirmed when it was received."""
@@ -140,6 +149,7 @@ class Member:
 
     def describe_join(self, listen_port: int) -> up.Join:
         """See `Part`."""
+        self._has_told_prepared = self._is_prepared
         return up.Join(
             run_id=self._config.run_id,
             id=self._id,
@@ -150,8 +160,15 @@ class Member:
             port=self._ports.offered,
             listen=listen_port,
             local_addr=self._config.local_addr or None,
+            is_prepared=self._is_prepared,
             carry=replace(self._memory.carry, leader=self._memory.leader_id),
         )
+
+    def greet(self) -> None:
+        """See `Part`."""
+        if self._is_prepared and not self._has_told_prepared and self._session.is_welcome:
+            self._has_told_prepared = True
+            self._session.send(up.build_prepared())
 
     def take(self, order: down.Order) -> None:
         """See `Part`."""

@@ -15,7 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.agent.records import replace
-from muster.agent.rendezvous.attendance import batch_due_s, break_for_joins, on_joined, on_left, on_lost, on_saw_end
+from muster.agent.rendezvous.attendance import (
+    batch_due_s,
+    break_for_joins,
+    on_joined,
+    on_left,
+    on_lost,
+    on_prepared,
+    on_saw_end,
+)
 from muster.agent.rendezvous.breaking import break_for_failure, on_failed, on_idle, on_stopped
 from muster.agent.rendezvous.forming import form_or_end, give_up
 from muster.agent.rendezvous.job import FOREVER, Phase, State, Step
@@ -28,6 +36,7 @@ from muster.agent.rendezvous.terms import (
     Joined,
     Left,
     Lost,
+    Prepared,
     SawEnd,
     Settle,
     Stopped,
@@ -39,8 +48,9 @@ from muster.agent.rendezvous.terms import (
 def advance(state: State, event: Event, now_s: float) -> Step:
     """Take in one event. Events of members that are not there, and of old rounds, change nothing."""
     state, outputs = _HANDLERS[type(event)](state, event, now_s)
+    state, broken = break_for_joins(state, now_s)
     state, more = form_or_end(state, now_s)
-    return state, outputs + more
+    return state, (*outputs, *broken, *more)
 
 
 def next_due_s(state: State, now_s: float) -> float:
@@ -77,8 +87,6 @@ def _on_succeeded(state: State, event: Succeeded, _now_s: float) -> Step:
 def _on_tick(state: State, _event: Tick, now_s: float) -> Step:
     if state.phase is Phase.RUNNING and state.blame_until_s is not None and now_s >= state.blame_until_s:
         return break_for_failure(state, now_s)
-    if state.phase is Phase.RUNNING and state.blame_until_s is None and now_s >= batch_due_s(state):
-        return break_for_joins(state, now_s)
     if state.phase is not Phase.FORMING or state.pending or state.final is not None:
         return state, ()
     if now_s >= state.since_s + state.rules.join_timeout_s:
@@ -91,6 +99,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Step]] = {
     Lost: on_lost,
     SawEnd: on_saw_end,
     Left: on_left,
+    Prepared: on_prepared,
     Confirmed: _on_confirmed,
     Failed: on_failed,
     Idle: on_idle,

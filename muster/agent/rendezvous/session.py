@@ -52,6 +52,10 @@ class Part(Protocol):
         """What the node asks to take part with."""
         ...
 
+    def greet(self) -> None:
+        """The leader has taken this node in: tell what has changed since it was asked."""
+        ...
+
     def take(self, order: down.Order) -> None:
         """The leader wrote of rounds, or of the end."""
         ...
@@ -261,6 +265,11 @@ class Session:
         if not isinstance(self._link, LocalLink):
             self._welcome_timer = self._loop.call_later(WELCOME_LIMIT_S, self._on_no_welcome)
 
+    @property
+    def is_welcome(self) -> bool:
+        """There is a leader, and it has taken this node in."""
+        return self._is_welcome
+
     def send(self, message: Message) -> None:
         """Write to the leader; nothing happens while there is none."""
         if self._link is not None and self._is_welcome:
@@ -315,6 +324,7 @@ class Session:
             self._pulse.follow(self._link, since_s=self._asked_s)
         elif self.office.leader is not None:
             self._pulse.lead(self.office.leader.lease_until_s)
+        self._part.greet()
 
     def _on_answer(self, answer: down.Answer) -> None:
         self._pulse.take_answer(answer)

@@ -27,9 +27,12 @@ class StaticRendezvous:
         self._loop = loop
         self._trial = Trial(loop, run_id=config.run_id, max_restarts=config.max_restarts)
 
-    def join(self) -> None:
+    def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
         """See `Rendezvous`."""
         self._form()
+
+    def prepared(self) -> None:
+        """See `Rendezvous`. Nobody else is there to be told."""
 
     def _find_index(self) -> int:
         return self._config.node_index or 0

@@ -24,6 +24,8 @@ class Rules:
     batch_s: float = 0.2
     """Joins to a running round within this time of one another make one new round."""
     batch_limit_s: float = 1.0
+    import_limit_s: float = 60.0
+    """How long a running job goes on without newcomers that still import what their workers need."""
     fence_s: float = FENCE_S
     """A lost member kills its workers within this time; no round is formed earlier."""
     quiet_s: float = 2.0
@@ -60,6 +62,8 @@ class Peer:
     is_leader: bool = False
     leaving: bool = False
     """It said that it goes; it gets no seat any more."""
+    is_prepared: bool = True
+    """False while it imports what its workers need, when it joins; `Prepared` follows."""
     carry: Carry = Carry()
     order: int = 0
     """Order of joining; set by `advance`."""
@@ -108,6 +112,13 @@ class Left:
 
     id: str
     reason: str
+
+
+@record
+class Prepared:
+    """A member has imported what its workers need."""
+
+    id: str
 
 
 @record
@@ -163,7 +174,7 @@ class Tick:
     """Time has passed: `next_due_s` was reached."""
 
 
-Event = Joined | Lost | SawEnd | Left | Confirmed | Failed | Idle | Succeeded | Stopped | Tick
+Event = Joined | Lost | SawEnd | Left | Prepared | Confirmed | Failed | Idle | Succeeded | Stopped | Tick
 
 # -- outputs ------------------------------------------------------------------------------------------------------
 

@@ -124,10 +124,13 @@ class TorchRendezvous:
 
     # -- what the supervisor says -----------------------------------------------------------------------------------
 
-    def join(self) -> None:
+    def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
         """See `Rendezvous`."""
         self._worker.start()
         self._worker.ask("next")
+
+    def prepared(self) -> None:
+        """See `Rendezvous`. torch's handlers make a round at once of whoever comes."""
 
     def started(self, round_number: int) -> None:
         """See `Rendezvous`. torch's handlers are not told."""

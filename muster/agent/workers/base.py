@@ -70,8 +70,13 @@ class WorkerStarter(Protocol):
     (SIGCHLD, `waitpid(-1)`) learns of its end; a starter never waits for a worker.
     """
 
-    def prepare(self) -> None:
-        """Begin whatever can begin before ranks are known (the template's imports). Returns at once."""
+    def prepare(self, on_prepared: Callable[[], None]) -> None:
+        """Begin whatever can begin before ranks are known (the template's imports). Returns at once.
+
+        Args:
+            on_prepared: called once, possibly before this returns, when nothing is left to wait for: from then on
+                workers start at once.
+        """
         ...
 
     def start(

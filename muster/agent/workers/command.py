@@ -33,8 +33,9 @@ class CommandStarter:
         """
         self._on_record = on_record
 
-    def prepare(self) -> None:
+    def prepare(self, on_prepared: Callable[[], None]) -> None:
         """Nothing can begin before ranks are known."""
+        on_prepared()
 
     def start(
         self,

@@ -106,6 +106,7 @@ class TemplateStarter:
         self._options = options
         self._on_notice = on_notice
         self._on_record = on_record
+        self._on_prepared: Callable[[], None] | None = None
         self._said: set[str] = set()
         self._phase = Phase.ABSENT
         self._link: TemplateLink | None = None
@@ -118,9 +119,9 @@ class TemplateStarter:
 
     # -- what the supervisor asks -----------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
+    def prepare(self, on_prepared: Callable[[], None]) -> None:
         """Start the template, which begins to import."""
-        self._cold.prepare()
+        self._on_prepared = on_prepared
         if self._options.program.kind is ProgramKind.COMMAND:
             self._give_up(f"{self._options.program.target} is not run by this Python")
         elif not _processes.LINUX:
@@ -226,6 +227,7 @@ class TemplateStarter:
             self._serve()
         elif self._deaths == 0:
             self.park(self._options.nproc)
+        self._tell_prepared()
 
     def _note_death(self, link: TemplateLink, status: int) -> None:
         """The template has ended. Workers that waited for it start cold; a new one is made unless that is hopeless."""
@@ -253,6 +255,12 @@ class TemplateStarter:
         self.cold_reason = reason
         self._drop_parked()
         self._flush_cold(reason)
+        self._tell_prepared()
+
+    def _tell_prepared(self) -> None:
+        on_prepared, self._on_prepared = self._on_prepared, None
+        if on_prepared is not None:
+            on_prepared()
 
     # -- parking and releasing --------------------------------------------------------------------------------------
 

@@ -267,6 +267,8 @@ class Supervisor:
     def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
         streams = self._streams[local_rank] = self._logs.open_worker(local_rank)
         placement = self._placements[local_rank] if self._placements else None
+        is_first = formed.rank_offset + local_rank == 0
+        hosts_store = is_first and formed.world_size > 1 and not formed.use_agent_store
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),
@@ -276,6 +278,7 @@ class Supervisor:
             cpus=placement.cpus if placement else None,
             command_prefix=placement.command_prefix if placement else (),
             error_file=streams.error_file,
+            store_port=formed.master_port if hosts_store else None,
             stack_file=streams.stack_file,
         )
 
@@ -332,7 +335,7 @@ class Supervisor:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
-        self._rendezvous.started(action.number)
+        self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
     def _tell_failed(self, action: t.TellFailed) -> None:
         self._journal.write(

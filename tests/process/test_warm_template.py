@@ -5,8 +5,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from subreaper import list_processes
 
 from muster import _processes
 from muster.agent.loop import Loop
+from muster.agent.rendezvous.addresses import PortReservation
 from muster.agent.signals import SignalWatch
+from muster.agent.workers import head_start
 from muster.agent.workers.base import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.command import CommandStarter
 from muster.agent.workers.template import TemplateOptions, TemplateStarter
@@ -66,10 +70,18 @@ class Agent:
     def ways(self) -> list[object]:
         return [record["how"] for record in self.records if record["what"] == "worker_released"]
 
-    def start(self, nproc: int = 2, **changes: object) -> None:
+    def start(
+        self, nproc: int = 2, *, env: Mapping[str, str] = ENV, store_port: int | None = None, **changes: object
+    ) -> None:
         self.started.clear()
         specs = [
-            WorkerSpec(local_rank=rank, program=self.program, env={**ENV, "RANK": str(rank)}, **changes)  # type: ignore[arg-type]
+            WorkerSpec(
+                local_rank=rank,
+                program=self.program,
+                env={**env, "RANK": str(rank)},
+                store_port=None if rank else store_port,
+                **changes,  # type: ignore[arg-type]
+            )
             for rank in range(nproc)
         ]
         self.starter.start(specs, self.started.__setitem__, self.failed.__setitem__)
@@ -182,12 +194,15 @@ def test_no_descriptor_left_is_a_failed_start_and_the_next_one_is_warm(
     agent = make_agent(script)
     agent.turn_until(lambda: agent.has("workers_parked"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 3, hard))
-    try:
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    with ExitStack() as stack:
+        while (filler := os.dup(0)) <= highest:  # this process may have been given a high one, with room below
+            stack.callback(os.close, filler)
+        stack.callback(os.close, filler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (filler + 3, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         agent.starter.park(40)
         agent.start(42)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert set(agent.started) == {0, 1}
     assert set(agent.failed.values()) == {"cannot make sockets for 40 worker(s): Too many open files"}
     assert sorted(agent.failed) == list(range(2, 42))
@@ -195,6 +210,81 @@ def test_no_descriptor_left_is_a_failed_start_and_the_next_one_is_warm(
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert agent.ways == ["warm"] * 4
+
+
+LISTENS = """
+import os, socket, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(float(sys.argv[1]))
+    server = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+    print("listens", flush=True)
+    server.accept()
+else:
+    socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+"""
+
+
+@pytest.fixture
+def store_port() -> Iterator[int]:
+    """Held as the agent holds a MASTER_PORT."""
+    reservation = PortReservation()
+    yield reservation.port
+    reservation.close()
+
+
+@pytest.fixture
+def make_listeners(make_agent: Callable[..., Agent], tmp_path: Path, store_port: int) -> Iterator[Callable[..., Agent]]:
+    """An agent whose workers are asked to start: rank 0 listens after a time, the others are refused if it does not."""
+    agents: list[Agent] = []
+
+    def make(late_s: float, *, preload: str = "torch") -> Agent:
+        (tmp_path / "main.py").write_text(LISTENS)
+        agent = make_agent(str(tmp_path / "main.py"), preload=preload, nproc=3)
+        agent.program = replace(agent.program, args=(str(late_s),))
+        agents.append(agent)
+        agent.turn_until(lambda: agent.has("workers_parked"))
+        agent.start(3, store_port=store_port, env={**ENV, "MASTER_PORT": str(store_port)})
+        return agent
+
+    yield make
+    for agent in agents:
+        _processes.send([pid for pid in agent.started.values() if pid not in agent.ended], signal.SIGKILL)
+
+
+def test_the_others_wait_until_global_rank_0_listens(
+    make_listeners: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_start, "LIMIT_S", 60.0)
+    agent, told = make_listeners(0.3), []
+    agent.starter.when_ahead(lambda: told.append(len(agent.started)))
+    assert (list(agent.started), told) == ([0], [])
+    assert agent.wait_for_end(3)[1:] == [0, 0]  # neither was refused
+    assert told == [1]
+    agent.starter.when_ahead(lambda: told.append(3))
+    assert told == [1, 3]
+
+
+def test_a_head_start_is_short(make_listeners: Callable[..., Agent]) -> None:
+    agent, began_s = make_listeners(1000.0), time.monotonic()
+    agent.turn_until(lambda: len(agent.started) == 3)
+    assert 0.09 < time.monotonic() - began_s < 5.0
+    assert agent.ways == ["warm"] * 3
+
+
+def test_who_is_cancelled_during_a_head_start_does_not_start(make_listeners: Callable[..., Agent]) -> None:
+    agent, told = make_listeners(1000.0), []
+    agent.starter.when_ahead(lambda: told.append(True))
+    agent.starter.cancel()
+    over: list[bool] = []
+    agent.loop.call_later(0.3, lambda: over.append(True))
+    agent.turn_until(lambda: over)
+    assert (list(agent.started), told) == ([0], [])
+    agent.starter.when_ahead(lambda: told.append(True))
+    assert told == [True]
+
+
+def test_without_torch_nobody_gets_a_head_start(make_listeners: Callable[..., Agent]) -> None:
+    assert len(make_listeners(1000.0, preload="json").started) == 3
 
 
 def test_cancelled_starts_do_not_happen(make_agent: Callable[..., Agent], script: str) -> None:

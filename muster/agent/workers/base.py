@@ -58,6 +58,8 @@ class WorkerSpec:
     """Words put before the command (numactl ...); only possible cold."""
     error_file: str | None = None
     """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE."""
+    store_port: int | None = None
+    """Where this worker, which has global rank 0, will listen for the others; None: it is another one."""
     stack_file: str | None = None
     """Where the worker appends its Python stacks when it receives `STACK_SIGNAL`."""
 
@@ -97,6 +99,10 @@ class WorkerStarter(Protocol):
 
     def park(self, count: int) -> None:
         """A start of `count` workers is soon to come: make ready what can be made ready without ranks."""
+        ...
+
+    def when_ahead(self, then: Callable[[], None]) -> None:
+        """Call `then` when no worker that was started is being given a head start any more: mostly at once."""
         ...
 
     def cancel(self) -> None:

@@ -57,6 +57,10 @@ class CommandStarter:
     def park(self, count: int) -> None:
         """Nothing can begin before ranks are known."""
 
+    def when_ahead(self, then: Callable[[], None]) -> None:
+        """See `base.WorkerStarter`: what they import on their own takes them seconds, give or take tenths."""
+        then()
+
     def cancel(self) -> None:
         """Starts happen at once: there are none to cancel."""
 

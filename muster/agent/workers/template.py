@@ -21,6 +21,7 @@ from muster.agent.errors import SpawnError
 from muster.agent.loop import Loop
 from muster.agent.workers.base import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.early_env import find_early_difference
+from muster.agent.workers.head_start import HeadStart
 from muster.agent.workers.template_link import TemplateLink, TemplateOptions, read_memory, release_worker
 
 _MOST_DEATHS = 3
@@ -114,6 +115,9 @@ class TemplateStarter:
         self._parked: deque[_Parked] = deque()
         self._released: set[int] = set()
         self._waiting: deque[_Start] = deque()
+        self._has_torch = False
+        self._head_start: HeadStart | None = None
+        self._when_ahead: list[Callable[[], None]] = []
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
 
@@ -151,9 +155,17 @@ class TemplateStarter:
             if trouble is not None:
                 self._fail_waiting(trouble)  # nobody, when it was for later: then the start asks again
 
+    def when_ahead(self, then: Callable[[], None]) -> None:
+        """See `base.WorkerStarter`."""
+        if self._head_start is None:
+            then()
+        else:
+            self._when_ahead.append(then)
+
     def cancel(self) -> None:
         """See `base.WorkerStarter`. Workers already forked stay parked for the next start."""
         self._waiting.clear()
+        self._drop_head_start()
         self._cold.cancel()
 
     def reaped(self, pid: int, status: int) -> None:
@@ -185,6 +197,7 @@ class TemplateStarter:
         own = self.keep_pids()
         pids = [pid for pid in _processes.list_parents() if pid in own] if self._link or self._parked else []
         self._waiting.clear()
+        self._drop_head_start()
         self._phase = Phase.GONE
         if self._link is not None:
             self._link.close()
@@ -221,6 +234,7 @@ class TemplateStarter:
 
     def _note_ready(self, about: dict[str, Any], began_s: float) -> None:
         self._phase = Phase.READY
+        self._has_torch = about["has_torch"]
         import_s = round(self._loop.clock.now_s() - began_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **self.template_memory())
         if self._waiting:
@@ -266,7 +280,7 @@ class TemplateStarter:
 
     def _serve(self) -> None:
         """Release parked workers to those who wait; ask for more where they are too few."""
-        while self._waiting and self._parked:
+        while self._waiting and self._parked and self._head_start is None:
             start, parked = self._waiting.popleft(), self._parked.popleft()
             try:
                 if not release_worker(parked.socket, start.spec):
@@ -278,10 +292,26 @@ class TemplateStarter:
             self._released.add(parked.pid)
             self._on_record("worker_released", how="warm", local_rank=start.spec.local_rank, pid=parked.pid)
             start.on_started(start.spec.local_rank, parked.pid)
+            if start.spec.store_port is not None and self._has_torch:
+                self._head_start = HeadStart(self._loop, start.spec.store_port, self._end_head_start)
         if self._waiting:
             self.park(len(self._waiting))
         else:
             self._drop_parked()
+
+    def _end_head_start(self) -> None:
+        self._head_start = None
+        then, self._when_ahead = self._when_ahead, []
+        for call in then:
+            call()
+        if self._waiting:
+            self._serve()
+
+    def _drop_head_start(self) -> None:
+        self._when_ahead.clear()
+        if self._head_start is not None:
+            self._head_start.close()
+            self._head_start = None
 
     def _note_forked(self, message: dict[str, Any]) -> None:
         if self._link is None:

@@ -56,7 +56,7 @@ def serve(argv: list[str]) -> Launch:
     prepare_main(kind, target, args)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, words, kind, target)
-    _tell(control, ready={"modules": modules, "pid": os.getpid()})
+    _tell(control, ready={"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid()})
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
     release = _await_release(parked)

@@ -303,6 +303,9 @@ class Process:
         self.numbers: list[int] = []
         self.breaking = False
         self.outcome: JobEnded | RendezvousLost | None = None
+        self.prepared_s = 0.0
+        """When its workers could start."""
+        self.member_id = f"{machine.host}.{next(self.world.ids)}"
         self.member = Member(
             config,
             nproc=1,
@@ -312,7 +315,7 @@ class Process:
             node_name=machine.host,
             network=SimNetwork(self),  # type: ignore[arg-type]
             reserve=lambda: SimReservation(next(self.world.ports)),
-            member_id=f"{machine.host}.{next(self.world.ids)}",
+            member_id=self.member_id,
         )
 
     @property
@@ -558,6 +561,7 @@ class World:
         self.processes.append(process)
         imports_s = self.random.choice((0.0, *self.imports_s)) if self.imports_s else 0.0
         self.schedule(0.0, process, lambda: process.member.join(is_prepared=not imports_s))
+        process.prepared_s = self.now_s + imports_s
         self.schedule(imports_s, process, process.member.prepared)
         return process
 

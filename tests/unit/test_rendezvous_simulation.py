@@ -37,7 +37,7 @@ class Story:
             work_s=self.random.choice((4.0, 12.0, 20.0)),
         )
         if seed % 5 == 3:
-            self.world.imports_s = (0.3, 1.0, 4.0, 12.0)
+            self.world.imports_s = (0.05, 0.3, 1.0, 4.0, 12.0)
         if seed % 7 in (1, 5):
             self.world.stops_s = (0.01, 0.1, 1.5, 5.0, 20.0)
         self.fault_times: list[float] = []
@@ -76,6 +76,7 @@ class Story:
             )
             world.at(rng.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), lambda f=fault: self.inflict(f))
         world.at(HEALED_S, self.repair)
+        world.at(HEALED_S + 4.0, self.check_imports)
         world.run_until(PATIENCE_S, lambda: world.now_s > HEALED_S and not world.alive())
 
     def is_ended(self) -> bool:
@@ -238,6 +239,14 @@ class Story:
             if isinstance(process.outcome, RendezvousLost) and not self.is_ended():
                 raise Violation(f"{process.machine.host} gave up: {process.outcome.reason}")
         self.check_budget()
+
+    def check_imports(self) -> None:
+        """Letters have had their time: no leader waits for an import that is long over."""
+        over = {p.member_id for p in self.world.processes if p.prepared_s < self.world.now_s - 3.0}
+        for process in self.world.alive():
+            leader = process.member._session.office.leader
+            if leader is not None and over & (leader.state.importing | leader.state.importing_seated):
+                raise Violation(f"{process.machine.host} waits for an import that is over")
 
     def check_budget(self) -> None:
         """A failure far from any fault is charged, exactly once."""

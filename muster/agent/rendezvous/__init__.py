@@ -134,13 +134,13 @@ class Rendezvous(Protocol):
         """Begin: find the leader (or be it) and ask to take part.
 
         Args:
-            is_prepared: False while workers could not start at once if a round were formed now: a job that runs goes
-                on without this node until `prepared` is called. One that waits for nodes waits for nothing else.
+            is_prepared: False while workers could not start at once if a round were formed now: a job that has as
+                many nodes as it needs goes on without this one until `prepared` is called.
         """
         ...
 
     def prepared(self) -> None:
-        """After `join(is_prepared=False)`: from now on workers start at once. Idempotent."""
+        """From now on workers start at once. May come before `join`. Idempotent."""
         ...
 
     def started(self, round_number: int) -> None:

@@ -34,16 +34,30 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
     )
     state = _heed_leader(_adopt(state, peer.carry, now_s), peer.carry.leader, now_s)
     state = replace(state, bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases))
-    if state.phase is Phase.RUNNING and not state.done and state.batch_since_s is None and _has_room(state):
-        state = replace(state, batch_since_s=now_s)
-    if state.batch_since_s is None or state.importing_seated or not is_first_to_import:
+    if peer.is_prepared or state.importing_seated:
+        return _wait_to_join(state, now_s), ()
+    if not is_first_to_import or not _can_be_joined(state):
         return state, ()
     return state, (Tell(text=f"{name_peer(state, peer)} has come and still imports: the job goes on meanwhile"),)
 
 
-def on_prepared(state: State, event: Prepared, _now_s: float) -> Step:
+def on_prepared(state: State, event: Prepared, now_s: float) -> Step:
     """A member has imported what its workers need."""
-    return _note_prepared(state, event.id), ()
+    state = _note_prepared(state, event.id)
+    is_new = event.id in state.members and event.id not in state.seats
+    return _wait_to_join(state, now_s) if is_new else state, ()
+
+
+def _can_be_joined(state: State) -> bool:
+    """A round runs to which a node can be added."""
+    return state.phase is Phase.RUNNING and not state.done and len(state.seats) < state.rules.max_nodes
+
+
+def _wait_to_join(state: State, now_s: float) -> State:
+    """A member could take part from now on, in a new round."""
+    if state.batch_since_s is not None or not _can_be_joined(state):
+        return state
+    return replace(state, batch_since_s=now_s)
 
 
 def _note_prepared(state: State, member_id: str) -> State:
@@ -61,28 +75,24 @@ def break_for_joins(state: State, now_s: float) -> Step:
     """The joins to the running round make a new one when it is time, unless all who came have gone again."""
     if state.phase is not Phase.RUNNING or state.blame_until_s is not None or now_s < batch_due_s(state):
         return state, ()
-    fresh = [name_peer(state, peer) for peer in state.members.values() if peer.id not in state.seats]
+    importing = () if state.importing_seated else state.importing
+    fresh = [
+        name_peer(state, peer)
+        for peer in state.members.values()
+        if peer.id not in state.seats and peer.id not in importing and not peer.leaving
+    ]
     if not fresh:
         return replace(state, batch_since_s=None), ()
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
     return break_round(replace(state, reform=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
 
 
-def _has_room(state: State) -> bool:
-    return len(state.seats) < state.rules.max_nodes
-
-
-def _waits_for_imports(state: State) -> bool:
-    """Newcomers still import, for which the others would have to wait; unless they themselves have not begun to run."""
-    return bool(state.importing) and not state.importing_seated
-
-
 def batch_due_s(state: State) -> float:
     """When the joins to a running round make a new one; infinity when there are none."""
     if state.batch_since_s is None:
         return FOREVER
-    if _waits_for_imports(state):
-        return state.batch_since_s + state.rules.import_limit_s
+    if state.importing and not state.importing_seated:
+        return state.batch_since_s + state.rules.import_limit_s  # one more restart spared is worth some patience
     if len(state.members) >= state.rules.max_nodes:
         return state.batch_since_s  # nobody else fits in: there is nobody to wait for
     return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)

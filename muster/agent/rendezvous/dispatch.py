@@ -76,8 +76,9 @@ class Dispatch:
         for contact, message in zip(contacts, build_rounds(form, hosts[0], successors), strict=True):
             contact.link.send(message)
         self._roster = (form, successors)
+        is_full = len(state.seats) >= state.rules.max_nodes
         for spare_id in [member_id for member_id in self._contacts.list_ids() if member_id not in state.seats]:
-            self._send((spare_id,), build_roster(form, spare_id, successors, is_spare=True))
+            self._send((spare_id,), build_roster(form, spare_id, successors, is_spare=is_full))
 
     def open_round(self, number: int, member_id: str, state: State) -> None:
         """A member has started its workers: when it has global rank 0, the others may start theirs."""

@@ -5,7 +5,7 @@ from muster.agent.rendezvous.job import FOREVER, Phase, State, Step
 from muster.agent.rendezvous.ledger import Ledger, Roll
 from muster.agent.rendezvous.quorum import Base, may_form
 from muster.agent.rendezvous.seating import assign_seats, keep_indices
-from muster.agent.rendezvous.terms import End, Form, GiveUp, Tell
+from muster.agent.rendezvous.terms import End, Form, GiveUp, Peer, Tell
 from muster.agent.rendezvous.verdict import build_report
 
 
@@ -18,6 +18,21 @@ def form_or_end(state: State, now_s: float) -> Step:
     if state.final is not None:
         return _end_badly(state, now_s)
     return _form(state) if _is_time(state, now_s) else (state, ())
+
+
+def _choose(state: State) -> list[Peer]:
+    """Who may get a seat. Of a job that ran not those who still import, if it can go on without them.
+
+    They have no part in any earlier round; the leader, and with it its node, is in every one.
+    """
+    ready = [peer for peer in state.members.values() if not peer.leaving]
+    if not state.importing or not state.reform or state.importing_seated:
+        return ready
+    prompt = [
+        peer for peer in ready if peer.id not in state.importing or any(peer.id in base.held for base in state.bases)
+    ]
+    can_do = len(prompt) >= state.rules.min_nodes and any(peer.is_leader for peer in prompt)
+    return prompt if can_do else ready
 
 
 def _is_time(state: State, now_s: float) -> bool:
@@ -42,7 +57,7 @@ def _is_due(state: State, count: int, now_s: float) -> bool:
 
 
 def _form(state: State) -> Step:
-    seats = assign_seats(state.members.values(), state.bases[-1] if state.bases else None, state.rules.max_nodes)
+    seats = assign_seats(_choose(state), state.bases[-1] if state.bases else None, state.rules.max_nodes)
     number, attempt = max(state.round, state.floor) + 1, state.attempt + (1 if state.charged else 0)
     leader = next(seat for seat in seats if state.members[seat.id].is_leader)
     base = Base(
@@ -93,7 +108,7 @@ def _form(state: State) -> Step:
 
 def _tell_spares(state: State) -> tuple[Tell, ...]:
     spares = len(state.members) - len(state.seats)
-    if spares <= 0:
+    if spares <= 0 or len(state.seats) < state.rules.max_nodes:
         return ()
     word = "spare" if spares == 1 else "spares"
     return (Tell(text=f"{spares} more than --nnodes allows ({state.rules.max_nodes}): waiting as {word}"),)

@@ -73,11 +73,11 @@ class State:
     gather_until_s: float = -FOREVER
     last_join_s: float = -FOREVER
     batch_since_s: float | None = None
-    """First join that the running round does not hold."""
+    """Since when there is a member that could take part in a new round."""
     importing: Roll[str] = Roll()
     """Members without a seat whose workers could not start yet: they still import."""
     importing_seated: Roll[str] = Roll()
-    """Members of the current round that still imported when it was formed: its workers do not run yet."""
+    """Members of the current round that still import what they need for it: most others wait for them."""
     blame_until_s: float | None = None
     """When a failure that spends the last attempt becomes final, unless a loss explains it."""
     end_until_s: float = FOREVER

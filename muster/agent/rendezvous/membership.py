@@ -46,11 +46,15 @@ from muster.agent.rendezvous.terms import (
 
 
 def advance(state: State, event: Event, now_s: float) -> Step:
-    """Take in one event. Events of members that are not there, and of old rounds, change nothing."""
+    """Take in one event. Events of members that are not there, and of old rounds, change nothing.
+
+    What is due by then follows each of them: with its time in the past it would wait for a `Tick` that nobody sends.
+    """
     state, outputs = _HANDLERS[type(event)](state, event, now_s)
-    state, broken = break_for_joins(state, now_s)
-    state, more = form_or_end(state, now_s)
-    return state, (*outputs, *broken, *more)
+    for follow in (_judge_blame, break_for_joins, form_or_end, _lose_patience):
+        state, more = follow(state, now_s)
+        outputs += more
+    return state, outputs
 
 
 def next_due_s(state: State, now_s: float) -> float:
@@ -84,14 +88,22 @@ def _on_succeeded(state: State, event: Succeeded, _now_s: float) -> Step:
     return state, ()
 
 
-def _on_tick(state: State, _event: Tick, now_s: float) -> Step:
+def _on_tick(state: State, _event: Tick, _now_s: float) -> Step:
+    return state, ()
+
+
+def _judge_blame(state: State, now_s: float) -> Step:
+    """No loss has explained the failure in time."""
     if state.phase is Phase.RUNNING and state.blame_until_s is not None and now_s >= state.blame_until_s:
         return break_for_failure(state, now_s)
+    return state, ()
+
+
+def _lose_patience(state: State, now_s: float) -> Step:
+    """No round came about within the join timeout."""
     if state.phase is not Phase.FORMING or state.pending or state.final is not None:
         return state, ()
-    if now_s >= state.since_s + state.rules.join_timeout_s:
-        return give_up(state)
-    return state, ()
+    return give_up(state) if now_s >= state.since_s + state.rules.join_timeout_s else (state, ())
 
 
 _HANDLERS: dict[type, Callable[[State, Any, float], Step]] = {

@@ -8,7 +8,7 @@ from muster.agent.rendezvous.terms import Peer, Seat
 
 def assign_seats(members: Iterable[Peer], base: Base | None, max_nodes: int) -> tuple[Seat, ...]:
     """Node index decides; without one, the order of the last round, then of joining. Survivors go before spares."""
-    ready = [peer for peer in members if not peer.leaving]
+    ready = list(members)
     last = len(ready) + (base.size if base else 0)
 
     def rank_before(peer: Peer) -> int:

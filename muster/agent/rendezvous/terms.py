@@ -24,8 +24,8 @@ class Rules:
     batch_s: float = 0.2
     """Joins to a running round within this time of one another make one new round."""
     batch_limit_s: float = 1.0
-    import_limit_s: float = 60.0
-    """How long a running job goes on without newcomers that still import what their workers need."""
+    import_limit_s: float = 30.0
+    """How long a newcomer that could join a running job at once waits for others that still import."""
     fence_s: float = FENCE_S
     """A lost member kills its workers within this time; no round is formed earlier."""
     quiet_s: float = 2.0

@@ -86,7 +86,8 @@ class SimLoop:
     def _arm(self, timer: SimTimer) -> None:
         early_s = timer.due_s - self.clock.now_s()
         wait_s = max(early_s, TICK_S) if early_s > 0.0 else 0.0  # less would not move the clock: sums of floats differ
-        self.process.machine.world.schedule(wait_s, self.process, lambda: self._fire(timer))
+        world = self.process.machine.world
+        world.schedule(wait_s + world.draw_lateness_s(), self.process, lambda: self._fire(timer))
 
     def _fire(self, timer: SimTimer) -> None:
         if timer.cancelled:
@@ -486,6 +487,8 @@ class World:
         self.work_s = work_s
         self.stops_s: tuple[float, ...] = (0.01, 0.1, 1.5)
         """How long workers take to end when they are asked to."""
+        self.late_s = 0.0
+        """How late a loop comes to its timers at most: letters overtake them."""
         self.imports_s: tuple[float, ...] = ()
         """How long nodes may take until their workers could start."""
         self._heap: list[tuple[float, int, Process | None, Callable[[], None]]] = []
@@ -519,6 +522,9 @@ class World:
                 process.run(callback)
 
     # -- the network ------------------------------------------------------------------------------------------------
+
+    def draw_lateness_s(self) -> float:
+        return self.random.uniform(0.0, self.late_s) if self.late_s else 0.0
 
     def draw_delay_s(self) -> float:
         delay_s = self.random.uniform(0.0001, self.slow)

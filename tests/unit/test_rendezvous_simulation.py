@@ -40,6 +40,8 @@ class Story:
             self.world.imports_s = (0.05, 0.3, 1.0, 4.0, 12.0)
         if seed % 7 in (1, 5):
             self.world.stops_s = (0.01, 0.1, 1.5, 5.0, 20.0)
+        if seed % 11 == 4:
+            self.world.late_s = 0.1
         self.fault_times: list[float] = []
         self.log: list[str] = []
         self.protected_until_s = 0.0

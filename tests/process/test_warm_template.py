@@ -237,13 +237,13 @@ def make_listeners(make_agent: Callable[..., Agent], tmp_path: Path, store_port:
     """An agent whose workers are asked to start: rank 0 listens after a time, the others are refused if it does not."""
     agents: list[Agent] = []
 
-    def make(late_s: float, *, preload: str = "torch") -> Agent:
+    def make(late_s: float, *, preload: str = "torch", nproc: int = 3) -> Agent:
         (tmp_path / "main.py").write_text(LISTENS)
-        agent = make_agent(str(tmp_path / "main.py"), preload=preload, nproc=3)
+        agent = make_agent(str(tmp_path / "main.py"), preload=preload, nproc=nproc)
         agent.program = replace(agent.program, args=(str(late_s),))
         agents.append(agent)
         agent.turn_until(lambda: agent.has("workers_parked"))
-        agent.start(3, store_port=store_port, env={**ENV, "MASTER_PORT": str(store_port)})
+        agent.start(nproc, store_port=store_port, env={**ENV, "MASTER_PORT": str(store_port)})
         return agent
 
     yield make
@@ -281,6 +281,21 @@ def test_who_is_cancelled_during_a_head_start_does_not_start(make_listeners: Cal
     assert (list(agent.started), told) == ([0], [])
     agent.starter.when_ahead(lambda: told.append(True))
     assert told == [True]
+
+
+def test_a_head_start_ends_with_its_round(
+    make_listeners: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one worker on the node there is nothing to cancel when the round breaks."""
+    monkeypatch.setattr(head_start, "LIMIT_S", 60.0)
+    agent, told = make_listeners(1000.0, nproc=1), []
+    agent.starter.when_ahead(lambda: told.append(True))
+    (first,) = agent.started.values()
+    _processes.send([first], signal.SIGKILL)
+    agent.turn_until(lambda: first in agent.ended)
+    agent.start(2)
+    agent.turn_until(lambda: len(agent.started) == 2)
+    assert not told
 
 
 def test_without_torch_nobody_gets_a_head_start(make_listeners: Callable[..., Agent]) -> None:

@@ -6,7 +6,9 @@ and once the faults are over and all nodes are back, the job ends. MUSTER_SIM_SE
 
 One fault is left out on purpose: node 0 coming back with empty memory *while* it cannot hear an acting leader, which is
 cut off, stopped, or lost its power and is still waited for. Node 0 then cannot know that the job goes on without it;
-the design gives the acting leader two seconds to call (DESIGN, Return).
+the design gives the acting leader two seconds to call (DESIGN, Return). And one end in some hundred thousand histories
+is not told to all: the leader that decided it dies while it is cut off, and those who have heard of it leave before the
+others can be reached; these do their finished work once more (seed 201974).
 """
 
 import os
@@ -277,7 +279,7 @@ def play(seed: int) -> None:
         pytest.fail(f"{violation}\n{story.tell()}", pytrace=False)
 
 
-@pytest.mark.parametrize("seed", [20267, 31569, 33085, 36169, 45884, 52021])
+@pytest.mark.parametrize("seed", [20267, 31569, 33085, 36169, 45884, 52021, 202305])
 def test_histories_that_once_broke_one(seed: int) -> None:
     play(seed)
 

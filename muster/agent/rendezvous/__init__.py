@@ -140,7 +140,7 @@ class Rendezvous(Protocol):
         ...
 
     def prepared(self) -> None:
-        """From now on workers start at once. May come before `join`. Idempotent."""
+        """After `join(is_prepared=False)`: from now on workers start at once. Idempotent."""
         ...
 
     def started(self, round_number: int) -> None:

@@ -23,6 +23,10 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
         return state, (replace(state.verdict, ids=(peer.id,)),)
     is_first_to_import = not peer.is_prepared and not state.importing
     state = _note_prepared(state, peer.id)
+    bases = tuple(_hold(base, peer) for base in state.bases)
+    if any(held.ended != base.ended for held, base in zip(bases, state.bases, strict=True)):
+        # That end may have been a moment ago: its workers die within the fence, counted from when we hear of it.
+        state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     state = replace(
         state,
         importing=state.importing if peer.is_prepared else state.importing.with_one(peer.id),
@@ -30,7 +34,7 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
         joins=state.joins + 1,
         floor=max(state.floor, peer.carry.round),
         last_join_s=now_s,
-        bases=tuple(_hold(base, peer) for base in state.bases),
+        bases=bases,
     )
     state = _heed_leader(_adopt(state, peer.carry, now_s), peer.carry.leader, now_s)
     state = replace(state, bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases))
@@ -45,7 +49,7 @@ def on_prepared(state: State, event: Prepared, now_s: float) -> Step:
     """A member has imported what its workers need."""
     state = _note_prepared(state, event.id)
     is_new = event.id in state.members and event.id not in state.seats
-    return _wait_to_join(state, now_s) if is_new else state, ()
+    return _forget_batch(_wait_to_join(state, now_s) if is_new else state), ()
 
 
 def _can_be_joined(state: State) -> bool:
@@ -60,6 +64,23 @@ def _wait_to_join(state: State, now_s: float) -> State:
     return replace(state, batch_since_s=now_s)
 
 
+def _forget_batch(state: State) -> State:
+    """After somebody went, or need not be waited for: perhaps nobody is left who could take part."""
+    if state.batch_since_s is None or _list_newcomers(state):
+        return state
+    return replace(state, batch_since_s=None)
+
+
+def _list_newcomers(state: State) -> list[Peer]:
+    """Who has no seat and could make use of one; of a round that stands still anyway also those who import."""
+    importing = () if state.importing_seated else state.importing
+    return [
+        peer
+        for peer in state.members.values()
+        if peer.id not in state.seats and peer.id not in importing and not peer.leaving
+    ]
+
+
 def _note_prepared(state: State, member_id: str) -> State:
     """It imports no more, or is not there any more."""
     if member_id not in state.importing and member_id not in state.importing_seated:
@@ -72,17 +93,10 @@ def _note_prepared(state: State, member_id: str) -> State:
 
 
 def break_for_joins(state: State, now_s: float) -> Step:
-    """The joins to the running round make a new one when it is time, unless all who came have gone again."""
+    """The joins to the running round make a new one when it is time."""
     if state.phase is not Phase.RUNNING or state.blame_until_s is not None or now_s < batch_due_s(state):
         return state, ()
-    importing = () if state.importing_seated else state.importing
-    fresh = [
-        name_peer(state, peer)
-        for peer in state.members.values()
-        if peer.id not in state.seats and peer.id not in importing and not peer.leaving
-    ]
-    if not fresh:
-        return replace(state, batch_since_s=None), ()
+    fresh = [name_peer(state, peer) for peer in _list_newcomers(state)]
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
     return break_round(replace(state, reform=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
 
@@ -91,10 +105,11 @@ def batch_due_s(state: State) -> float:
     """When the joins to a running round make a new one; infinity when there are none."""
     if state.batch_since_s is None:
         return FOREVER
-    if state.importing and not state.importing_seated:
-        return state.batch_since_s + state.rules.import_limit_s  # one more restart spared is worth some patience
-    if len(state.members) >= state.rules.max_nodes:
+    importing = 0 if state.importing_seated else len(state.importing)
+    if len(state.members) - importing >= state.rules.max_nodes:
         return state.batch_since_s  # nobody else fits in: there is nobody to wait for
+    if importing:
+        return state.batch_since_s + state.rules.import_limit_s
     return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
 
 
@@ -193,7 +208,7 @@ def on_lost(state: State, event: Lost, now_s: float) -> Step:
         state = replace(state, pending=state.pending.without(event.id), fence_until_s=now_s + state.rules.fence_s)
         return forgive(state, event.id, now_s), ()
     if state.phase is not Phase.RUNNING or event.id not in state.seats or event.id in state.done:
-        return state, ()
+        return _forget_batch(state), ()
     state = replace(state, fence_until_s=now_s + state.rules.fence_s)
     return break_for_loss(state, event.id, f"{name_peer(state, peer)} was lost: {event.reason}", now_s)
 
@@ -218,6 +233,6 @@ def on_left(state: State, event: Left, now_s: float) -> Step:
         return state, ()
     state = replace(state, members=state.members.with_item(event.id, replace(peer, leaving=True)))
     if state.phase is not Phase.RUNNING or event.id not in state.seats or event.id in state.done:
-        return state, ()
+        return _forget_batch(state), ()
     # It stays pending until its connection closes: only then are its workers gone.
     return break_for_loss(state, event.id, f"{name_peer(state, peer)} left: {event.reason}", now_s)

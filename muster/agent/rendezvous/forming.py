@@ -39,7 +39,7 @@ def _is_time(state: State, now_s: float) -> bool:
     if state.doubtful or now_s < state.fence_until_s or not _is_due(state, len(state.members), now_s):
         return False
     # Only now look at each: most events, and all but the last of those joins that come together, find it too early.
-    ready = [peer for peer in state.members.values() if not peer.leaving]
+    ready = _choose(state)
     if not any(peer.is_leader for peer in ready) or not _is_due(state, len(ready), now_s):
         return False
     return may_form(state.bases, state.rules.min_nodes)

@@ -77,7 +77,7 @@ class State:
     importing: Roll[str] = Roll()
     """Members without a seat whose workers could not start yet: they still import."""
     importing_seated: Roll[str] = Roll()
-    """Members of the current round that still import what they need for it: most others wait for them."""
+    """Members of the current round that still import what they need for it."""
     blame_until_s: float | None = None
     """When a failure that spends the last attempt becomes final, unless a loss explains it."""
     end_until_s: float = FOREVER

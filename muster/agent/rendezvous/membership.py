@@ -48,26 +48,33 @@ from muster.agent.rendezvous.terms import (
 def advance(state: State, event: Event, now_s: float) -> Step:
     """Take in one event. Events of members that are not there, and of old rounds, change nothing.
 
-    What is due by then follows each of them: with its time in the past it would wait for a `Tick` that nobody sends.
+    Only a `Tick` makes a failure final or gives up: what arrived before may explain the one and avert the other.
     """
     state, outputs = _HANDLERS[type(event)](state, event, now_s)
-    for follow in (_judge_blame, break_for_joins, form_or_end, _lose_patience):
-        state, more = follow(state, now_s)
+    state, broken = break_for_joins(state, now_s)
+    state, more = form_or_end(state, now_s)
+    outputs = (*outputs, *broken, *more)
+    if isinstance(event, Tick):
+        state, more = _lose_patience(state, now_s)
         outputs += more
     return state, outputs
 
 
 def next_due_s(state: State, now_s: float) -> float:
-    """When the leader must send a `Tick` at the latest; infinity when nothing is due."""
+    """When the leader must send a `Tick` at the latest; infinity when nothing is due.
+
+    In the past where only a `Tick` will do and an event has overtaken it; everything else was looked at with the event.
+    """
     if state.phase is Phase.ENDING or state.pending:
         return FOREVER
     if state.phase is Phase.RUNNING:
-        blame_s = FOREVER if state.blame_until_s is None else state.blame_until_s
-        dues = [blame_s, state.end_until_s, batch_due_s(state) if blame_s == FOREVER else FOREVER]
+        last_s = FOREVER if state.blame_until_s is None else state.blame_until_s
+        dues = [state.end_until_s, batch_due_s(state) if last_s == FOREVER else FOREVER]
     else:
-        dues = [state.since_s + state.rules.join_timeout_s, state.last_join_s + state.rules.last_call_s]
+        last_s = _patience_until_s(state)
+        dues = [state.last_join_s + state.rules.last_call_s]
         dues += [state.fence_until_s, state.quiet_until_s, state.gather_until_s, state.end_until_s]
-    return min((due for due in dues if due > now_s), default=FOREVER)
+    return min([last_s, *(due for due in dues if due > now_s)])
 
 
 def _on_confirmed(state: State, event: Confirmed, _now_s: float) -> Step:
@@ -88,12 +95,8 @@ def _on_succeeded(state: State, event: Succeeded, _now_s: float) -> Step:
     return state, ()
 
 
-def _on_tick(state: State, _event: Tick, _now_s: float) -> Step:
-    return state, ()
-
-
-def _judge_blame(state: State, now_s: float) -> Step:
-    """No loss has explained the failure in time."""
+def _on_tick(state: State, _event: Tick, now_s: float) -> Step:
+    """Perhaps no loss has explained a failure in time."""
     if state.phase is Phase.RUNNING and state.blame_until_s is not None and now_s >= state.blame_until_s:
         return break_for_failure(state, now_s)
     return state, ()
@@ -101,9 +104,17 @@ def _judge_blame(state: State, now_s: float) -> Step:
 
 def _lose_patience(state: State, now_s: float) -> Step:
     """No round came about within the join timeout."""
-    if state.phase is not Phase.FORMING or state.pending or state.final is not None:
+    if state.phase is not Phase.FORMING or state.pending or now_s < _patience_until_s(state):
         return state, ()
-    return give_up(state) if now_s >= state.since_s + state.rules.join_timeout_s else (state, ())
+    return give_up(state)
+
+
+def _patience_until_s(state: State) -> float:
+    """When the nodes have not come together in time: those who came last had a moment to make a round."""
+    if state.final is not None:
+        return FOREVER
+    timeout_s = state.since_s + state.rules.join_timeout_s
+    return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.last_chance_s)
 
 
 _HANDLERS: dict[type, Callable[[State, Any, float], Step]] = {

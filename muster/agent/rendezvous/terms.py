@@ -24,8 +24,10 @@ class Rules:
     batch_s: float = 0.2
     """Joins to a running round within this time of one another make one new round."""
     batch_limit_s: float = 1.0
-    import_limit_s: float = 30.0
-    """How long a newcomer that could join a running job at once waits for others that still import."""
+    import_limit_s: float = 10.0
+    """How long a node that could join a running job at once waits for others that still import: one restart spared."""
+    last_chance_s: float = 1.0
+    """How long a node that comes just before the join timeout has to make a round."""
     fence_s: float = FENCE_S
     """A lost member kills its workers within this time; no round is formed earlier."""
     quiet_s: float = 2.0

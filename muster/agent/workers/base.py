@@ -59,7 +59,8 @@ class WorkerSpec:
     error_file: str | None = None
     """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE."""
     store_port: int | None = None
-    """Where this worker, which has global rank 0, will listen for the others; None: it is another one."""
+    """Where this worker, which has global rank 0, will listen for the others; None: it is another one, there are no
+    others, or somebody else listens."""
     stack_file: str | None = None
     """Where the worker appends its Python stacks when it receives `STACK_SIGNAL`."""
 

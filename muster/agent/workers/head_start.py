@@ -1,4 +1,4 @@
-"""Global rank 0's worker runs before all others, until its store listens.
+"""Global rank 0's warm worker runs before all others, until its store listens or a moment has passed.
 
 A worker that looks for the store too early is refused, and torch's client then sleeps for a quarter to three quarters
 of a second: many times what a warm restart takes. Forked workers reach that point within the same few milliseconds, so
@@ -12,15 +12,16 @@ from muster.agent.loop import Loop
 
 POLL_S = 0.001
 LIMIT_S = 0.1
-"""The longest head start. A program that opens no store, or does so late, loses no more than that; the later ones are
-saved what they would differ by."""
+"""The longest head start. A program that opens no store, or opens it late, loses no more than that; and the late one
+opens it in the right order if its ranks differ by less."""
 
 
 def is_listening(port: int) -> bool:
     """True when somebody on this machine listens on the TCP port, or when that cannot be found out.
 
     Asks the kernel for the same address with SO_REUSEADDR: it is refused next to a listener, not next to those who only
-    hold the port (`addresses.PortReservation`), and they do not notice.
+    hold the port (`addresses.PortReservation`), nor do they stop one another. One who binds without SO_REUSEADDR, as
+    TCPStore never does, could be refused in the microseconds of the question. Listeners for IPv6 alone are not seen.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -141,6 +141,7 @@ class TemplateStarter:
     ) -> None:
         """See `base.WorkerStarter`. While the first template still imports, workers wait for it."""
         self._released.clear()
+        self._drop_head_start()  # of an older round: with one worker on the node there was no start left to cancel
         reason = self._find_obstacle(specs)
         if reason is not None:
             self._start_cold(specs, on_started, on_failed, reason)

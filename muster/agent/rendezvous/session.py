@@ -24,6 +24,8 @@ from muster.agent.rendezvous.wire import Message
 
 WELCOME_LIMIT_S = 5.0
 """How long a leader that accepted the connection may take to answer `join`."""
+LINGER_S = 1.0
+"""How long a member that has the job's end stays for those whose leader ended before telling them."""
 NONSENSE_PAUSE_S = 1.0
 """A leader that wrote nonsense will most likely do it again: not sooner than that."""
 
@@ -367,9 +369,7 @@ class Session:
         self._pulse.stop()
         self._cancel_timers()
         if self._part.knows_end:
-            # The leader ended before it could send everybody off: those whom it has not told look for one once they
-            # have noticed, and are told here.
-            self._loop.call_later(find_silence_s(self._config), self._part.finish)
+            self._loop.call_later(LINGER_S, self._part.finish)
             return
         self._part.fence(f"the leader was lost: {reason}")
         if was_welcome:

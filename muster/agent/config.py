@@ -120,3 +120,13 @@ class AgentConfig:
     node_name: str = ""
     """How reports call this machine."""
     termination_log: str | None = None
+
+    def longest_backoff_s(self, attempt: int) -> float:
+        """The most that workers of this attempt wait before they start: 0 for the first restart, then doubled.
+
+        Args:
+            attempt: restarts because a worker failed, this one included.
+        """
+        if attempt < 2 or self.restart_backoff_s <= 0.0:
+            return 0.0
+        return self.restart_backoff_s * float(2 ** min(attempt - 2, 10))

@@ -216,7 +216,7 @@ class Supervisor:
         self._ends.clear()
         self._told.clear()
         self._taken = {}
-        longest_s = self._longest_backoff_s(action.round.attempt)
+        longest_s = self._config.longest_backoff_s(action.round.attempt)
         if action.is_held:  # the node of global rank 0 backs off for all
             self._held = action.round
             delay_s = longest_s + HOLD_S
@@ -233,12 +233,6 @@ class Supervisor:
             if self._delayed_start is not None:
                 self._delayed_start.cancel()
             self._start_now(self._held)
-
-    def _longest_backoff_s(self, attempt: int) -> float:
-        """Nothing before the first restart; then doubled each time."""
-        if attempt < 2 or self._config.restart_backoff_s <= 0.0:
-            return 0.0
-        return self._config.restart_backoff_s * float(2 ** min(attempt - 2, 10))
 
     @staticmethod
     def _draw_backoff_s(longest_s: float) -> float:
@@ -267,8 +261,7 @@ class Supervisor:
     def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
         streams = self._streams[local_rank] = self._logs.open_worker(local_rank)
         placement = self._placements[local_rank] if self._placements else None
-        is_first = formed.rank_offset + local_rank == 0
-        hosts_store = is_first and formed.world_size > 1 and not formed.use_agent_store
+        hosts_store = formed.rank_offset + local_rank == 0 and formed.world_size > 1 and not formed.use_agent_store
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),

@@ -333,3 +333,9 @@ def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_workers_than_visible_devices() -> None:
     message = refusal("--nproc-per-node 2 --virtual-local-rank", CUDA_VISIBLE_DEVICES="5")
     assert "CUDA_VISIBLE_DEVICES='5' names 1" in message
+
+
+def test_back_off_begins_with_the_second_restart_and_doubles() -> None:
+    config = parse("--restart-backoff 0.5")
+    assert [config.longest_backoff_s(attempt) for attempt in (0, 1, 2, 3, 12, 40)] == [0.0, 0.0, 0.5, 1.0, 512.0, 512.0]
+    assert parse("").longest_backoff_s(5) == 0.0

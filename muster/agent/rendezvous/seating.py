@@ -7,7 +7,13 @@ from muster.agent.rendezvous.terms import Peer, Seat
 
 
 def assign_seats(members: Iterable[Peer], base: Base | None, max_nodes: int) -> tuple[Seat, ...]:
-    """Node index decides; without one, the order of the last round, then of joining. Survivors go before spares."""
+    """Node index decides; without one, the order of the last round, then of joining. Survivors go before spares.
+
+    Args:
+        members: who may get a seat, the leader among them.
+        base: the last round; None before the first.
+        max_nodes: seats there are at most.
+    """
     ready = list(members)
     last = len(ready) + (base.size if base else 0)
 

@@ -43,7 +43,7 @@ soak: $(STABLE)/.ready ## the tests marked soak, 20 times, with all cores busy
 	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 tests
 
 nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds
-	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/test_rendezvous_simulation.py
+	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py
 
 bench: $(STABLE)/.ready ## measure against torchrun, side by side
 	for benchmark in benchmarks/[a-z]*.py; do $(STABLE)/python "$$benchmark"; done

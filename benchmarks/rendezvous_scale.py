@@ -46,8 +46,8 @@ def build_config(index, members, port):
 
 
 def create_member(index, config, loop):
-    from muster.agent.rendezvous.member import Member
-    from muster.agent.rendezvous.network import TcpNetwork
+    from muster.agent.rendezvous.member.member import Member
+    from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 
     return Member(
         config,
@@ -78,7 +78,7 @@ class Host:
     """Some members on one loop."""
 
     def __init__(self, indices, members, port):
-        from muster.agent.loop import Loop
+        from muster.agent.runtime.loop import Loop
 
         self.loops = []
         self.members = []
@@ -153,7 +153,7 @@ def rss_kib():
 
 def count_messages(counter):
     """Count what the leader sends and receives over sockets."""
-    from muster.agent.rendezvous.network import TcpLink
+    from muster.agent.rendezvous.transport.tcp_network import TcpLink
 
     send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 what no owner would count: all that arrives
 
@@ -241,7 +241,7 @@ def read_line(child, host):
 
 
 def build_failure(attempt):
-    from muster.agent.report import Failure
+    from muster.agent.diagnosis.report import Failure
 
     return Failure(
         node=0,

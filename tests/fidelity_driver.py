@@ -15,11 +15,11 @@ import sys
 from typing import Any
 
 from muster import _processes
-from muster.agent.loop import Loop
-from muster.agent.signals import SignalWatch
-from muster.agent.workers.base import Program, ProgramKind, WorkerSpec, WorkerStarter
-from muster.agent.workers.command import CommandStarter
-from muster.agent.workers.template import TemplateOptions, TemplateStarter
+from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.signals import SignalWatch
+from muster.agent.workers.cold import CommandStarter
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, WorkerStarter
+from muster.agent.workers.warm.starter import TemplateOptions, TemplateStarter
 
 
 class Driver:

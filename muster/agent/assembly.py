@@ -4,18 +4,18 @@ from typing import TYPE_CHECKING
 
 from muster._guard import GuardLease
 from muster.agent.config import AgentConfig
-from muster.agent.journal import Journal
 from muster.agent.logs import LogRouter
-from muster.agent.loop import Loop
-from muster.agent.sinks import open_sink
-from muster.agent.supervisor import Supervisor
-from muster.agent.workers.base import WorkerStarter
-from muster.agent.workers.command import CommandStarter
-from muster.agent.workers.template import TemplateStarter
-from muster.agent.workers.template_link import TemplateLink, TemplateOptions
+from muster.agent.node.supervisor import Supervisor
+from muster.agent.runtime.event_log import Journal
+from muster.agent.runtime.event_sinks import open_sink
+from muster.agent.runtime.loop import Loop
+from muster.agent.workers.cold import CommandStarter
+from muster.agent.workers.spec import WorkerStarter
+from muster.agent.workers.warm.starter import TemplateStarter
+from muster.agent.workers.warm.template_handle import TemplateLink, TemplateOptions
 
 if TYPE_CHECKING:
-    from muster.agent.affinity import WorkerPlacement
+    from muster.agent.placement.affinity import WorkerPlacement
 
 
 def build_supervisor(

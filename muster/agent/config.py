@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 
-from muster.agent.workers.base import Program
+from muster.agent.workers.spec import Program
 
 
 class Std(IntFlag):

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 from muster._contract import NODE_INDEX_MARK, Env, ExitCode
 from muster._guard import GuardLease
-from muster.agent.cli import parse_args
+from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
-from muster.agent.loop import Loop
-from muster.agent.worker_env import build_common_env
-from muster.agent.workers.base import ProgramKind
-from muster.agent.workers.template_link import TemplateLink, TemplateOptions
+from muster.agent.runtime.loop import Loop
+from muster.agent.workers.environment import build_common_env
+from muster.agent.workers.spec import ProgramKind
+from muster.agent.workers.warm.template_handle import TemplateLink, TemplateOptions
 
 if TYPE_CHECKING:
-    from muster.agent.affinity import WorkerPlacement
+    from muster.agent.placement.affinity import WorkerPlacement
 
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """What the machine has run out of, wherever it is noticed: its fault, not ours."""
@@ -137,7 +137,7 @@ def _plan_placements(config: AgentConfig) -> "tuple[WorkerPlacement, ...]":
     """Length nproc, or empty without --numa-binding. A warm worker has no command to put numactl before."""
     if config.numa_binding is None:
         return ()
-    from muster.agent.affinity import plan_affinity
+    from muster.agent.placement.affinity import plan_affinity
 
     placements = plan_affinity(config.numa_binding, config.nproc, env=config.base_env)
     if _starts_cold(config):

@@ -10,7 +10,7 @@ import pytest
 from torchx.specs import AppState, Resource
 
 from muster.schedulers.docker import devices
-from muster.schedulers.docker.faults import DockerFault
+from muster.schedulers.docker.engine.errors import DockerFault
 from muster.schedulers.errors import EngineError
 
 pytestmark = pytest.mark.docker

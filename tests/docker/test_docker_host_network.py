@@ -8,7 +8,7 @@ from torchx.specs import AppState
 
 from muster._contract import Env
 from muster.components import dist
-from muster.schedulers.docker.plan import HOST_PORTS
+from muster.schedulers.docker.spec import HOST_PORTS
 
 pytestmark = pytest.mark.docker
 

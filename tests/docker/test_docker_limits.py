@@ -7,10 +7,10 @@ import pytest
 from torchx.schedulers.api import Stream
 from torchx.specs import AppState, BindMount
 
-from muster.schedulers.docker import creation
-from muster.schedulers.docker.engine import Engine
-from muster.schedulers.docker.faults import NoAddressPool
-from muster.schedulers.docker.plan import SHARED_NETWORK
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import NoAddressPool
+from muster.schedulers.docker.live import creation
+from muster.schedulers.docker.spec import SHARED_NETWORK
 from muster.schedulers.errors import EngineError, SchedulerError
 
 pytestmark = pytest.mark.docker

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from muster.agent.rendezvous.wire import Message
+from muster.agent.rendezvous.protocol.framing import Message
 
 
 class StandingClock:

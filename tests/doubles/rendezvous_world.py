@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous import (
+from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.interface import (
     BreakKind,
     JobEnded,
     RendezvousLost,
@@ -24,8 +25,7 @@ from muster.agent.rendezvous import (
     RoundBroken,
     RoundFormed,
 )
-from muster.agent.rendezvous.member import Member
-from muster.agent.report import Failure
+from muster.agent.rendezvous.member.member import Member
 
 EPHEMERAL = 40000
 TICK_S = 1e-9

@@ -70,9 +70,9 @@ def small():
 @pytest.fixture(scope="session")
 def resources(_cluster_or_skip):
     """The cluster, by our own client: what we check with must speak the same dialect."""
-    from muster.schedulers.kubernetes.access import Access
-    from muster.schedulers.kubernetes.client import Client
-    from muster.schedulers.kubernetes.resources import Resources
+    from muster.schedulers.kubernetes.api.client import Client
+    from muster.schedulers.kubernetes.api.connection import Access
+    from muster.schedulers.kubernetes.api.objects import Resources
 
     client = Client(Access())
     yield Resources(client)
@@ -135,7 +135,7 @@ class Job:
         return wait_until(reached, f"{self.name} becomes {wanted}")
 
     def pods(self):
-        from muster.schedulers.kubernetes.resources import POD
+        from muster.schedulers.kubernetes.api.objects import POD
 
         items, _ = self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
         return items
@@ -163,7 +163,7 @@ class Job:
         return wait_until(there, f"{text!r} in the log of node {index}")
 
     def kill_pod(self, index, grace_s=1):
-        from muster.schedulers.kubernetes.resources import POD
+        from muster.schedulers.kubernetes.api.objects import POD
 
         pod = self.pod(index)
         path = POD.path(self.namespace, pod["metadata"]["name"])
@@ -173,7 +173,7 @@ class Job:
 
     def evict_pod(self, index):
         """What `kubectl drain` does to a pod."""
-        from muster.schedulers.kubernetes.resources import POD
+        from muster.schedulers.kubernetes.api.objects import POD
 
         pod = self.pod(index)
         name = pod["metadata"]["name"]

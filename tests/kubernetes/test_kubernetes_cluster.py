@@ -137,7 +137,7 @@ def test_a_pod_that_fits_nowhere_is_explained(start, wait, small):
 
 
 def test_cancel_keeps_the_record_and_delete_leaves_nothing(start, wait, resources):
-    from muster.schedulers.kubernetes.resources import JOB, POD, Kind
+    from muster.schedulers.kubernetes.api.objects import JOB, POD, Kind
 
     job = start("kubernetes_trains.py", "600")
     job.wait_for_log(0, "training")
@@ -220,7 +220,7 @@ def test_the_server_takes_what_a_dry_run_prints(resources, namespace, server_ver
     import yaml
 
     from muster.components.dist import ddp
-    from muster.schedulers.kubernetes.request import build_request
+    from muster.schedulers.kubernetes.manifests.request import build_request
 
     nodes = "1:4x8" if server_version >= (1, 31) else "4x8"
     app = ddp(script="main.py", j=nodes, image="img", mounts=["type=volume", "src=emptydir/1Gi", "dst=/data"])

@@ -4,7 +4,7 @@
 """
 
 from muster.agent.logs.console import Console
-from muster.agent.logs.plan import WorkerStreams
+from muster.agent.logs.destinations import WorkerStreams
 from muster.agent.logs.router import LogRouter
 
 __all__ = ["Console", "LogRouter", "WorkerStreams"]

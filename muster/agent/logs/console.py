@@ -7,11 +7,11 @@ the file") and read again when the console comes round to it; one without a file
 import os
 from collections.abc import Iterable
 
-from muster.agent.clock import Clock, SystemClock
 from muster.agent.config import Std
-from muster.agent.logs.device import Device
+from muster.agent.logs.console_queue import End, Gap, Said, Span
+from muster.agent.logs.console_writer import Device
 from muster.agent.logs.lines import LineAssembler
-from muster.agent.logs.pieces import End, Gap, Said, Span
+from muster.agent.runtime.clock import Clock, SystemClock
 
 BACKLOG_BYTES = 4 << 20
 """What may wait in memory for one device; eight times that of streams that have no log file."""

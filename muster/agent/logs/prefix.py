@@ -1,6 +1,6 @@
 """What stands in front of a worker's line on the console."""
 
-from muster.agent.rendezvous import Round
+from muster.agent.rendezvous.interface import Round
 
 
 def build_prefix(*, role: str, local_rank: int, round: Round, template: str | None = None) -> bytes:  # noqa: A002

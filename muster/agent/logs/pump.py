@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 
 from muster.agent.logs.console import Feed
-from muster.agent.logs.duplicates import Duplicator
 from muster.agent.logs.files import LogFile
-from muster.agent.loop import Loop, Timer
+from muster.agent.logs.line_filter import Duplicator
+from muster.agent.runtime.loop import Loop, Timer
 
 _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import InternalError, SpawnError
 from muster.agent.logs.console import Console
-from muster.agent.logs.duplicates import Duplicator
+from muster.agent.logs.destinations import FolderLayout, Layout, StreamPlan, WorkerStreams
 from muster.agent.logs.files import LogFile, RunFolder
+from muster.agent.logs.line_filter import Duplicator
 from muster.agent.logs.lines import last_frame
-from muster.agent.logs.plan import FolderLayout, Layout, StreamPlan, WorkerStreams
 from muster.agent.logs.prefix import build_prefix
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
-from muster.agent.logs.thread import PumpThread
-from muster.agent.loop import Loop, Timer
-from muster.agent.rendezvous import Round
+from muster.agent.logs.pump_thread import PumpThread
+from muster.agent.rendezvous.interface import Round
+from muster.agent.runtime.loop import Loop, Timer
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
@@ -196,7 +196,7 @@ class LogRouter:
 
     def _make_layout(self) -> Layout:
         if self._config.logs_specs is not None:
-            from muster.agent.logs.torch_specs import TorchLayout
+            from muster.agent.logs.torch_logs_specs import TorchLayout
 
             return TorchLayout(self._config, run_id=self._run_id, role=self._role)
         if self._config.base_dir == os.devnull:

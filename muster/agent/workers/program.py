@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType, TracebackType
     from typing import Any
 
-    from muster.agent.workers.base import Program
+    from muster.agent.workers.spec import Program
 
 WORKER_FLAG = "--muster-worker"
 """First argument of our own processes; in the bundle, `__main__` hands what follows it to `main`."""
@@ -46,7 +46,7 @@ def cold_argv(program: "Program", *, error_file: "str | None", stack_file: "str 
         error_file: where an uncaught exception is written; None: nowhere.
         stack_file: where stacks go; None: the stack signal is not caught.
     """
-    from muster.agent.workers.base import stack_signal
+    from muster.agent.workers.spec import stack_signal
 
     signum = stack_signal() if stack_file else None
     flags = interpreter_flags(sys.orig_argv)
@@ -137,7 +137,7 @@ def _leave_own_folder(entry: str) -> str:
 def _import_template_process(own_root: str) -> "Callable[[list[str]], tuple[str, str, int, str, str, list[str]]]":
     sys.path.insert(0, own_root)
     try:
-        from muster.agent.workers.template_process import serve
+        from muster.agent.workers.warm.template import serve
     finally:
         sys.path.remove(own_root)
     return serve

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from muster.schedulers.docker.faults import DockerFault
+from muster.schedulers.docker.engine.errors import DockerFault
 
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)", re.ASCII)
 _HOOK: Final = "nvidia-container-runtime-hook"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import OptionError
-from muster.schedulers.options import StrictOpts
+from muster.schedulers.runner.options import StrictOpts
 
 PULL_CHOICES: Final = ("missing", "always", "never")
 AGENT_CHOICES: Final = ("bundled", "image")

@@ -10,8 +10,9 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._contract import Env, RoleKey
 from muster.schedulers import naming
+from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.plan import (
+from muster.schedulers.docker.spec import (
     AGENT_DIR,
     DEFAULT_SHM_BYTES,
     ERROR_FILE,
@@ -23,9 +24,8 @@ from muster.schedulers.docker.plan import (
     ContainerRequest,
     share_network,
 )
-from muster.schedulers.entrypoint import is_agent_role, rewrite_agent_args
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.torchx_lines import apply_macros, check_roles
+from muster.schedulers.runner.versions import apply_macros, check_roles
 
 WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""

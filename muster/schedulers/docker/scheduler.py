@@ -19,26 +19,23 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
-from muster.schedulers.ctrl_c import hide_traceback
-from muster.schedulers.docker import claims, creation, devices, leftovers
-from muster.schedulers.docker.cargo import Cargo, pack_cargo
-from muster.schedulers.docker.driver import ENGINE_KEY
-from muster.schedulers.docker.endings import COULD_NOT_START
-from muster.schedulers.docker.engine import Engine
-from muster.schedulers.docker.faults import DockerFault
-from muster.schedulers.docker.logs import LogQuery, LogReader
+from muster.schedulers.docker import devices
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import DockerFault
+from muster.schedulers.docker.engine.sdk import pick_address
+from muster.schedulers.docker.live import creation, reservations, unregistered
+from muster.schedulers.docker.live.driver import ENGINE_KEY
+from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
+from muster.schedulers.docker.live.logs import LogQuery, LogReader
+from muster.schedulers.docker.live.payload import Cargo, pack_cargo
+from muster.schedulers.docker.live.preflight import check_images
 from muster.schedulers.docker.options import DEFAULT_GRACE_S, add_options, parse_options
-from muster.schedulers.docker.plan import AppRequest, Label
-from muster.schedulers.docker.preflight import check_images
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
-from muster.schedulers.docker.sdk import pick_address
+from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.options import StrictOpts
-from muster.schedulers.supervision import client
-from muster.schedulers.supervision.policy import RolePlan
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
-from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
-from muster.schedulers.torchx_lines import (
+from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
     build_describe_response,
@@ -49,9 +46,13 @@ from muster.schedulers.torchx_lines import (
     get_workspace_path,
     mask_env,
 )
-from muster.schedulers.waiting import look_for_wait
+from muster.schedulers.runner.waiting import look_for_wait
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.decisions import RolePlan
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-_DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
+_DRIVER: Final = "muster.schedulers.docker.live.driver:create_driver"
 _REGISTRY: Final = "docker"
 """Both schedulers keep their apps in one place, so that either finds them."""
 
@@ -174,7 +175,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         devices.check_host(self._engine.host)
         devices.check_runtime(self._engine.info())
         visible = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return claims.check_gpus(self._engine, request, visible)
+        return reservations.check_gpus(self._engine, request, visible)
 
     def _cargo(self, request: AppRequest) -> Cargo:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
@@ -226,8 +227,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = self._folder(app_id)
         with _one_line():
             if folder is None:
-                containers = leftovers.find_app(self._engine, app_id, _user())
-                return leftovers.describe_app(app_id, containers) if containers else None
+                containers = unregistered.find_app(self._engine, app_id, _user())
+                return unregistered.describe_app(app_id, containers) if containers else None
             found = look_for_wait(folder)
             return None if found is None else build_describe_response(*found, error=read_error(folder.path))
 
@@ -236,8 +237,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         with _one_line():
             states = {app_id: self._state(app_id) for app_id in self._registry()}
             if self._engine.answers():
-                for app_id, containers in leftovers.list_apps(self._engine, _user()).items():
-                    states.setdefault(app_id, leftovers.judge_app(containers))
+                for app_id, containers in unregistered.list_apps(self._engine, _user()).items():
+                    states.setdefault(app_id, unregistered.judge_app(containers))
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
 
     def _state(self, app_id: str) -> AppState:
@@ -272,8 +273,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = self._folder(app_id)
         with _one_line():
             if folder is None:
-                containers = leftovers.find_app(self._engine, app_id, _user())
-                leftovers.stop_app(self._engine, containers, DEFAULT_GRACE_S)
+                containers = unregistered.find_app(self._engine, app_id, _user())
+                unregistered.stop_app(self._engine, containers, DEFAULT_GRACE_S)
             else:
                 client.request_stop(folder)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.schedulers.errors import OptionError
-from muster.schedulers.kubernetes import grammar
+from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.schema import VERSION_SENTENCE, load_table, parse_version
-from muster.schedulers.options import StrictOpts
+from muster.schedulers.runner.options import StrictOpts
 
 FLAVORS: Final = ("job", "jobset", "volcano")
 GANGS: Final = ("auto", "none", "kueue", "podgroup", "volcano")
 AGENTS: Final = ("bundled", "image")
 SECURITIES: Final = ("baseline", "restricted")
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
-_DEVICE: Final = re.compile(rf"{grammar.RESOURCE.pattern}(:[1-9]\d*)?", re.ASCII)
+_DEVICE: Final = re.compile(rf"{syntax.RESOURCE.pattern}(:[1-9]\d*)?", re.ASCII)
 EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -192,13 +192,13 @@ def _parse_count(name: str, value: Any) -> int:
 
 
 def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
-    parse = _matching(grammar.NAME, "the name of a Secret")
+    parse = _matching(syntax.NAME, "the name of a Secret")
     return tuple(parse(name, item) for item in ([value] if isinstance(value, str) else value))
 
 
 def _parse_selector(name: str, value: Any) -> dict[str, str]:
     for key, wanted in dict(value).items():
-        if grammar.LABEL_KEY.fullmatch(key) is None or grammar.LABEL_VALUE.fullmatch(str(wanted)) is None:
+        if syntax.LABEL_KEY.fullmatch(key) is None or syntax.LABEL_VALUE.fullmatch(str(wanted)) is None:
             raise OptionError(f"{name}: {key}:{wanted} is not KEY:VALUE of a label", name)
     return {key: str(wanted) for key, wanted in dict(value).items()}
 
@@ -218,8 +218,8 @@ def _parse_toleration(name: str, text: str) -> dict[str, Any]:
     key, value = parts[0], parts[1] if len(parts) > 1 else None
     if (
         len(parts) > 2
-        or grammar.LABEL_KEY.fullmatch(key) is None
-        or (value and grammar.LABEL_VALUE.fullmatch(value) is None)
+        or syntax.LABEL_KEY.fullmatch(key) is None
+        or (value and syntax.LABEL_VALUE.fullmatch(value) is None)
     ):
         raise OptionError(f"{name}: {text!r} is not KEY[:VALUE][:{'|'.join(EFFECTS)}][:SECONDS]", name)
     if value is None:
@@ -267,15 +267,15 @@ def _parse_rdma(name: str, value: Any) -> str | None:
 
 
 _PARSERS: Final[Mapping[str, Any]] = {
-    "namespace": _matching(grammar.LABEL, "a namespace's name"),
+    "namespace": _matching(syntax.LABEL, "a namespace's name"),
     "flavor": _one_of(*FLAVORS),
     "gang": _one_of(*GANGS),
     "agent": _one_of(*AGENTS),
     "security": _one_of(*SECURITIES),
     "image_pull_policy": _one_of(*PULL_POLICIES),
-    "queue": _matching(grammar.NAME, "a queue's name"),
-    "priority_class": _matching(grammar.NAME, "a PriorityClass' name"),
-    "service_account": _matching(grammar.NAME, "a service account's name"),
+    "queue": _matching(syntax.NAME, "a queue's name"),
+    "priority_class": _matching(syntax.NAME, "a PriorityClass' name"),
+    "service_account": _matching(syntax.NAME, "a service account's name"),
     "image_pull_secrets": _parse_secrets,
     "node_selector": _parse_selector,
     "tolerations": _parse_tolerations,
@@ -285,7 +285,7 @@ _PARSERS: Final[Mapping[str, Any]] = {
     "reserved_millicpu": _parse_count,
     "reserved_memmb": _parse_count,
     "efa_device_count": _parse_count,
-    "shm_size": _matching(grammar.QUANTITY, "a size; for example 16Gi"),
+    "shm_size": _matching(syntax.QUANTITY, "a size; for example 16Gi"),
     "rdma": _parse_rdma,
     "kube_version": _parse_kube_version,
 }

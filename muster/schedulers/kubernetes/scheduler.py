@@ -10,18 +10,18 @@ from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.bundles import METADATA_KEY, pack_workspace
+from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, pack_workspace
+from muster.schedulers.kubernetes.manifests.request import Request, build_request
 from muster.schedulers.kubernetes.names import LIMIT, app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
-from muster.schedulers.kubernetes.request import Request, build_request
 from muster.schedulers.naming import build_app_name, make_suffix
-from muster.schedulers.options import StrictOpts
-from muster.schedulers.torchx_lines import LogRequest, PluginScheduler, build_dryrun_info, get_workspace_path
+from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.versions import LogRequest, PluginScheduler, build_dryrun_info, get_workspace_path
 
 if TYPE_CHECKING:
-    from muster.schedulers.kubernetes.client import Pace
-    from muster.schedulers.kubernetes.logs import Slots
-    from muster.schedulers.kubernetes.session import Session
+    from muster.schedulers.kubernetes.api.client import Pace
+    from muster.schedulers.kubernetes.live.logs import Slots
+    from muster.schedulers.kubernetes.live.session import Session
 
 BACKEND: Final = "kubernetes"
 
@@ -46,7 +46,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     def _session(self) -> "Session":
         """What talks to clusters; loaded when first needed, since a dry run must stay light."""
         if self._opened is None:
-            from muster.schedulers.kubernetes.session import Session
+            from muster.schedulers.kubernetes.live.session import Session
 
             self._opened = Session(pace=self._pace, slots=self._slots)
         return self._opened

@@ -16,10 +16,10 @@ from typing import Any
 from muster import _processes
 from muster._contract import AGENT_BUNDLE_NAME, Env
 from muster.schedulers.local.capture import Capture
-from muster.schedulers.local.spawn import Launch, spawn
+from muster.schedulers.local.replica_process import Launch, spawn
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
 from muster.schedulers.supervision.driver import Handle, Mailbox, StartError
-from muster.schedulers.supervision.policy import ReplicaEnded, ReplicaId
-from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
 
 LOOPBACK = "127.0.0.1"
 ADOPTED_LIMIT_S = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from muster.schedulers.local.capture import TIMES_RECORD, log_path, read_notice, times_path
-from muster.schedulers.supervision.inotify import BACKSTOP_S, Watch
+from muster.schedulers.supervision.file_watch import BACKSTOP_S, Watch
 
 CHUNK_BYTES = 65536
 PARTIAL_S = 0.5

@@ -10,10 +10,10 @@ from typing import Any
 from torchx.specs import AppDef, Role
 
 from muster._contract import Env
-from muster.schedulers.entrypoint import is_agent_role, rewrite_agent_args
+from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
 from muster.schedulers.local.devices import VISIBLE, assign_devices
-from muster.schedulers.supervision.policy import RolePlan
-from muster.schedulers.torchx_lines import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
+from muster.schedulers.runner.versions import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
+from muster.schedulers.supervision.decisions import RolePlan
 
 RANK0_HOST = "127.0.0.1"
 """All replicas are here. Not `localhost`: that may resolve to ::1 first, or not at all."""

@@ -16,27 +16,27 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
-from muster.schedulers.ctrl_c import hide_traceback
-from muster.schedulers.entrypoint import is_agent_role
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.local.devices import list_devices
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import LogQuery, read_log
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
-from muster.schedulers.options import StrictOpts
-from muster.schedulers.supervision import client
-from muster.schedulers.supervision.policy import ReplicaId
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
-from muster.schedulers.supervision.state import AppFolder, AppSpec, ProcessId
-from muster.schedulers.torchx_lines import (
+from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
     build_describe_response,
     build_dryrun_info,
     check_replica,
 )
-from muster.schedulers.waiting import look_for_wait
+from muster.schedulers.runner.waiting import look_for_wait
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.decisions import ReplicaId
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
 DEFAULT_GRACE_S = 30.0

@@ -12,9 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
-from muster.schedulers.supervision.policy import Phase
-from muster.schedulers.supervision.registry import AppRegistry
-from muster.schedulers.supervision.state import (
+from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
     AppSpec,
@@ -23,6 +21,8 @@ from muster.schedulers.supervision.state import (
     StateError,
     is_folder_of_ours,
 )
+from muster.schedulers.supervision.decisions import Phase
+from muster.schedulers.supervision.registry import AppRegistry
 
 LAST_WORDS_LIMIT_BYTES = 2000
 ELSEWHERE_S = 0.2

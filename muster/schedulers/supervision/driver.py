@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from muster.schedulers.supervision.policy import ReplicaEnded, ReplicaId
-from muster.schedulers.supervision.state import AppSpec
+from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
 
 Handle = Mapping[str, Any]
 """What a driver needs to find a replica again (a pid and its start time, a container's id). JSON; kept on disk."""

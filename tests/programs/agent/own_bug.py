@@ -1,7 +1,7 @@
 """The agent with a bug of our own in its leader, met by the first node that joins."""
 import sys
 
-from muster.agent.rendezvous import leader
+from muster.agent.rendezvous.leader import leader
 
 
 def fail(*_args, **_keywords):

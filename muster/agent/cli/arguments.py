@@ -1,0 +1,185 @@
+"""The agent's command line: flags and environment in, one `AgentConfig` out. The only place that reads variables.
+
+torchrun's flags, abbreviations and PET_* variables with torchrun's meaning, and a few of ours; `flag_table.py` has them
+all. Nothing here acts: what must be looked up (cores, devices, entry points) is looked up only when a flag asks.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from muster._contract import Env
+from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_seconds, parse_words
+from muster.agent.cli.rendezvous_flags import build_rendezvous_config
+from muster.agent.cli.stream_flags import parse_ranks, parse_std_choice, parse_texts
+from muster.agent.config import AgentConfig, LogConfig
+from muster.agent.errors import UsageError
+from muster.agent.placement.device_count import count_usable_cores, count_workers
+from muster.agent.runtime import event_sinks
+from muster.agent.workers.environment import choose_visible_device
+from muster.agent.workers.spec import Program, ProgramKind
+
+_START_METHODS = ("spawn", "fork", "forkserver")
+_STARTS = ("auto", "cold", "warm")
+_NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_TERMINATION_LOG = "/dev/termination-log"
+"""Where Kubernetes mounts the file for a container's last words."""
+
+
+def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
+    """The configuration that a command line and an environment make.
+
+    Args:
+        argv: the words after the program's name.
+        environ: the agent's environment.
+
+    Raises:
+        UsageError: one line that names the value and what is allowed.
+        SystemExit: code 0, after `--help` has been printed.
+    """
+    line = parse_words(argv)
+    if line.wants_help:
+        with contextlib.suppress(OSError):  # `--help | head`
+            print(format_help(), flush=True)
+        raise SystemExit(0)
+    if line.script is None:
+        raise UsageError("no script: give a program to run after the flags; --help lists them")
+    values = FlagValues(line.given, environ)
+    program = _choose_program(values, line.script, line.script_args, environ)
+    host_name = os.uname().nodename
+    rendezvous = build_rendezvous_config(values, environ, host_name=host_name)
+    nproc = count_workers(
+        values.text("nproc-per-node") or "1",
+        origin=values.origin("nproc-per-node"),
+        env=environ,
+        python=environ.get("PYTHON_EXEC") or sys.executable,
+    )
+    virtual_local_rank = values.switch("virtual-local-rank")
+    if virtual_local_rank:
+        choose_visible_device(environ, nproc - 1)
+    start, start_method = _choose_start(values, program)
+    return AgentConfig(
+        program=program,
+        nproc=nproc,
+        rendezvous=rendezvous,
+        logs=_build_log_config(values, environ),
+        role=values.text("role") or "default",
+        max_restarts=rendezvous.max_restarts,
+        restart_backoff_s=values.seconds("restart-backoff", zero=True) or 0.0,
+        start=start,
+        preload=values.text("preload") or "auto",
+        start_method=start_method,
+        shutdown_timeout_s=_choose_shutdown_timeout_s(values, environ),
+        signals_to_handle=_parse_signals(values),
+        virtual_local_rank=virtual_local_rank,
+        numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
+        omp_num_threads=_choose_omp_num_threads(environ, nproc),
+        hang_timeout_s=values.seconds("hang-timeout", zero=True) or None,
+        event_log_handler=_choose_event_log_handler(values),
+        monitor_interval_s=values.seconds("monitor-interval", zero=True) or 0.1,
+        base_env={name: value for name, value in environ.items() if name not in Env.PRIVATE},
+        agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
+        node_name=environ.get(Env.NODE_NAME) or host_name,
+        termination_log=_find_termination_log(environ),
+    )
+
+
+def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:
+    if values.switch("run-path"):
+        return Program(kind=ProgramKind.RUN_PATH, target=script, args=args)
+    module = values.switch("module")
+    if values.switch("no-python"):
+        if module:
+            raise UsageError("--no-python and --module contradict each other: a module needs Python")
+        return Program(kind=ProgramKind.COMMAND, target=script, args=args)
+    python = environ.get("PYTHON_EXEC")
+    if python and python != sys.executable:
+        # Another interpreter: neither our template nor our start-up code is in it, so it is a command like any other.
+        return Program(kind=ProgramKind.COMMAND, target=python, args=("-u", *(("-m",) * module), script, *args))
+    return Program(kind=ProgramKind.MODULE if module else ProgramKind.SCRIPT, target=script, args=args)
+
+
+def _choose_start(values: FlagValues, program: Program) -> tuple[str, str]:
+    """(--start, --start-method). `--start fork` is torchrun's abbreviation of the latter."""
+    method = values.choice("start-method", _START_METHODS) or "spawn"
+    if values.text("start") in _START_METHODS:
+        method, start = str(values.text("start")), "auto"
+    else:
+        start = values.choice("start", _STARTS) or "auto"
+    if start == "warm" and program.kind is ProgramKind.COMMAND:
+        raise UsageError(f"--start warm forks Python workers; {program.target!r} is another program (use --start cold)")
+    return start, method
+
+
+def _build_log_config(values: FlagValues, environ: Mapping[str, str]) -> LogConfig:
+    base_dir = values.text("log-dir") or environ.get(Env.LOG_DIR) or None
+    if base_dir is not None and base_dir != os.devnull and os.path.isfile(base_dir):
+        raise UsageError(f"{values.origin('log-dir')} {base_dir!r}: is a file; allowed is a folder, or {os.devnull}")
+    return LogConfig(
+        base_dir=base_dir,
+        redirects=parse_std_choice(values.text("redirects") or "0", origin=values.origin("redirects")),
+        tee=parse_std_choice(values.text("tee") or "0", origin=values.origin("tee")),
+        local_ranks_filter=parse_ranks(
+            values.text("local-ranks-filter") or "", origin=values.origin("local-ranks-filter")
+        ),
+        duplicate_stdout_filters=parse_texts(values.text("duplicate-stdout-filters") or ""),
+        duplicate_stderr_filters=parse_texts(values.text("duplicate-stderr-filters") or ""),
+        logs_specs=_choose_logs_specs(values),
+        prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+    )
+
+
+def _choose_logs_specs(values: FlagValues) -> str | None:
+    name = values.text("logs-specs")
+    if name is None or name == "default":
+        return None
+    from importlib.metadata import entry_points  # 15 ms: only who names one pays them
+
+    known = sorted({point.name for point in entry_points(group="torchrun.logs_specs")})
+    if name not in known:
+        raise values.fault("logs-specs", ", ".join(dict.fromkeys(("default", *known))))
+    return name
+
+
+def _choose_event_log_handler(values: FlagValues) -> str:
+    return values.choice("event-log-handler", event_sinks.NAMES) or "null"
+
+
+def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -> float:
+    flag_s = values.seconds("shutdown-timeout", zero=True)
+    if flag_s is not None:
+        return flag_s
+    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    variable_s = parse_seconds(text, zero=True)
+    if variable_s is None:
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: allowed is {describe_seconds(zero=True)}")
+    return variable_s
+
+
+def _parse_signals(values: FlagValues) -> tuple[str, ...]:
+    text = values.text("signals-to-handle")
+    if text is None:
+        return AgentConfig.signals_to_handle
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
+            raise values.fault(
+                "signals-to-handle", f"names of signals that can be handled, as in SIGTERM,SIGUSR1, not {name}"
+            )
+    return names
+
+
+def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:
+    """A share of the cores for each of several workers, so that they do not start cores x workers threads."""
+    if "OMP_NUM_THREADS" in environ or nproc == 1:
+        return None
+    return max(1, count_usable_cores() // nproc)
+
+
+def _find_termination_log(environ: Mapping[str, str]) -> str | None:
+    named = environ.get(Env.TERMINATION_LOG)
+    if named is not None:
+        return named or None
+    return _TERMINATION_LOG if os.path.exists(_TERMINATION_LOG) else None

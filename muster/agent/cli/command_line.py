@@ -1,0 +1,264 @@
+"""From words to values: which flags the command line gave, with PET_* variables behind them, and `--help`.
+
+The grammar is argparse's as torchrun uses it: flags up to the first other word, which is the script; everything after
+it is the script's. Not argparse itself, for three reasons. Its rule for abbreviations changed between Python 3.11 and
+3.13 (`--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for `--star` and gives up); our flags must
+never make an abbreviation of torchrun's ambiguous; and its errors are a page of usage before the line that matters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
+from muster.agent.errors import UsageError
+
+ON: Final = "1"
+_BY_NAME: Final = {flag.name: flag for flag in FLAGS}
+_BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """The words, sorted."""
+
+    given: Mapping[str, str]
+    """dest -> text, `ON` for a switch; only what the command line says."""
+    script: str | None
+    """None when there was none."""
+    script_args: tuple[str, ...]
+    wants_help: bool = False
+
+
+def parse_words(argv: Sequence[str]) -> CommandLine:
+    """Sort the words of a command line (without the program's name).
+
+    Raises:
+        UsageError: an unknown or ambiguous flag, a value too many or too few.
+    """
+    given: dict[str, str] = {}
+    words = list(argv)
+    while words and _is_flag(words[0]):
+        word = words.pop(0)
+        if word == "--":
+            break
+        if word in ("-h", "--help"):
+            return CommandLine(given=given, script=None, script_args=(), wants_help=True)
+        if word.startswith("--"):
+            _take_long(word, words, given)
+        else:
+            _take_short(word, words, given)
+    if not words:
+        return CommandLine(given=given, script=None, script_args=())
+    script, args = words[0], words[1:]
+    if args[:1] == ["--"]:
+        del args[0]  # torchrun swallows one `--` after the script; scripts are called that way
+    return CommandLine(given=given, script=script, script_args=tuple(args))
+
+
+def _is_flag(word: str) -> bool:
+    """Argparse's rule: `-`, numbers and words with a space are values."""
+    if len(word) < 2 or word[0] != "-" or " " in word.partition("=")[0]:
+        return False
+    return not word[1:].replace(".", "", 1).isdecimal()
+
+
+def _take_long(word: str, words: list[str], given: dict[str, str]) -> None:
+    spelling, equals, value = word.partition("=")
+    flag = find_flag(spelling)
+    if not flag.is_switch:
+        given[flag.dest] = value if equals else _take_value(flag, words)
+    elif equals:
+        raise UsageError(f"--{flag.name} takes no value, got {value!r}")
+    else:
+        given[flag.dest] = ON
+
+
+def _take_short(word: str, words: list[str], given: dict[str, str]) -> None:
+    """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
+    letters = word[1:]
+    while letters:
+        flag = _BY_SHORT.get(letters[0])
+        if flag is None:
+            raise UsageError(f"unknown flag -{letters[0]} in {word!r}; the short ones are {_list_short()}, -h")
+        letters = letters[1:]
+        if flag.is_switch:
+            given[flag.dest] = ON
+            continue
+        given[flag.dest] = letters.removeprefix("=") if letters else _take_value(flag, words)
+        return
+
+
+def _take_value(flag: Flag, words: list[str]) -> str:
+    if not words or _is_flag(words[0]):
+        got = f", got the flag {words[0]!r} (write --{flag.name}=VALUE if that is the value)" if words else ""
+        raise UsageError(f"--{flag.name} needs a value ({flag.metavar}){got}")
+    return words.pop(0)
+
+
+def find_flag(spelling: str) -> Flag:
+    """The flag that `--name`, `--na_me` or an unambiguous beginning of it means.
+
+    torchrun's flags go first: one of ours never makes a beginning ambiguous that torchrun understands.
+
+    Raises:
+        UsageError: none or several.
+    """
+    name = spelling.removeprefix("--").replace("_", "-")
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    for ours in (False, True):
+        found = [flag for flag in FLAGS if flag.ours is ours and flag.name.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UsageError(f"{spelling} is ambiguous: {', '.join('--' + flag.name for flag in found)}")
+    raise UsageError(f"unknown flag {spelling}{_suggest(name)}; --help lists them all")
+
+
+def _suggest(name: str) -> str:
+    from difflib import get_close_matches  # only somebody who mistyped waits for it
+
+    close = get_close_matches(name, _BY_NAME, n=1)
+    return f" (did you mean --{close[0]}?)" if close else ""
+
+
+def _list_short() -> str:
+    return ", ".join("-" + letter for letter in _BY_SHORT)
+
+
+class FlagValues:
+    """What the command line gave and, behind it, the PET_* variables; every error names where the value came from."""
+
+    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
+        self._given = given
+        self._environ = environ
+
+    def origin(self, name: str) -> str:
+        """`--max-restarts`, or `PET_MAX_RESTARTS` when the value is the variable's."""
+        flag = _BY_NAME[name]
+        return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
+
+    def is_given(self, name: str) -> bool:
+        """True when the command line or a variable has it."""
+        flag = _BY_NAME[name]
+        return flag.dest in self._given or (flag.has_variable and flag.variable in self._environ)
+
+    def is_on_command_line(self, name: str) -> bool:
+        """True when the command line has it."""
+        return _BY_NAME[name].dest in self._given
+
+    def text(self, name: str) -> str | None:
+        """The value as it stands; None when nobody gave one."""
+        flag = _BY_NAME[name]
+        value = self._given.get(flag.dest)
+        return self._environ.get(flag.variable) if value is None and flag.has_variable else value
+
+    def switch(self, name: str) -> bool:
+        """On by the flag, or by a variable that is a number other than 0."""
+        value = self.text(name)
+        if value is None:
+            return False
+        try:
+            return int(value) != 0
+        except ValueError:
+            raise self.fault(name, "0 or 1") from None
+
+    def integer(self, name: str, *, minimum: int, maximum: int | None = None) -> int | None:
+        """A whole number within bounds; None when nobody gave one."""
+        value = self.text(name)
+        if value is None:
+            return None
+        allowed = f"a whole number, at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
+        try:
+            number = int(value)
+        except ValueError:
+            raise self.fault(name, allowed) from None
+        if number < minimum or (maximum is not None and number > maximum):
+            raise self.fault(name, allowed)
+        return number
+
+    def seconds(self, name: str, *, zero: bool) -> float | None:
+        """A finite number of seconds; None when nobody gave one."""
+        value = self.text(name)
+        if value is None:
+            return None
+        number = parse_seconds(value, zero=zero)
+        if number is None:
+            raise self.fault(name, describe_seconds(zero=zero))
+        return number
+
+    def choice(self, name: str, allowed: Sequence[str]) -> str | None:
+        """One of a few words; None when nobody gave one."""
+        value = self.text(name)
+        if value is not None and value not in allowed:
+            raise self.fault(name, ", ".join(allowed))
+        return value
+
+    def fault(self, name: str, allowed: str) -> UsageError:
+        """The error for a value that is not allowed."""
+        return UsageError(f"{self.origin(name)} {self.text(name)!r}: allowed is {allowed}")
+
+
+def parse_seconds(text: str, *, zero: bool) -> float | None:
+    """A finite number of seconds, from 0 on (`zero`) or above it; None when the text is no such number."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    finite = number < float("inf")  # false for nan too
+    return number if finite and (number > 0 or (zero and number == 0)) else None
+
+
+def describe_seconds(*, zero: bool) -> str:
+    """What `parse_seconds` takes, for an error."""
+    return "a number of seconds, 0 or more" if zero else "a number of seconds above 0"
+
+
+HEAD: Final = """\
+usage: muster-agent [flags] script [arguments of the script]
+
+Starts, watches and restarts the workers of one node of a distributed PyTorch job. Takes torchrun's place: all its
+flags, abbreviations and PET_* variables, with its meaning except where it is said below. Flags marked * are new.
+"""
+
+TAIL: Final = """\
+A PET_<FLAG> variable (PET_NNODES, ...) is the default of every flag without *, but --logs-specs and --numa-binding.
+${local_rank} in the script's arguments stands for the worker's local rank.
+
+Logs are DIR/ID/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with more than one node
+DIR/ID/node_INDEX/attempt_N/... (torchrun has no such folder). A restart begins a new attempt; a change of nodes
+appends to the same. DIR/ID also has events.jsonl and, after a failure, report.json.
+
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces the prefix of console lines, [${role_name}${local_rank}]: on one node
+and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It knows torchrun's ${role_name}, ${local_rank} and
+${rank}, and ${global_rank} (the same), ${node} (group rank), ${node_index} (--node-rank), ${world_size}, ${nodes},
+${attempt} and ${round}. A line of more than 16 MiB reaches the console in several pieces, each with the prefix; its
+file is unharmed. A progress bar (text with carriage returns) is one live line on a terminal, and elsewhere a line of
+its last state every 5 s.
+
+What differs from torchrun: a dead worker or node is noticed at once, not by polling; a restart gets a fresh
+MASTER_PORT, so no stale store; node 0 hosts rank 0 as long as it lives and another node takes over when it dies;
+nothing of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset, not 1;
+PYTHON_EXEC is honoured and means a cold start.
+
+Exit codes: 0 all workers succeeded, 1 workers failed for good, 2 wrong usage, 69 the nodes did not come together,
+128+n ended by signal n.
+"""
+
+
+def format_help(width: int = 110) -> str:
+    """The text of `--help`."""
+    from textwrap import fill
+
+    parts = [HEAD]
+    for title, flags in GROUPS:
+        parts.append(f"{title}:")
+        for flag in flags:
+            spelling = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
+            star = " *" if flag.ours else ""
+            default = f" [{flag.default}]" if flag.default else ""
+            parts.append(f"  {spelling}{' ' + flag.metavar if flag.metavar else ''}{star}{default}")
+            parts.append(fill(flag.text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+        parts.append("")
+    return "\n".join([*parts, TAIL])

@@ -1,0 +1,291 @@
+"""From flags to `RendezvousConfig`: which backend, where the leader is, which of torch's keys mean what here."""
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from muster._contract import DEFAULT_RDZV_PORT, Env
+from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
+from muster.agent.config import RendezvousConfig
+from muster.agent.errors import UsageError
+
+_PORT_LIMIT: Final = 65535
+_STATIC_PORT: Final = 29500
+_STATIC_TIMEOUT_S: Final = 900.0
+_OURS: Final = ("muster", "c10d")
+_TORCHS: Final = ("c10d-torch", "etcd", "etcd-v2")
+_KEYS: Final = (
+    "join_timeout",
+    "timeout",
+    "last_call_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "is_host",
+)
+_KEYS_WITHOUT_EFFECT: Final = ("close_timeout", "heartbeat_timeout", "read_timeout", "store_type")
+_TRUE: Final = ("1", "true", "t", "yes", "y")
+_FALSE: Final = ("0", "false", "f", "no", "n")
+
+
+def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, host_name: str) -> RendezvousConfig:
+    """Where and how this node meets the others.
+
+    Args:
+        values: the flags.
+        environ: the agent's environment, for what adapters set and for the variable --rank0-env names.
+        host_name: this machine's, which node 0 takes for its own address when nobody names one.
+
+    Raises:
+        UsageError: a value that is not allowed, flags that contradict each other, an adapter's promise not kept.
+    """
+    min_nodes, max_nodes = parse_nnodes(values.text("nnodes") or "1", origin=values.origin("nnodes"))
+    backend = _choose_backend(values, max_nodes)
+    standalone = backend == "standalone"
+    if standalone and min_nodes > 1:
+        raise UsageError(f"--standalone is one node, but {values.origin('nnodes')} says {values.text('nnodes')!r}")
+    if standalone:
+        min_nodes = max_nodes = 1
+    node_index = values.integer("node-rank", minimum=0)
+    if backend == "static":
+        node_index = node_index or 0
+        if node_index >= max_nodes:
+            raise UsageError(
+                f"{values.origin('node-rank')} {node_index}: allowed is 0 to {max_nodes - 1} with --nnodes {max_nodes}"
+            )
+    host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
+    conf = parse_conf(values.text("rdzv-conf") or "", origin=values.origin("rdzv-conf"))
+    is_torchs = backend not in ("static", "muster", "standalone")
+    if not is_torchs:
+        _refuse_unknown_keys(conf, origin=values.origin("rdzv-conf"))
+    read = _ConfReader({} if is_torchs else conf, values.origin("rdzv-conf"))
+    default_join_s = _STATIC_TIMEOUT_S if backend == "static" else 600.0
+    return RendezvousConfig(
+        backend="muster" if standalone else backend,
+        run_id=_choose_run_id(values, standalone=standalone),
+        host=None if standalone else host,
+        port=0 if standalone else port,
+        node_index=0 if standalone and node_index is None else node_index,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        standalone=standalone or (backend == "muster" and max_nodes == 1),
+        listen_fd=_read_listen_fd(environ),
+        local_addr=values.text("local-addr") or None,
+        token=_read_token(environ),
+        max_restarts=values.integer("max-restarts", minimum=0) or 0,
+        join_timeout_s=read.seconds("join_timeout", read.seconds("timeout", default_join_s)),
+        last_call_timeout_s=_choose_last_call_s(values, environ, read),
+        keep_alive_interval_s=read.seconds("keep_alive_interval", 1.0),
+        keep_alive_max_attempt=read.count("keep_alive_max_attempt", 5),
+        is_host=read.truth("is_host"),
+        endpoint=_name_endpoint(values, host, port) if is_torchs else "",
+        conf=conf,
+        master_addr=host if backend == "static" else "127.0.0.1",
+        master_port=port if backend == "static" else _STATIC_PORT,
+    )
+
+
+def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
+    """`2`, or `1:4` for an elastic job.
+
+    Raises:
+        UsageError: not that, less than 1, or more at least than at most.
+    """
+    words = text.split(":")
+    try:
+        numbers = [int(word) for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or not 0 < numbers[0] <= numbers[-1]:
+        raise UsageError(f"{origin} {text!r}: allowed is N or MIN:MAX, with 1 <= MIN <= MAX")
+    return numbers[0], numbers[-1]
+
+
+def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, int]:
+    """`host`, `host:port`, `[::1]` or `[::1]:port`.
+
+    Raises:
+        UsageError: anything else, or a port that is none.
+    """
+    text = text.strip()
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        well_formed = bool(bracket) and (not rest or rest.startswith(":"))
+        colon, port = rest[:1], rest[1:]
+    else:
+        host, colon, port = text.partition(":")
+        well_formed = ":" not in port
+    if not (well_formed and host and not set(host) & set(" /,@[]")):
+        raise UsageError(f"{origin} {text!r}: allowed is HOST or HOST:PORT, an IPv6 address in brackets")
+    if not colon:
+        return host, default_port
+    if not port.isdecimal() or int(port) > _PORT_LIMIT:
+        raise UsageError(f"{origin} {text!r}: the port must be a number from 0 to {_PORT_LIMIT}")
+    return host, int(port)
+
+
+def parse_conf(text: str, *, origin: str) -> dict[str, str]:
+    """`key=value,key=value`.
+
+    Raises:
+        UsageError: a key without a value, or a value without a key.
+    """
+    conf: dict[str, str] = {}
+    for pair in text.split(",") if text.strip() else ():
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if not (key and value):
+            raise UsageError(f"{origin} {text!r}: allowed is KEY=VALUE,KEY=VALUE,..., not {pair!r}")
+        conf[key] = value
+    return conf
+
+
+def _choose_backend(values: FlagValues, max_nodes: int) -> str:
+    """`muster`, `static`, `standalone` or the name of a handler of torch's."""
+    if values.switch("standalone"):
+        return "standalone"
+    named = values.text("rdzv-backend")
+    if named is None and (values.is_given("rank0-env") or values.is_given("rdzv-port")):
+        return "muster"
+    if named is None or named == "static":
+        placed = values.text("rdzv-endpoint") or any(map(values.is_given, ("master-port", "rank0-env", "rdzv-port")))
+        return "static" if placed or max_nodes > 1 else "standalone"
+    if named in _OURS:
+        return "muster"
+    if named not in _TORCHS and named not in _list_handlers():
+        allowed = ("muster", "c10d", "static", *_TORCHS, *_list_handlers())
+        raise values.fault("rdzv-backend", ", ".join(dict.fromkeys(allowed)))
+    return named
+
+
+def _list_handlers() -> list[str]:
+    from importlib.metadata import entry_points  # 15 ms: only who names a handler of his own pays them
+
+    return sorted({point.name for point in entry_points(group="torchrun.handlers")})
+
+
+def _find_leader(
+    values: FlagValues, environ: Mapping[str, str], *, backend: str, node_index: int | None, host_name: str
+) -> tuple[str, int]:
+    """The leader's (static: the master's) host and port. Names on the command line beat those in PET_ variables."""
+    endpoint = values.text("rdzv-endpoint")
+    variable = values.text("rank0-env")
+    if variable is not None and values.is_on_command_line("rdzv-endpoint"):
+        raise UsageError("--rank0-env and --rdzv-endpoint both say where the leader is; give one of them")
+    if backend == "static" and not endpoint and variable is None:
+        port = values.integer("master-port", minimum=0, maximum=_PORT_LIMIT)
+        return values.text("master-addr") or "127.0.0.1", _STATIC_PORT if port is None else port
+    port = _choose_port(values, environ)
+    if variable is not None:
+        return _look_up_host(variable, environ, node_index=node_index, host_name=host_name), port
+    if endpoint and backend in ("muster", "static"):
+        if backend == "static" and not endpoint.rpartition("]")[2].count(":"):
+            raise UsageError(f"{values.origin('rdzv-endpoint')} {endpoint!r}: static needs HOST:PORT")
+        return parse_endpoint(endpoint, default_port=port, origin=values.origin("rdzv-endpoint"))
+    return "localhost", port
+
+
+def _choose_port(values: FlagValues, environ: Mapping[str, str]) -> int:
+    """An adapter's port beats the flag: it had to choose one that is free."""
+    chosen = environ.get(Env.RDZV_PORT)
+    if chosen is not None:
+        if not chosen.isdecimal() or int(chosen) > _PORT_LIMIT:
+            raise UsageError(f"{Env.RDZV_PORT} {chosen!r}: allowed is a port, from 0 to {_PORT_LIMIT}")
+        return int(chosen)
+    port = values.integer("rdzv-port", minimum=0, maximum=_PORT_LIMIT)
+    return DEFAULT_RDZV_PORT if port is None else port
+
+
+def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int | None, host_name: str) -> str:
+    host = environ.get(variable, "").strip()
+    if host:
+        return host
+    if node_index == 0:
+        return host_name  # AWS Batch, for one, does not tell node 0 its own address
+    raise UsageError(
+        f"--rank0-env {variable}: this variable must hold the address of node 0, but it is "
+        f"{'empty' if variable in environ else 'not set'} on this node"
+        + (" (and --node-rank does not say which node this is)" if node_index is None else f" (number {node_index})")
+    )
+
+
+def _name_endpoint(values: FlagValues, host: str, port: int) -> str:
+    """The endpoint for torch's handlers: as given, or made of what --rank0-env and --rdzv-port say."""
+    given = values.text("rdzv-endpoint")
+    if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not given):
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return given or ""
+
+
+def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
+    given = values.text("rdzv-id")
+    if given:
+        return given
+    if given is not None and not standalone:
+        raise values.fault("rdzv-id", "a name that is the same on all nodes")
+    return os.urandom(8).hex() if standalone else "none"
+
+
+def _refuse_unknown_keys(conf: Mapping[str, str], *, origin: str) -> None:
+    for key in conf:
+        if key not in _KEYS and key not in _KEYS_WITHOUT_EFFECT:
+            raise UsageError(f"{origin} {key!r}: allowed are {', '.join((*_KEYS, *_KEYS_WITHOUT_EFFECT))}")
+    if conf.get("store_type", "tcp") != "tcp":
+        raise UsageError(
+            f"{origin} store_type={conf['store_type']}: allowed is tcp; others need --rdzv-backend c10d-torch"
+        )
+
+
+def _choose_last_call_s(values: FlagValues, environ: Mapping[str, str], read: "_ConfReader") -> float:
+    flag_s = values.seconds("last-call-timeout", zero=True)
+    if flag_s is not None:
+        return flag_s
+    text = environ.get(Env.LAST_CALL_S)
+    adapter_s = 3.0 if text is None else parse_seconds(text, zero=True)
+    if adapter_s is None:
+        raise UsageError(f"{Env.LAST_CALL_S} {text!r}: allowed is {describe_seconds(zero=True)}")
+    return read.seconds("last_call_timeout", adapter_s, zero=True)
+
+
+def _read_listen_fd(environ: Mapping[str, str]) -> int | None:
+    text = environ.get(Env.RDZV_FD)
+    if text is not None and not text.isdecimal():
+        raise UsageError(f"{Env.RDZV_FD} {text!r}: allowed is the number of an inherited descriptor")
+    return None if text is None else int(text)
+
+
+def _read_token(environ: Mapping[str, str]) -> str | None:
+    token = environ.get(Env.TOKEN) or None
+    if token is None and environ.get(Env.REQUIRE_TOKEN, "0") not in ("", "0"):
+        raise UsageError(f"{Env.REQUIRE_TOKEN} says the job has a token, but {Env.TOKEN} is not set or empty")
+    return token
+
+
+class _ConfReader:
+    """Typed reading of --rdzv-conf."""
+
+    def __init__(self, conf: Mapping[str, str], origin: str) -> None:
+        self._conf = conf
+        self._origin = origin
+
+    def seconds(self, key: str, default: float, *, zero: bool = False) -> float:
+        text = self._conf.get(key)
+        number = default if text is None else parse_seconds(text, zero=zero)
+        if number is None:
+            raise self._fault(key, describe_seconds(zero=zero))
+        return number
+
+    def count(self, key: str, default: int) -> int:
+        text = self._conf.get(key, str(default))
+        if not text.isdecimal() or int(text) < 1:
+            raise self._fault(key, "a whole number, at least 1")
+        return int(text)
+
+    def truth(self, key: str) -> bool | None:
+        text = self._conf.get(key)
+        if text is None:
+            return None
+        if text.lower() not in (*_TRUE, *_FALSE):
+            raise self._fault(key, ", ".join((*_TRUE, *_FALSE)))
+        return text.lower() in _TRUE
+
+    def _fault(self, key: str, allowed: str) -> UsageError:
+        return UsageError(f"{self._origin} {key}={self._conf[key]}: allowed is {allowed}")

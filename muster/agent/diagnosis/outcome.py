@@ -1,0 +1,86 @@
+"""How the job ended, told to everybody who listens: console, report.json, torch's error file, the termination log."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from muster._contract import ExitCode, LogNames
+from muster.agent.config import AgentConfig
+from muster.agent.diagnosis.report import Report
+from muster.agent.diagnosis.stacks import group_stacks
+from muster.agent.logs import LogRouter
+from muster.agent.node.state import Finish
+
+LEAVE_S = 0.5
+"""How long after it has heard of the job's failure an agent on Kubernetes leaves: all that is told is told by then."""
+
+
+def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
+    """Say and write what there is to say; the agent's exit code.
+
+    Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
+    """
+    if finish.lost is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
+        logs.say(finish.lost.reason)
+        _write_termination_log(config, finish.lost.reason.encode(), logs)
+    if finish.ended is not None and finish.ended.report is not None:
+        _tell_report(finish.ended.report, finish.ended.prints_report, config, logs)
+    return int(finish.code)
+
+
+def _tell_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
+    from muster.agent.diagnosis import report_text  # only a failed job needs it
+
+    if prints:
+        logs.print_page(report_text.format_report(report))
+    if logs.run_dir is not None:
+        path = os.path.join(logs.run_dir, LogNames.REPORT)
+        _attempt(path, logs, lambda: report_text.write_report(report, path))
+    error_file = config.agent_error_file
+    if error_file is not None:
+        _attempt(error_file, logs, lambda: report_text.write_torch_error_file(report, error_file))
+    _write_termination_log(config, report_text.termination_message(report), logs)
+
+
+def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        logs.say(f"cannot write {path}: {error.strerror}")
+
+
+def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:
+    path = config.termination_log
+    if path is not None:
+        _attempt(path, logs, lambda: _write(path, message))
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
+    """Lines for the console: stacks by global rank, equal ones once; `missing` workers gave none."""
+    from muster.agent.diagnosis.report_text import name_ranks  # only who asks for stacks needs it
+
+    for ranks, text in group_stacks(by_rank):
+        yield f"stacks of {name_ranks(ranks)}:"
+        yield from (f"  {line}" for line in text.splitlines())
+    if missing > 0:
+        yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or only just started"
+
+
+def leave_together(config: AgentConfig, failed_s: float) -> None:
+    """On Kubernetes, go at the same moment as the others.
+
+    The first pod that ends with a failure makes the Job controller remove all that it does not know to have ended, and
+    with them their logs. A kubelet looks once a second what has ended: the less the ends are apart, the rarer one is
+    seen without the other.
+
+    Args:
+        config: the agent's.
+        failed_s: when it heard of the job's failure, time.monotonic; all agents do within a network's delay.
+    """
+    if config.termination_log is not None:
+        time.sleep(max(0.0, failed_s + LEAVE_S - time.monotonic()))

@@ -1,0 +1,262 @@
+"""A failed job's report for people, for torch and for a scheduler."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from muster._contract import TERMINATION_LOG_LIMIT_BYTES
+from muster.agent.diagnosis.failures import load_error_file
+from muster.agent.diagnosis.report import Failure, OomEvidence, Report
+from muster.agent.diagnosis.stacks import group_stacks
+
+_WIDTH = 88
+_STACK_LINES = 30
+_LISTED = 16
+"""Groups of other failures, or of stacks, on the page; the rest is counted."""
+
+
+def find_root(report: Report) -> Failure | None:
+    """The root cause: the first failure that is not collateral; None when nothing is known to have failed."""
+    return next((failure for failure in report.failures if not failure.collateral), None) or next(
+        iter(report.failures), None
+    )
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+
+def format_report(report: Report) -> str:
+    """One page: what failed first and why, what died of it, what the others were doing. Ends without a newline."""
+    root = find_root(report)
+    lines = ["=" * _WIDTH, f"JOB FAILED  {report.run_id}: {report.reason}"]
+    if report.max_restarts:
+        lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
+    lines.append("-" * _WIDTH)
+    if root is not None:
+        lines += ["Root cause (the first failure)", *_format_failure(root)]
+        lines += _format_others([failure for failure in report.failures if failure is not root])
+    lines += _format_stacks(report)
+    lines.append("=" * _WIDTH)
+    return "\n".join(lines)
+
+
+def _format_failure(failure: Failure) -> Iterator[str]:
+    yield f"  rank      : {failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
+    yield f"  host      : {failure.host}"
+    yield f"  time      : {_format_time(failure.time_s)} on that host's clock"
+    yield f"  ended     : {describe_end(failure)}" + (f" (pid {failure.pid})" if failure.pid else "")
+    if failure.oom is not None:
+        yield f"  memory    : {describe_oom(failure.oom)}"
+    if failure.exception:
+        yield f"  exception : {_indent_rest(failure.exception, 14)}"
+    if failure.traceback:
+        yield from (f"    {line}" for line in failure.traceback.splitlines())
+    tail = _without_traceback(failure)
+    if tail:
+        yield "  last lines of stderr:"
+        yield from (f"    | {line}" for line in tail)
+    if failure.log_path:
+        yield f"  log       : {failure.log_path}"
+    if failure.error_file:
+        yield f"  error file: {failure.error_file}"
+
+
+def describe_end(failure: Failure) -> str:
+    """`exit code 1`, `killed by SIGKILL`, or why there was no process to exit."""
+    if failure.reason:
+        return failure.reason
+    if failure.signal:
+        return f"killed by {failure.signal}"
+    return "did not start" if failure.exit_code is None else f"exit code {failure.exit_code}"
+
+
+def describe_oom(oom: OomEvidence) -> str:
+    """One line on the OOM killer; a guess is called one."""
+    figures = [
+        f"{what} {size / (1 << 30):.2f} GiB"
+        for what, size in (("limit", oom.limit_bytes), ("peak", oom.peak_bytes))
+        if size is not None
+    ]
+    source = ", ".join([*figures, *([f"from {oom.source}"] if oom.source else [])])
+    if oom.certain:
+        return f"the OOM killer struck in this node's cgroup ({source})"
+    return f"perhaps the OOM killer: a guess ({source})"
+
+
+def _format_others(failures: list[Failure]) -> Iterator[str]:
+    own = [failure for failure in failures if not failure.collateral]
+    dead = [failure for failure in failures if failure.collateral]
+    if own:
+        yield f"Failed as well, on {'their' if len(own) > 1 else 'its'} own"
+        yield from _group_failures(own)
+    if dead:
+        yield "Died because of it"
+        yield from _group_failures(dead)
+
+
+def _group_failures(failures: list[Failure]) -> Iterator[str]:
+    """Ranks of one node that ended in the same way on one line."""
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for failure in failures:
+        how = describe_end(failure) + (f", {failure.exception.splitlines()[0]}" if failure.exception else "")
+        groups.setdefault((failure.node, failure.host, how), []).append(failure.global_rank)
+    for (node, host, how), ranks in list(groups.items())[:_LISTED]:
+        yield f"  {name_ranks(ranks)} (node {node}, {host}): {how}"
+    yield from _count_rest(len(groups) - _LISTED, "such line")
+
+
+def _format_stacks(report: Report) -> Iterator[str]:
+    groups = group_stacks({stack.global_rank: stack.text for stack in report.stacks})
+    if not groups:
+        return
+    yield "-" * _WIDTH
+    yield "Python stacks of live workers, before they were stopped"
+    for ranks, text in groups[:_LISTED]:
+        lines = text.splitlines()
+        yield f"  {name_ranks(ranks)}:"
+        yield from (f"    {line}" for line in lines[:_STACK_LINES])
+        yield from (f"  {line}" for line in _count_rest(len(lines) - _STACK_LINES, "line"))
+    yield from _count_rest(len(groups) - _LISTED, "other stack")
+
+
+def _count_rest(count: int, what: str) -> Iterator[str]:
+    if count > 0:
+        yield f"  ... and {count} {what}{'s' if count > 1 else ''} more"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-3, 8`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank{'s' if len(spans) > 1 or spans[0][0] != spans[0][1] else ''} {text}"
+
+
+def _without_traceback(failure: Failure) -> list[str]:
+    """The stderr lines that the traceback above them does not say already."""
+    said = set((failure.traceback or "").splitlines()) | {failure.exception}
+    return [line for line in failure.stderr_tail if line not in said]
+
+
+def _indent_rest(text: str, width: int) -> str:
+    return text.replace("\n", "\n" + " " * width)
+
+
+def _format_time(time_s: float) -> str:
+    whole = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+    return f"{whole}.{int(time_s % 1 * 1000):03d} {time.strftime('%z', time.localtime(time_s))}"
+
+
+# -- for torch --------------------------------------------------------------------------------------------------------
+
+
+def write_torch_error_file(report: Report, path: str) -> None:
+    """The root cause as torch's agent leaves it in its own TORCHELASTIC_ERROR_FILE, with `errorCode`.
+
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, dump_error_file. Nothing is written
+    when nothing is known to have failed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    root = find_root(report)
+    if root is not None:
+        _replace_file(path, json.dumps(build_torch_error(root)).encode())
+
+
+def build_torch_error(root: Failure) -> dict[str, Any]:
+    """Torch's error format for one failure; what the worker itself recorded is kept when it can be read here."""
+    data = load_error_file(root.error_file) or {}
+    message = data.get("message")
+    if not isinstance(message, dict):
+        extra = {"py_callstack": root.traceback or describe_end(root), "timestamp": str(int(root.time_s))}
+        message = {"message": root.exception or describe_end(root), "extraInfo": extra}
+    return {**data, "message": {**message, "errorCode": _torch_code(root)}}
+
+
+def _torch_code(failure: Failure) -> int:
+    """The exit code; a signal's number, negative."""
+    import signal
+
+    if failure.signal is None:
+        return failure.exit_code if failure.exit_code is not None else 1
+    if failure.signal in signal.Signals.__members__:
+        return -int(signal.Signals[failure.signal])
+    return -int(failure.signal.rpartition(" ")[2])
+
+
+# -- for machines -----------------------------------------------------------------------------------------------------
+
+
+def write_report(report: Report, path: str) -> None:
+    """The whole report as JSON, complete or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    _replace_file(path, json.dumps(report.to_json(), indent=1).encode())
+
+
+def termination_message(report: Report) -> bytes:
+    """The report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: valid, the root cause first, the rest as it fits."""
+    root = find_root(report)
+    for smaller in _shrink(replace(report, failures=_root_first(report, root), stacks=())):
+        message = json.dumps(_without_empty(smaller.to_json()), ensure_ascii=False).encode("utf-8", "backslashreplace")
+        if len(message) <= TERMINATION_LOG_LIMIT_BYTES:
+            return message
+    return json.dumps({"run_id": report.run_id[:200], "reason": report.reason[:200]}).encode()
+
+
+def _root_first(report: Report, root: Failure | None) -> tuple[Failure, ...]:
+    return (root, *(failure for failure in report.failures if failure is not root)) if root else ()
+
+
+def _shrink(report: Report) -> Iterator[Report]:
+    """Smaller and smaller reports: first the others' details go, then the others, then the root's own text."""
+    yield report
+    bare = tuple(replace(failure, traceback=None, stderr_tail=(), log_path=None) for failure in report.failures)
+    yield replace(report, failures=(*report.failures[:1], *bare[1:]))
+    for count in (16, 4, 1):
+        yield replace(report, failures=(*report.failures[:1], *bare[1:count]))
+    for chars in (2000, 1000, 400, 100, 30):
+        cut = tuple(_cut_texts(failure, chars) for failure in report.failures[:1])
+        yield replace(report, run_id=report.run_id[:100], reason=report.reason[:chars], failures=cut)
+
+
+def _cut_texts(failure: Failure, chars: int) -> Failure:
+    roomy = chars >= 400
+    return replace(
+        failure,
+        host=failure.host[:100],
+        exception=(failure.exception or "")[:chars] or None,
+        traceback=(failure.traceback or "")[-chars:] if roomy else None,
+        stderr_tail=tuple(line[:80] for line in failure.stderr_tail[-3:]) if roomy else (),
+        reason=failure.reason[:chars],
+        log_path=failure.log_path if roomy else None,
+        error_file=failure.error_file if roomy else None,
+    )
+
+
+def _without_empty(data: Any) -> Any:
+    """JSON without what says nothing: None, False, empty lists."""
+    if isinstance(data, dict):
+        return {key: _without_empty(value) for key, value in data.items() if not _is_empty(value)}
+    return [_without_empty(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value in ((), [])  # 0 is a rank
+
+
+def _replace_file(path: str, data: bytes) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)

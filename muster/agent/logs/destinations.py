@@ -1,0 +1,139 @@
+"""Where each of a worker's two streams goes: decided here, from the flags alone. Pure."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from muster._contract import LogNames
+from muster.agent.config import LogConfig, Std
+from muster.agent.logs.files import STACKS, RunFolder, name_filtered, name_log, name_rank_dir
+from muster.agent.rendezvous.interface import Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """What becomes of one stream of one worker."""
+
+    captured: bool
+    """Read by the agent through a pipe; False: inherited or discarded."""
+    path: str | None = None
+    """The log file."""
+    to_console: bool = False
+    discarded: bool = False
+    """The worker gets /dev/null."""
+    filtered_path: str | None = None
+    """Where lines that match a `--duplicate-*-filters` go as well."""
+
+
+INHERITED = StreamPlan(captured=False)
+DISCARDED = StreamPlan(captured=False, discarded=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlan:
+    """One worker's streams and files."""
+
+    streams: dict[Std, StreamPlan]
+    """Keys Std.OUT and Std.ERR."""
+    error_file: str | None
+    stack_file: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStreams:
+    """What a worker is started with. The descriptors are the router's: see `LogRouter.close_child_ends`."""
+
+    stdout_fd: int | None
+    """Write end for the worker's descriptor 1; None: the agent's own."""
+    stderr_fd: int | None
+    error_file: str | None
+    stack_file: str | None
+    stdout_log: str | None
+    stderr_log: str | None
+
+    @property
+    def log_path(self) -> str | None:
+        """The file to look into after a failure."""
+        return self.stderr_log or self.stdout_log
+
+
+class Layout(Protocol):
+    """Decides where a round's output goes: our own `FolderLayout`, or one of torch's logs specs."""
+
+    run_dir: str | None
+    """Folder of the run; None: no files."""
+
+    def open_round(self, round: Round, nproc: int) -> None:  # noqa: A002
+        """Make what folders the round needs.
+
+        Raises:
+            OSError: a folder cannot be made.
+        """
+        ...
+
+    def plan_worker(self, local_rank: int) -> WorkerPlan:
+        """The plan of one worker of the open round."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was claimed. Idempotent."""
+        ...
+
+
+class FolderLayout:
+    """`<log_dir>/<run_id>/attempt_<n>/<local_rank>/`, or no files at all."""
+
+    def __init__(self, config: LogConfig, folder: RunFolder | None) -> None:
+        self._config = config
+        self._folder = folder
+        self._attempt_dir: str | None = None
+        self.run_dir = folder.run_dir if folder else None
+
+    def open_round(self, round: Round, nproc: int) -> None:  # noqa: A002
+        """See `Layout`."""
+        self._attempt_dir = None
+        if self._folder is not None:
+            self._attempt_dir = self._folder.open_attempt(round, nproc)
+
+    def plan_worker(self, local_rank: int) -> WorkerPlan:
+        """See `Layout`."""
+        streams = {std: plan_stream(self._config, std, local_rank, self._attempt_dir) for std in (Std.OUT, Std.ERR)}
+        if self._attempt_dir is None:
+            return WorkerPlan(streams=streams, error_file=None, stack_file=None)
+        rank_dir = name_rank_dir(self._attempt_dir, local_rank)
+        return WorkerPlan(streams=streams, error_file=f"{rank_dir}/{LogNames.ERROR}", stack_file=f"{rank_dir}/{STACKS}")
+
+    def close(self) -> None:
+        """See `Layout`."""
+        if self._folder is not None:
+            self._folder.tidy()
+
+
+def plan_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str | None) -> StreamPlan:
+    """Decide one stream as torchrun does.
+
+    `--local-ranks-filter` concerns the console only: a filtered rank's file is still written. A filtered rank with
+    nothing redirected is silenced; its stderr is read all the same, because a report wants its last lines.
+
+    Args:
+        config: the flags.
+        std: Std.OUT or Std.ERR.
+        local_rank: the worker's rank on this node.
+        attempt_dir: the attempt's folder; None when there are no files: what should go to one then goes to the
+            console.
+    """
+    redirected = bool(config.redirects.of(local_rank) & std)
+    teed = bool(config.tee.of(local_rank) & std)
+    shown = config.local_ranks_filter is None or local_rank in config.local_ranks_filter
+    if not redirected and not teed:
+        if shown:
+            return INHERITED
+        return StreamPlan(captured=True) if std is Std.ERR else DISCARDED
+    if attempt_dir is None:
+        return StreamPlan(captured=True, to_console=shown)
+    filters = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
+    return StreamPlan(
+        captured=True,
+        path=name_log(attempt_dir, local_rank, std),
+        to_console=shown and teed,
+        filtered_path=name_filtered(attempt_dir, std) if filters and shown and teed else None,
+    )

@@ -1,0 +1,131 @@
+"""`--logs-specs`: log destinations decided by a plug-in of torch's (`torchrun.logs_specs` entry points).
+
+Importing torch costs the agent about a second and 200 MB; only who gives the flag pays it.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from muster.agent.config import LogConfig, Std, StdChoice
+from muster.agent.errors import InternalError, UsageError
+from muster.agent.logs.destinations import DISCARDED, INHERITED, StreamPlan, WorkerPlan
+from muster.agent.logs.files import STACKS
+from muster.agent.rendezvous.interface import Round
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+
+_GROUP = "torchrun.logs_specs"
+
+
+class TorchLayout:
+    """Asks the plug-in once per attempt (torch's own empties the attempt's folder each time it is asked)."""
+
+    def __init__(self, config: LogConfig, *, run_id: str, role: str) -> None:
+        """Load and construct the plug-in.
+
+        Raises:
+            UsageError: there is no such entry point, or torch is not installed.
+        """
+        self._config = config
+        self._run_id = run_id
+        self._role = role
+        self._specs = _construct_specs(config)
+        self._attempt: int | None = None
+        self._dest: LogsDest | None = None
+        root = self._specs.root_log_dir
+        self.run_dir: str | None = None if root in (None, "None", os.devnull) else str(root)
+
+    def open_round(self, round: Round, nproc: int) -> None:  # noqa: A002
+        """See `plan.Layout`."""
+        if self._attempt != round.attempt:
+            envs = {rank: build_env(round, rank, nproc, run_id=self._run_id, role=self._role) for rank in range(nproc)}
+            self._dest = self._specs.reify(envs)
+            self._attempt = round.attempt
+
+    def plan_worker(self, local_rank: int) -> WorkerPlan:
+        """See `plan.Layout`."""
+        dest = self._dest
+        if dest is None:
+            raise InternalError("plan_worker came before open_round")
+        error_file = dest.error_files.get(local_rank) or None
+        if error_file == os.devnull:
+            error_file = None
+        return WorkerPlan(
+            streams={
+                Std.OUT: self._plan(dest.stdouts, dest.tee_stdouts, dest.filtered_stdout, Std.OUT, local_rank),
+                Std.ERR: self._plan(dest.stderrs, dest.tee_stderrs, dest.filtered_stderr, Std.ERR, local_rank),
+            },
+            error_file=error_file,
+            stack_file=os.path.join(os.path.dirname(error_file), STACKS) if error_file else None,
+        )
+
+    def _plan(
+        self, files: dict[int, str], teed: dict[int, str], filtered: str, std: Std, local_rank: int
+    ) -> StreamPlan:
+        path = files.get(local_rank, "")
+        if not path:
+            return INHERITED
+        if path == os.devnull:
+            return DISCARDED
+        config = self._config
+        filters = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
+        shown = local_rank in teed
+        return StreamPlan(
+            captured=True,
+            path=path,
+            to_console=shown,
+            filtered_path=filtered if filters and shown and filtered else None,
+        )
+
+    def close(self) -> None:
+        """See `plan.Layout`. The plug-in's folders are its own affair."""
+
+
+def build_env(round: Round, local_rank: int, nproc: int, *, run_id: str, role: str) -> dict[str, str]:  # noqa: A002
+    """What a plug-in may want to know of a worker: torchrun's variables, as far as they concern ranks and run."""
+    return {
+        "RANK": str(round.rank_offset + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(round.group_rank),
+        "ROLE_RANK": str(round.role_rank_offset + local_rank),
+        "ROLE_NAME": role,
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "WORLD_SIZE": str(round.world_size),
+        "GROUP_WORLD_SIZE": str(round.group_world_size),
+        "ROLE_WORLD_SIZE": str(round.role_world_size),
+        "MASTER_ADDR": round.master_addr,
+        "MASTER_PORT": str(round.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(round.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(round.attempt + round.restarts_left),
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
+
+
+def _construct_specs(config: LogConfig) -> "LogsSpecs":
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=_GROUP)}
+    point = found.get(config.logs_specs or "")
+    if point is None:
+        known = ", ".join(sorted(found)) or "none is installed"
+        raise UsageError(f"--logs-specs: no {config.logs_specs!r} among the {_GROUP} entry points ({known})")
+    try:
+        from torch.distributed.elastic.multiprocessing import Std as TorchStd
+
+        make: Any = point.load()
+        specs: LogsSpecs = make(
+            log_dir=config.base_dir,
+            redirects=_to_torch(config.redirects, TorchStd),
+            tee=_to_torch(config.tee, TorchStd),
+            local_ranks_filter=set(config.local_ranks_filter) if config.local_ranks_filter is not None else None,
+        )
+    except (ImportError, AttributeError, TypeError) as error:
+        raise UsageError(f"--logs-specs {config.logs_specs}: {type(error).__name__}: {error}") from error
+    return specs
+
+
+def _to_torch(choice: StdChoice, torch_std: Any) -> Any:
+    if not choice.by_rank:
+        return torch_std(int(choice.default))
+    return {rank: torch_std(int(std)) for rank, std in choice.by_rank.items()}

@@ -1,0 +1,260 @@
+"""What one node does about what happens: a pure function from state and event to new state and actions.
+
+Nothing here reads a clock, touches a process or knows a socket. `supervisor` turns facts into the events of
+`transitions` and `rendezvous`, and carries the actions out, in order.
+
+    JOINING --RoundFormed--> RUNNING --all exited 0--> SUCCEEDED --JobEnded--> ENDED
+       ^                        |  ^                       |
+       |                  RoundBroken, signal         RoundBroken
+       |                        v  |                       |
+       +------ stopped ----- STOPPING <--------------------+
+"""
+
+import signal
+from typing import Any, TypeAlias
+
+from muster._contract import ExitCode
+from muster.agent.node.state import (
+    Action,
+    ArmGrace,
+    CancelStarts,
+    Fenced,
+    Finish,
+    GraceOver,
+    Hung,
+    KillTree,
+    OpenStarts,
+    Phase,
+    SignalCame,
+    SignalWorkers,
+    SpawnFailed,
+    StacksTaken,
+    StartWorkers,
+    State,
+    TakeStacks,
+    TellFailed,
+    TellIdle,
+    TellLeave,
+    TellStarted,
+    TellStopped,
+    TellSucceeded,
+    TreeGone,
+    WorkerExited,
+    WorkerStarted,
+)
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    JobEnded,
+    RendezvousLost,
+    Round,
+    RoundBroken,
+    RoundFormed,
+    RoundOpened,
+)
+from muster.agent.runtime.records import replace
+
+Decision: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def decide(state: State, event: Any) -> Decision:
+    """What follows from one event. Events of an older round, and any after the end, change nothing.
+
+    Raises:
+        TypeError: the event is none of ours.
+    """
+    if state.phase is Phase.ENDED:
+        return state, ()
+    try:
+        handler = _HANDLERS[type(event)]
+    except KeyError:
+        raise TypeError(f"no decision is defined for {event!r}") from None
+    decision: Decision = handler(state, event)
+    return decision
+
+
+# -- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def _on_round_formed(state: State, event: RoundFormed) -> Decision:
+    if state.finish is not None or event.round.number <= state.number:
+        return state, ()
+    if state.phase is not Phase.JOINING:
+        # Only after a change of leader: we owe the old round's end first, then start without asking again.
+        state = replace(state, next_round=event.round, next_is_held=event.is_held)
+        return (state, ()) if state.phase is Phase.STOPPING else _begin_stop(state, kill=True)
+    return _start(state, event.round, is_held=event.is_held)
+
+
+def _start(state: State, new: Round, *, is_held: bool) -> Decision:
+    everybody = frozenset(range(state.nproc))
+    state = State(nproc=state.nproc, phase=Phase.RUNNING, round=new, awaited=everybody, opened=state.opened)
+    return state, (StartWorkers(round=new, is_held=is_held and state.opened < new.number),)
+
+
+def _on_round_opened(state: State, event: RoundOpened) -> Decision:
+    state = replace(state, opened=max(state.opened, event.number))
+    return state, (OpenStarts(),) if state.phase is Phase.RUNNING and state.number == event.number else ()
+
+
+def _on_round_broken(state: State, event: RoundBroken) -> Decision:
+    if event.number < state.number:
+        return state, ()
+    if state.phase is Phase.STOPPING:
+        return _hurry(state) if event.kind is BreakKind.FENCED else (state, ())
+    if state.phase is Phase.JOINING:
+        return state, (TellStopped(number=event.number),)
+    return _begin_stop(state, kill=event.kind is BreakKind.FENCED, stacks=event.want_stacks)
+
+
+def _on_fenced(state: State, _event: Fenced) -> Decision:
+    if state.phase in (Phase.RUNNING, Phase.SUCCEEDED):
+        return _begin_stop(state, kill=True)
+    return _hurry(state) if state.phase is Phase.STOPPING else (state, ())
+
+
+def _on_job_ended(state: State, event: JobEnded) -> Decision:
+    code = ExitCode.SUCCEEDED if event.succeeded else ExitCode.WORKERS_FAILED
+    return _end_with(state, Finish(code=code, ended=event))
+
+
+def _on_rendezvous_lost(state: State, event: RendezvousLost) -> Decision:
+    code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
+    return _end_with(state, Finish(code=code, lost=event))
+
+
+def _end_with(state: State, finish: Finish) -> Decision:
+    if state.finish is not None:  # a signal came first: its exit code stands, but what ended may still be told
+        finish = replace(finish, code=state.finish.code)
+    state = replace(state, finish=finish)
+    if state.phase is Phase.STOPPING:
+        return _hurry(state)
+    if state.phase is Phase.JOINING:
+        return replace(state, phase=Phase.ENDED), (finish,)
+    return _begin_stop(state, kill=True)
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def _on_worker_started(state: State, event: WorkerStarted) -> Decision:
+    if event.number != state.number or event.local_rank not in state.awaited:
+        return state, ()
+    state = replace(state, alive=state.alive | {event.local_rank}, awaited=state.awaited - {event.local_rank})
+    return state, (() if state.awaited else (TellStarted(number=state.number),))
+
+
+def _on_worker_exited(state: State, event: WorkerExited) -> Decision:
+    if event.number != state.number or event.local_rank not in state.alive:
+        return state, ()
+    state = replace(state, alive=state.alive - {event.local_rank})
+    if state.phase is Phase.STOPPING:
+        return _continue_stop(state)
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    if event.code != 0:
+        return state, (TellFailed(number=event.number, local_ranks=(event.local_rank,)),)
+    state = replace(state, succeeded=state.succeeded | {event.local_rank})
+    if len(state.succeeded) < state.nproc:
+        return state, ()
+    return replace(state, phase=Phase.SUCCEEDED), (TellSucceeded(number=state.number),)
+
+
+def _on_spawn_failed(state: State, event: SpawnFailed) -> Decision:
+    if event.number != state.number or event.local_rank not in state.awaited:
+        return state, ()
+    state = replace(state, awaited=state.awaited - {event.local_rank})
+    return state, (TellFailed(number=event.number, local_ranks=(event.local_rank,), reason=event.reason),)
+
+
+def _on_hung(state: State, event: Hung) -> Decision:
+    if event.number != state.number or state.phase is not Phase.RUNNING:
+        return state, ()
+    return state, (TellIdle(number=event.number, local_ranks=event.local_ranks, reason=event.reason),)
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+def _begin_stop(state: State, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM) -> Decision:
+    """Politely unless `kill`: [stacks], the signal to the workers, one grace period; then everything is killed."""
+    cancel = (CancelStarts(),) if state.awaited else ()
+    state = replace(state, phase=Phase.STOPPING, stop_signal=signum, awaited=frozenset())
+    if kill or not state.alive:
+        return replace(state, killing=True), (*cancel, KillTree())
+    if stacks:
+        return replace(state, taking_stacks=True), (*cancel, TakeStacks())
+    return state, (*cancel, SignalWorkers(signum=signum), ArmGrace())
+
+
+def _on_stacks_taken(state: State, _event: StacksTaken) -> Decision:
+    if not state.taking_stacks:
+        return state, ()
+    state = replace(state, taking_stacks=False)
+    if state.killing:
+        return state, ()
+    if not state.alive:
+        return _continue_stop(state)
+    return state, (SignalWorkers(signum=state.stop_signal), ArmGrace())
+
+
+def _continue_stop(state: State) -> Decision:
+    """Once no worker is left, what they left behind gets no grace of its own."""
+    if state.alive or state.killing or state.taking_stacks:
+        return state, ()
+    return replace(state, killing=True), (KillTree(),)
+
+
+def _on_grace_over(state: State, _event: GraceOver) -> Decision:
+    return _hurry(state) if state.phase is Phase.STOPPING else (state, ())
+
+
+def _hurry(state: State) -> Decision:
+    if state.killing:
+        return state, ()
+    return replace(state, killing=True), (KillTree(),)
+
+
+def _on_tree_gone(state: State, _event: TreeGone) -> Decision:
+    if state.phase is not Phase.STOPPING or not state.killing:
+        return state, ()
+    if state.finish is not None:
+        return replace(state, phase=Phase.ENDED), (state.finish,)
+    idle = State(nproc=state.nproc, round=state.round, opened=state.opened)
+    if state.next_round is not None:
+        return _start(idle, state.next_round, is_held=state.next_is_held)
+    return idle, (TellStopped(number=state.number),)
+
+
+def _on_signal(state: State, event: SignalCame) -> Decision:
+    """The first one stops politely with the same signal; a second Ctrl-C kills; other repetitions change nothing."""
+    if state.finish is not None:
+        again = event.signum == signal.SIGINT or event.guard_died
+        return _hurry(state) if again and state.phase is Phase.STOPPING else (state, ())
+    finish = Finish(code=ExitCode.of_signal(event.signum))
+    leave = TellLeave(reason=f"received {signal.Signals(event.signum).name}")
+    state = replace(state, finish=finish, next_round=None)
+    if state.phase is Phase.JOINING:
+        return replace(state, phase=Phase.ENDED), (leave, finish)
+    if state.phase is Phase.STOPPING:
+        state, actions = _hurry(state) if event.guard_died else (state, ())
+    else:
+        state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
+    return state, (leave, *actions)
+
+
+_HANDLERS: dict[type, Any] = {
+    RoundFormed: _on_round_formed,
+    RoundOpened: _on_round_opened,
+    RoundBroken: _on_round_broken,
+    JobEnded: _on_job_ended,
+    RendezvousLost: _on_rendezvous_lost,
+    WorkerStarted: _on_worker_started,
+    WorkerExited: _on_worker_exited,
+    SpawnFailed: _on_spawn_failed,
+    Hung: _on_hung,
+    StacksTaken: _on_stacks_taken,
+    GraceOver: _on_grace_over,
+    TreeGone: _on_tree_gone,
+    SignalCame: _on_signal,
+    Fenced: _on_fenced,
+}

@@ -1,0 +1,400 @@
+"""The loop: the only place that acts.
+
+Facts come in as events on the loop's queue: from rendezvous, from the reaper, from timers and signals. `decisions`
+says what follows; the methods below carry it out. Every transition leaves one record in the journal.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from muster._guard import GuardLease
+from muster._processes import LINUX, become_subreaper
+from muster.agent.config import AgentConfig
+from muster.agent.diagnosis import outcome, stacks
+from muster.agent.diagnosis.failures import FailureCollector
+from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.errors import SpawnError
+from muster.agent.logs import LogRouter, WorkerStreams
+from muster.agent.node import state as t
+from muster.agent.node.decisions import decide
+from muster.agent.node.transition_log import Transcript
+from muster.agent.rendezvous.backends.selection import create_rendezvous
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, Round, RoundBroken
+from muster.agent.runtime.event_log import Journal
+from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.signals import SignalWatch
+from muster.agent.workers.environment import build_worker_env, substitute_macros
+from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerGroup
+from muster.agent.workers.spec import WorkerSpec, WorkerStarter
+
+if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+    from muster.agent.diagnosis.hang import Activity, HangWatch
+    from muster.agent.placement.affinity import WorkerPlacement
+
+_SETTLE_TURNS = 2
+"""Turns of the loop between a worker's end and its failure record: what it wrote last is in the pipes by then."""
+
+HOLD_S = 5.0
+"""The longest that workers are held back for global rank 0's: its node may have more to import, and a program that
+needs no rendezvous of its own shall not wait for that."""
+
+
+class Supervisor:
+    """One agent, from the first signal handler to the exit code. Use `run` once."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        loop: Loop,
+        lease: GuardLease,
+        logs: LogRouter,
+        journal: Journal,
+        starter: WorkerStarter,
+        placements: "tuple[WorkerPlacement, ...]",
+    ) -> None:
+        """Wire the parts together; nothing is started yet.
+
+        Args:
+            config: the agent's.
+            loop: the queue and the clock.
+            lease: the guard's fencing lease.
+            logs: takes the workers' output; closed by `run`.
+            journal: takes the records; closed by `run`.
+            starter: how workers are started; closed by `run`.
+            placements: length nproc, indexed by local rank; empty: workers run where the agent may.
+        """
+        self._config = config
+        self._guard_pid = os.getppid()
+        self._loop = loop
+        self._lease = lease
+        self._logs = logs
+        self._journal = journal
+        self._transcript = Transcript(journal, logs.say)
+        self._placements = placements
+        self._starter = starter
+        self._group = WorkerGroup(
+            loop,
+            starter,
+            on_started=self._note_started,
+            on_spawn_failed=self._note_spawn_failed,
+            on_ended=self._note_ended,
+            note_workers=None if LINUX else lease.note_workers,
+        )
+        self._rendezvous = create_rendezvous(
+            config.rendezvous, config.nproc, config.role, loop, lease, config.node_name
+        )
+        self._failures = FailureCollector(host=config.node_name, clock=loop.clock, logs=logs)
+        self._stacks = stacks.StackCollector(loop)
+        self._hang = self._watch_for_hangs()
+        self._state = t.State(nproc=config.nproc)
+        self._streams: dict[int, WorkerStreams] = {}
+        self._ends: dict[int, WorkerEnd] = {}
+        self._told: set[int] = set()
+        self._taken: dict[int, str] = {}
+        self._grace: Timer | None = None
+        self._delayed_start: Timer | None = None
+        self._held: Round | None = None
+        self._is_prepared = False
+        self._code: int | None = None
+        self._failed_s: float | None = None
+
+    def _watch_for_hangs(self) -> "HangWatch | None":
+        if self._config.hang_timeout_s is None:
+            return None
+        from muster.agent.diagnosis.hang import HangWatch
+
+        return HangWatch(
+            self._loop, limit_s=self._config.hang_timeout_s, read=self._read_activity, on_idle=self._note_idle
+        )
+
+    def _read_activity(self) -> "dict[int, Activity]":
+        from muster.agent.diagnosis import hang
+
+        cpu_s = hang.read_session_cpu_s()
+        return {
+            worker.local_rank: hang.Activity(
+                cpu_s=cpu_s.get(worker.pid, 0.0), output_bytes=self._logs.bytes_seen(worker.local_rank)
+            )
+            for worker in self._group.live
+        }
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Take part in the job until it is over; the exit code. Leaves no process of the workers behind."""
+        become_subreaper()
+        signals = SignalWatch(
+            self._loop,
+            handled=self._config.signals_to_handle,
+            on_signal=self._note_signal,
+            on_child=self._group.reaped,
+            on_stacks=self._print_stacks,
+        )
+        if self._lease.guard_fd is not None:
+            self._loop.watch_readable(self._lease.guard_fd, self._note_guard_gone)
+        try:
+            self._journal.write("agent_started", pid=os.getpid(), start=self._config.start)
+            self._starter.prepare(self._note_prepared)
+            self._rendezvous.join(is_prepared=self._is_prepared)
+            while self._code is None:
+                self._loop.turn()
+                while self._code is None and (event := self._loop.take_event()) is not None:
+                    self._take(event)
+            self._journal.write("agent_ended", exit_code=int(self._code))
+            return self._code
+        finally:
+            self._close()
+            signals.close()
+            if self._failed_s is not None:
+                outcome.leave_together(self._config, self._failed_s)
+
+    def _take(self, event: Any) -> None:
+        self._transcript.take(event)
+        if isinstance(event, Notice):
+            return
+        if isinstance(event, JobEnded) and not event.succeeded:
+            self._failed_s = self._loop.clock.now_s()
+        if isinstance(event, RoundBroken) and event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP):
+            self._starter.park(self._config.nproc)  # forked while the old ones are being stopped
+        self._state, actions = decide(self._state, event)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: t.Action) -> None:
+        handler: Callable[[Any], None] = getattr(self, _ACTIONS[type(action)])
+        handler(action)
+
+    def _close(self) -> None:
+        if self._hang is not None:
+            self._hang.close()
+        self._rendezvous.close()
+        self._group.close()
+        self._logs.close()
+        self._journal.close()
+
+    # -- facts ------------------------------------------------------------------------------------------------------
+
+    def _note_prepared(self) -> None:
+        self._is_prepared = True
+        self._rendezvous.prepared()
+
+    def _note_started(self, worker: LiveWorker) -> None:
+        self._logs.close_child_ends(worker.local_rank)
+        self._loop.post(t.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
+
+    def _note_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
+        self._loop.post(t.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
+
+    def _note_ended(self, end: WorkerEnd) -> None:
+        if end.code == -signal.SIGKILL and self._lease.take_fired():
+            self._loop.post(t.Fenced())
+        self._ends[end.worker.local_rank] = end
+        self._loop.post(t.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
+
+    def _note_signal(self, signum: int) -> None:
+        self._loop.post(t.SignalCame(signum=signum, guard_died=os.getppid() != self._guard_pid))
+
+    def _note_guard_gone(self) -> None:
+        if self._lease.guard_fd is not None:
+            self._loop.unwatch(self._lease.guard_fd)
+        self._loop.post(t.SignalCame(signum=signal.SIGTERM, guard_died=True))
+
+    def _note_idle(self, idle_s: float) -> None:
+        if idle_s <= 0.0:
+            self._loop.post(t.Hung(number=self._state.number))
+            return
+        ranks = tuple(sorted(worker.local_rank for worker in self._group.live))
+        reason = f"used no CPU time and wrote no line for {idle_s:.0f} s (--hang-timeout)"
+        self._loop.post(t.Hung(number=self._state.number, local_ranks=ranks, reason=reason))
+
+    # -- actions ----------------------------------------------------------------------------------------------------
+
+    def _start_workers(self, action: t.StartWorkers) -> None:
+        self._ends.clear()
+        self._told.clear()
+        self._taken = {}
+        longest_s = self._config.longest_backoff_s(action.round.attempt)
+        if action.is_held:  # the node of global rank 0 backs off for all
+            self._held = action.round
+            delay_s = longest_s + HOLD_S
+        elif longest_s > 0.0:
+            delay_s = self._draw_backoff_s(longest_s)
+            self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
+        else:
+            self._start_now(action.round)
+            return
+        self._delayed_start = self._loop.call_later(delay_s, lambda: self._start_now(action.round))
+
+    def _open_starts(self, _action: t.OpenStarts) -> None:
+        if self._held is not None:
+            if self._delayed_start is not None:
+                self._delayed_start.cancel()
+            self._start_now(self._held)
+
+    @staticmethod
+    def _draw_backoff_s(longest_s: float) -> float:
+        """With jitter, so that jobs which failed together do not march in step."""
+        import random  # only a job that fails again and again needs it
+
+        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+
+    def _start_now(self, formed: Round) -> None:
+        self._held = None
+        self._logs.open_round(formed)
+        self._transcript.open_file(self._logs.run_dir)
+        self._failures.begin()
+        if self._hang is not None:
+            self._hang.reset()
+        local_rank = 0
+        specs: list[WorkerSpec] = []
+        try:
+            for local_rank in range(self._config.nproc):
+                specs.append(self._build_spec(formed, local_rank))
+        except SpawnError as error:  # no descriptors left for its output
+            self._note_spawn_failed(formed.number, local_rank, str(error))
+            return
+        self._group.start(formed.number, specs)
+
+    def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
+        streams = self._streams[local_rank] = self._logs.open_worker(local_rank)
+        placement = self._placements[local_rank] if self._placements else None
+        hosts_store = formed.rank_offset + local_rank == 0 and formed.world_size > 1 and not formed.use_agent_store
+        return WorkerSpec(
+            local_rank=local_rank,
+            program=substitute_macros(self._config.program, local_rank),
+            env=build_worker_env(self._config, formed, local_rank, error_file=streams.error_file),
+            stdout_fd=streams.stdout_fd,
+            stderr_fd=streams.stderr_fd,
+            cpus=placement.cpus if placement else None,
+            command_prefix=placement.command_prefix if placement else (),
+            error_file=streams.error_file,
+            store_port=formed.master_port if hosts_store else None,
+            stack_file=streams.stack_file,
+        )
+
+    def _cancel_starts(self, _action: t.CancelStarts) -> None:
+        self._held = None
+        if self._delayed_start is not None:
+            self._delayed_start.cancel()
+        self._group.cancel_starts()
+        for local_rank in self._streams:
+            self._logs.close_child_ends(local_rank)
+
+    def _take_stacks(self, _action: t.TakeStacks) -> None:
+        self._stacks.take(self._stack_targets(), self._keep_stacks)
+
+    def _keep_stacks(self, texts: dict[int, str]) -> None:
+        self._taken = texts
+        self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
+        self._loop.post(t.StacksTaken())
+
+    def _stack_targets(self) -> dict[int, stacks.StackTarget]:
+        targets: dict[int, stacks.StackTarget] = {}
+        for worker in self._group.live:
+            stack_file = self._streams[worker.local_rank].stack_file
+            if stack_file is not None:
+                targets[worker.local_rank] = stacks.StackTarget(pid=worker.pid, stack_file=stack_file)
+        return targets
+
+    def _print_stacks(self) -> None:
+        """SIGUSR2: the stacks of all live workers on the console, equal ones once; the workers run on."""
+
+        def say(texts: dict[int, str]) -> None:
+            ranked = {self._transcript.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
+            for line in outcome.format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
+                self._logs.say(line)
+
+        self._stacks.take(self._stack_targets(), say)
+
+    def _signal_workers(self, action: t.SignalWorkers) -> None:
+        self._group.send(action.signum)
+
+    def _arm_grace(self, _action: t.ArmGrace) -> None:
+        self._grace = self._loop.call_later(self._config.shutdown_timeout_s, lambda: self._loop.post(t.GraceOver()))
+
+    def _kill_tree(self, _action: t.KillTree) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+        self._group.sweep(lambda: self._logs.finish_round(self._note_tree_gone))
+
+    def _note_tree_gone(self) -> None:
+        self._journal.write("workers_stopped", since="broken")
+        self._loop.post(t.TreeGone())
+
+    def _tell_started(self, action: t.TellStarted) -> None:
+        self._journal.write(
+            "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
+        )
+        self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
+
+    def _tell_failed(self, action: t.TellFailed) -> None:
+        self._journal.write(
+            "worker_failed", ranks=self._transcript.global_ranks(*action.local_ranks), reason=action.reason
+        )
+        self._after_turns(_SETTLE_TURNS, lambda: self._send_failed(action))
+
+    def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
+
+    def _send_failed(self, action: t.TellFailed) -> None:
+        new = [local_rank for local_rank in action.local_ranks if local_rank not in self._told]
+        if action.number != self._state.number or not new:
+            return
+        self._told.update(new)
+        failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in new)
+        self._rendezvous.failed(action.number, failures)
+
+    def _collect(self, local_rank: int, *, reason: str = "") -> Failure:
+        formed = self._state.round
+        assert formed is not None  # noqa: S101  # workers only exist in a round
+        return self._failures.collect(
+            formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
+        )
+
+    def _tell_idle(self, action: t.TellIdle) -> None:
+        failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in action.local_ranks)
+        self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
+        self._told = set(action.local_ranks)  # if it comes to that, this is what they failed of
+        self._rendezvous.idle(action.number, failures)
+
+    def _tell_succeeded(self, action: t.TellSucceeded) -> None:
+        self._rendezvous.succeeded(action.number)
+
+    def _tell_stopped(self, action: t.TellStopped) -> None:
+        late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
+        formed = self._state.round
+        failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
+        taken = tuple(
+            Stack(global_rank=formed.rank_offset + rank, node=formed.group_rank, local_rank=rank, text=text)
+            for rank, text in self._taken.items()
+            if formed
+        )
+        self._rendezvous.stopped(action.number, failures, taken)
+
+    def _tell_leave(self, action: t.TellLeave) -> None:
+        self._logs.say(f"{action.reason}: stopping")
+        self._rendezvous.leave(action.reason)
+
+    def _finish(self, action: t.Finish) -> None:
+        self._code = outcome.tell(action, self._config, self._logs)
+
+
+_ACTIONS: dict[type, str] = {
+    t.StartWorkers: "_start_workers",
+    t.OpenStarts: "_open_starts",
+    t.CancelStarts: "_cancel_starts",
+    t.TakeStacks: "_take_stacks",
+    t.SignalWorkers: "_signal_workers",
+    t.ArmGrace: "_arm_grace",
+    t.KillTree: "_kill_tree",
+    t.TellStarted: "_tell_started",
+    t.TellFailed: "_tell_failed",
+    t.TellIdle: "_tell_idle",
+    t.TellSucceeded: "_tell_succeeded",
+    t.TellStopped: "_tell_stopped",
+    t.TellLeave: "_tell_leave",
+    t.Finish: "_finish",
+}

@@ -1,0 +1,101 @@
+"""What the supervisor goes through, told twice: as records in the journal, and as lines a person watching wants."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from muster._contract import LogNames
+from muster.agent.node import state as t
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.runtime.event_log import Journal, JsonlSink
+
+_FENCED_LINE = "this node lost touch with the job: its workers were killed, as others may take their place"
+
+
+class Transcript:
+    """Takes every event before it is decided about."""
+
+    def __init__(self, journal: Journal, say: Callable[[str], None]) -> None:
+        """`say` puts one line on the console."""
+        self.journal = journal
+        self._say = say
+        self._offset = 0
+        self._has_file = False
+
+    def open_file(self, run_dir: str | None) -> None:
+        """Keep the records in the run's folder, earlier ones too. Only the first call counts."""
+        if run_dir is None or self._has_file:
+            return
+        self._has_file = True
+        try:
+            self.journal.add_sink(JsonlSink(os.path.join(run_dir, LogNames.EVENTS)), replay=True)
+        except OSError as error:
+            self._say(f"cannot write {LogNames.EVENTS} in {run_dir}: {error.strerror}; going on without it")
+
+    def global_ranks(self, *local_ranks: int) -> tuple[int, ...]:
+        """This node's global ranks in the round last formed."""
+        return tuple(self._offset + local_rank for local_rank in local_ranks)
+
+    def take(self, event: Any) -> None:
+        """Record one event, and say it if it is news."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            getattr(self, handler)(event)
+
+    def _on_notice(self, event: Notice) -> None:
+        self.journal.write("notice", text=event.text)
+        self._say(event.text)
+
+    def _on_round_formed(self, event: RoundFormed) -> None:
+        formed, journal = event.round, self.journal
+        journal.node, journal.node_index = formed.group_rank, formed.node_index
+        journal.round, journal.attempt = formed.number, formed.attempt
+        self._offset = formed.rank_offset
+        journal.write(
+            "round_formed",
+            world_size=formed.world_size,
+            nodes=formed.group_world_size,
+            master=f"{formed.master_addr}:{formed.master_port}",
+            restarts_left=formed.restarts_left,
+        )
+        journal.mark("formed")
+
+    def _on_round_broken(self, event: RoundBroken) -> None:
+        self.journal.mark("broken")
+        self.journal.write("round_broken", kind=event.kind.value, reason=event.reason)
+        if event.kind is BreakKind.FAILURE:
+            self._say(f"{event.reason}; restarting all workers")
+        elif event.kind is not BreakKind.FINAL:  # of that the report tells
+            self._say(event.reason)
+
+    def _on_worker_exited(self, event: t.WorkerExited) -> None:
+        self.journal.write("worker_exited", ranks=self.global_ranks(event.local_rank), code=event.code)
+
+    def _on_signal(self, event: t.SignalCame) -> None:
+        name = signal.Signals(event.signum).name
+        self.journal.mark("broken")
+        self.journal.write("signal", name=name, guard_died=event.guard_died)
+
+    def _on_fenced(self, _event: t.Fenced) -> None:
+        self.journal.mark("broken")
+        self.journal.write("fenced")
+        self._say(_FENCED_LINE)
+
+    def _on_job_ended(self, event: JobEnded) -> None:
+        self.journal.write("job_ended", succeeded=event.succeeded)
+
+    def _on_rendezvous_lost(self, event: RendezvousLost) -> None:
+        self.journal.write("rendezvous_lost", reason=event.reason)
+
+
+_HANDLERS: dict[type, str] = {
+    Notice: "_on_notice",
+    RoundFormed: "_on_round_formed",
+    RoundBroken: "_on_round_broken",
+    t.WorkerExited: "_on_worker_exited",
+    t.SignalCame: "_on_signal",
+    t.Fenced: "_on_fenced",
+    JobEnded: "_on_job_ended",
+    RendezvousLost: "_on_rendezvous_lost",
+}

@@ -1,0 +1,102 @@
+"""One agent's own judgement of its failures, where every agent keeps its own budget and restarts its own workers.
+
+For backends that do not agree on failures: `static`, `--standalone`, and those of torch's registry. Under our own the
+leader judges, in `breaking`.
+"""
+
+from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.diagnosis.root_cause import (
+    Seen,
+    build_report,
+    choose_root,
+    describe_failure,
+    explain_end,
+    find_signature,
+)
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RoundBroken
+from muster.agent.runtime.loop import Loop
+
+
+class Trial:
+    """Follows one agent's rounds, and posts `RoundBroken` and `JobEnded` on its loop."""
+
+    def __init__(self, loop: Loop, *, run_id: str, max_restarts: int) -> None:
+        self._loop = loop
+        self._run_id = run_id
+        self._max_restarts = max_restarts
+        self._early: str | None = None
+        self._final: str | None = None
+        self._seen: list[Seen] = []
+        self._stacks: list[Stack] = []
+        self.number = 0
+        """Of the current round; 0 before the first."""
+        self.attempt = 0
+        self.broken: BreakKind | None = None
+        """Why the current round was broken; None while it runs."""
+        self.over = False
+        """True once the end was posted, or nobody waits for it any more."""
+
+    @property
+    def restarts_left(self) -> int:
+        """What remains of this agent's budget."""
+        return self._max_restarts - self.attempt
+
+    def begin_round(self) -> None:
+        """Workers of the next round are about to start."""
+        self.number += 1
+        self.broken = None
+        self._seen, self._stacks = [], []
+
+    def take_failures(self, round_number: int, failures: tuple[Failure, ...]) -> bool:
+        """Workers failed; True when the round is broken because of it."""
+        if round_number != self.number or self.over:
+            return False
+        self._note(failures)
+        if self.broken is not None:
+            return False
+        root = choose_root(self._seen)
+        self._final = explain_end(root, self._early, self.attempt, self._max_restarts)
+        self._early = find_signature(root)
+        self.break_round(BreakKind.FINAL if self._final else BreakKind.FAILURE, self._final or describe_failure(root))
+        return True
+
+    def break_round(self, kind: BreakKind, reason: str) -> None:
+        """Post that the round is over."""
+        self.broken = kind
+        want_stacks = kind is not BreakKind.MEMBERSHIP
+        self._loop.post(RoundBroken(number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
+
+    def _note(self, failures: tuple[Failure, ...]) -> None:
+        now_s = self._loop.clock.now_s()
+        self._seen += [Seen(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
+
+    def take_stopped(self, round_number: int, failures: tuple[Failure, ...], stacks: tuple[Stack, ...]) -> bool:
+        """No worker of the broken round is left; True when there is to be another round."""
+        if round_number != self.number or self.broken is None or self.over:
+            return False
+        if self.broken is not BreakKind.MEMBERSHIP:
+            self._note(failures)
+            self._stacks += stacks
+        if self._final is not None:
+            self.end(succeeded=False)
+            return False
+        if self.broken is BreakKind.FAILURE:
+            self.attempt += 1
+        return True
+
+    def end(self, *, succeeded: bool) -> None:
+        """Post the job's end, once."""
+        if self.over:
+            return
+        self.over = True
+        report = None
+        if not succeeded:
+            report = build_report(
+                self._run_id,
+                self._final or "",
+                self.attempt,
+                self._max_restarts,
+                self._seen,
+                tuple(self._stacks),
+            )
+        self._loop.post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded))

@@ -1,0 +1,58 @@
+"""Chooses the backend; loads only the one that is wanted."""
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import Lease, Rendezvous
+from muster.agent.runtime.loop import Loop
+
+OWN_NAMES = frozenset({"muster", "c10d"})
+"""`c10d` on our command line means our own; torch's is `c10d-torch`."""
+
+
+def create_rendezvous(
+    config: RendezvousConfig, nproc: int, role: str, loop: Loop, lease: Lease | None, node_name: str
+) -> Rendezvous:
+    """The backend that `config` names, ready for `join`.
+
+    Args:
+        config: where and how the nodes come together.
+        nproc: workers on this node.
+        role: the role whose ranks are counted together.
+        loop: the agent's; events are posted there.
+        lease: the guard's; None when there is no guard.
+        node_name: how reports call this machine.
+
+    Raises:
+        UsageError: torch knows no backend of that name, or it refuses its parameters.
+    """
+    if config.standalone:
+        from muster.agent.rendezvous.backends.static import StandaloneRendezvous
+
+        return StandaloneRendezvous(config, nproc=nproc, loop=loop)
+    if config.backend in OWN_NAMES:
+        return _create_own(config, nproc, role, loop, lease, node_name)
+    if config.backend == "static":
+        from muster.agent.rendezvous.backends.static import StaticRendezvous
+
+        return StaticRendezvous(config, nproc=nproc, loop=loop)
+    from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous
+
+    return TorchRendezvous(config, nproc=nproc, role=role, loop=loop)
+
+
+def _create_own(
+    config: RendezvousConfig, nproc: int, role: str, loop: Loop, lease: Lease | None, node_name: str
+) -> Rendezvous:
+    from muster.agent.rendezvous.member.member import Member
+    from muster.agent.rendezvous.transport.addresses import PortReservation
+    from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
+
+    return Member(
+        config,
+        nproc=nproc,
+        role=role,
+        loop=loop,
+        lease=lease,
+        node_name=node_name,
+        network=TcpNetwork(loop, config.token),
+        reserve=PortReservation,
+    )

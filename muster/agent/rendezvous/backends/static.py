@@ -1,0 +1,116 @@
+"""Rendezvous of a node with itself: `static`, where all is given beforehand, and `--standalone`, where it is alone.
+
+Neither needs torch nor a connection, nor the import of leader and member, which costs more than all the rest here.
+
+Under `static`, as with torchrun, every agent keeps its own budget and restarts only its own workers; where the ranks
+are and where the store listens never changes, so it is only as elastic as the user's program.
+
+Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py and agent/server/api.py (behaviour only).
+"""
+
+from dataclasses import replace
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.rendezvous.backends.restart_policy import Trial
+from muster.agent.rendezvous.interface import Round, RoundFormed
+from muster.agent.rendezvous.transport.addresses import PortReservation
+from muster.agent.runtime.loop import Loop
+
+
+class StaticRendezvous:
+    """Implements `Rendezvous` for one node on its own."""
+
+    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop) -> None:
+        self._config = config
+        self._nproc = nproc
+        self._loop = loop
+        self._trial = Trial(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+
+    def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
+        """See `Rendezvous`."""
+        self._form()
+
+    def prepared(self) -> None:
+        """See `Rendezvous`. Nobody else is there to be told."""
+
+    def _find_index(self) -> int:
+        return self._config.node_index or 0
+
+    def _find_master(self) -> tuple[str, int]:
+        return self._config.master_addr, self._config.master_port
+
+    def _form(self) -> None:
+        self._trial.begin_round()
+        config, index = self._config, self._find_index()
+        master_addr, master_port = self._find_master()
+        self._loop.post(
+            RoundFormed(
+                round=Round(
+                    number=self._trial.number,
+                    attempt=self._trial.attempt,
+                    restarts_left=self._trial.restarts_left,
+                    group_rank=index,
+                    group_world_size=config.max_nodes,
+                    rank_offset=index * self._nproc,
+                    world_size=config.max_nodes * self._nproc,
+                    role_rank_offset=index * self._nproc,
+                    role_world_size=config.max_nodes * self._nproc,
+                    master_addr=master_addr,
+                    master_port=master_port,
+                    node_index=index,
+                )
+            )
+        )
+
+    def started(self, round_number: int) -> None:
+        """See `Rendezvous`. Nobody else is there to be told."""
+
+    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+        """See `Rendezvous`."""
+        self._trial.take_failures(round_number, failures)
+
+    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+        """See `Rendezvous`. Nobody can be asked whether other nodes still work: an idle node has failed."""
+        if failures:
+            self.failed(round_number, failures)
+
+    def succeeded(self, round_number: int) -> None:
+        """See `Rendezvous`. The other nodes are not known, so this one's success is all there is to wait for."""
+        if round_number == self._trial.number and self._trial.broken is None:
+            self._trial.end(succeeded=True)
+
+    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+        """See `Rendezvous`."""
+        if self._trial.take_stopped(round_number, failures, stacks):
+            self._form()
+
+    def leave(self, reason: str) -> None:
+        """See `Rendezvous`. Nobody else is there to be told."""
+
+    def close(self) -> None:
+        """See `Rendezvous`."""
+        self._trial.over = True
+
+
+class StandaloneRendezvous(StaticRendezvous):
+    """One node, and a fresh MASTER_PORT for every round, held while the round lasts."""
+
+    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop) -> None:
+        super().__init__(replace(config, max_nodes=1), nproc=nproc, loop=loop)
+        self._port: PortReservation | None = None
+
+    def _find_index(self) -> int:
+        return 0
+
+    def _find_master(self) -> tuple[str, int]:
+        old, self._port = self._port, PortReservation()
+        if old is not None:
+            old.close()
+        return self._config.local_addr or "127.0.0.1", self._port.port
+
+    def close(self) -> None:
+        """See `Rendezvous`."""
+        super().close()
+        if self._port is not None:
+            self._port.close()

@@ -1,0 +1,243 @@
+"""muster's rendezvous inside torchrun: `torchrun --rdzv-backend muster --rdzv-endpoint HOST[:PORT]`.
+
+torch's agent calls a handler from one thread and blocks in `next_rendezvous`, while ours must answer heartbeats at any
+time: a thread of the handler's own runs the loop. torchrun sets the workers' store up as with any handler
+(`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT.
+
+Named in `pyproject.toml` under `torchrun.handlers`. torch calls the named function without arguments and registers
+what it returns (Source: torch/distributed/elastic/rendezvous/registry.py).
+"""
+
+import os
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from muster._contract import DEFAULT_RDZV_PORT, Env
+from muster.agent.config import RendezvousConfig
+from muster.agent.errors import InternalError
+from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousLost, Round, RoundBroken, RoundFormed
+from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.transport.addresses import PortReservation
+from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
+from muster.agent.runtime.loop import Loop
+
+STORE_TIMEOUT = timedelta(seconds=60)
+
+
+def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """What torch's registry wants: a function that makes handlers."""
+    return build_handler
+
+
+def build_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler for one torchrun agent.
+
+    Raises:
+        ValueError: the endpoint or a value of --rdzv-conf cannot be read.
+    """
+    host, port = parse_endpoint(params.endpoint)
+    config = RendezvousConfig(
+        backend="muster",
+        run_id=params.run_id,
+        host=host,
+        port=port,
+        node_index=params.get_as_int("rank"),
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        local_addr=params.local_addr,
+        token=os.environ.get(Env.TOKEN),
+        join_timeout_s=float(params.get("join_timeout", 600)),
+        last_call_timeout_s=float(params.get("last_call_timeout", 3)),
+        keep_alive_interval_s=float(params.get("keep_alive_interval", 1)),
+        keep_alive_max_attempt=int(params.get("keep_alive_max_attempt", 5)),
+    )
+    return MusterHandler(config)
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """`HOST`, `HOST:PORT` or `[IPv6]:PORT`; empty means this machine.
+
+    Raises:
+        ValueError: the port is no number.
+    """
+    if not endpoint:
+        return "localhost", DEFAULT_RDZV_PORT
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or endpoint.endswith("]") or (":" in host and not host.startswith("[")):
+        return endpoint.strip("[]"), DEFAULT_RDZV_PORT
+    if not port.isascii() or not port.isdigit():
+        raise ValueError(f"--rdzv-endpoint {endpoint!r}: {port!r} is not a port; write HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+class _LoopThread(threading.Thread):
+    """Runs the member's loop and keeps what torch's agent asks for from another thread."""
+
+    def __init__(self, config: RendezvousConfig) -> None:
+        super().__init__(daemon=True, name="muster-rendezvous")
+        self._loop = Loop()
+        self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._calls: deque[Callable[[], None]] = deque()
+        self.results: queue.SimpleQueue[Round | JobEnded | RendezvousLost | InternalError] = queue.SimpleQueue()
+        self.waiting = 0
+        """What `num_nodes_waiting` says: above 0 once the round is broken."""
+        self.ended: JobEnded | RendezvousLost | None = None
+        self._quit = False
+        self.member = Member(
+            config,
+            nproc=1,
+            role="default",
+            loop=self._loop,
+            lease=None,
+            node_name=socket.gethostname(),
+            network=TcpNetwork(self._loop, config.token),
+            reserve=PortReservation,
+        )
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Run something on the loop's thread."""
+        self._calls.append(callback)
+        os.write(self._wake_write_fd, b"\0")
+
+    def run(self) -> None:
+        """Turn the loop until told to quit."""
+        self._loop.watch_readable(self._wake_fd, self._take_calls)
+        try:
+            while not self._quit:
+                self._loop.turn()
+                while (event := self._loop.take_event()) is not None:
+                    self._take(event)
+        finally:
+            if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes
+                self.waiting = 1
+                self.results.put(InternalError("muster's rendezvous thread has ended by an error, see above"))
+            self.member.close()
+            self._loop.close()
+
+    def _take_calls(self) -> None:
+        os.read(self._wake_fd, 4096)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, RoundFormed):
+            self.waiting = 0
+            self.results.put(event.round)
+        elif isinstance(event, RoundBroken):
+            self.waiting = 1
+        elif isinstance(event, JobEnded | RendezvousLost):
+            self.ended = event
+            self.waiting = 1
+            self.results.put(event)
+        elif isinstance(event, Notice):
+            import logging
+
+            logging.getLogger(__name__).info(event.text)
+
+    def finish(self) -> None:
+        """End the thread and close its descriptors. Idempotent."""
+        if self._quit:
+            return
+
+        def leave() -> None:
+            self._quit = True
+
+        self.call(leave)
+        self.join(2.0)
+        os.close(self._wake_fd)
+        os.close(self._wake_write_fd)
+
+
+class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types are not read
+    """torch's `RendezvousHandler` over one of our members."""
+
+    def __init__(self, config: RendezvousConfig) -> None:
+        self._config = config
+        self._thread = _LoopThread(config)
+        self._round: Round | None = None
+        self._store: Any = None
+        self._closed = False
+
+    def get_backend(self) -> str:
+        """See torch's class."""
+        return "muster"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The agent of rank 0 hosts the round's TCPStore, a fresh one every round."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See torch's class."""
+        if self._round is None and not self._thread.is_alive():
+            self._thread.start()
+            self._thread.call(self._thread.member.join)
+        elif self._round is not None:
+            # torch's agent comes back because the round broke or because its own workers failed. Either way they are
+            # stopped; its restarts are its own to count, so for us both are a change of membership.
+            number = self._round.number
+            self._thread.call(lambda: self._thread.member.stopped(number))
+        result = self._thread.results.get()
+        if isinstance(result, InternalError):
+            raise result
+        if isinstance(result, RendezvousLost):
+            raise RendezvousTimeoutError(result.reason)
+        if isinstance(result, JobEnded):
+            raise RendezvousClosedError("the job has ended")
+        self._round = result
+        return self._build_info(result)
+
+    def _build_info(self, round_: Round) -> RendezvousInfo:
+        is_host = round_.group_rank == 0
+        self._store = TCPStore(
+            round_.master_addr,
+            round_.master_port,
+            is_master=is_host,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        # Keys of torch's agent and of the workers share one store, as with torch's c10d: the prefix keeps them apart.
+        store = PrefixStore(f"muster.agent/{round_.number}", self._store)
+        info = RendezvousStoreInfo(round_.master_addr, round_.master_port)
+        return RendezvousInfo(store, round_.group_rank, round_.group_world_size, info)
+
+    def is_closed(self) -> bool:
+        """See torch's class."""
+        return self._closed or self._thread.ended is not None
+
+    def set_closed(self) -> None:
+        """See torch's class."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """See torch's class."""
+        return self._thread.waiting
+
+    def get_run_id(self) -> str:
+        """See torch's class."""
+        return self._config.run_id
+
+    def shutdown(self) -> bool:
+        """See torch's class."""
+        self._closed = True
+        if self._thread.is_alive():
+            self._thread.call(lambda: self._thread.member.leave("its torchrun agent is done"))
+            self._thread.finish()
+        self._store = None
+        return True

@@ -1,0 +1,177 @@
+"""Signs of life between a member and its leader, and the fencing lease that follows from them.
+
+The leader gives a member up when it has heard nothing for the silence limit. The member counts from when it *sent* the
+last heartbeat that was answered, which is earlier than when the leader heard it, and its lease ends a margin before
+the limit: by the time the leader forms a round without it, its workers are gone, even if the agent is stopped and only
+the guard still runs. CLOCK_BOOTTIME throughout, so that a machine that slept knows it.
+"""
+
+from collections.abc import Callable
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import Lease
+from muster.agent.rendezvous.protocol.leader_messages import Answer
+from muster.agent.rendezvous.protocol.member_messages import build_heartbeat
+from muster.agent.rendezvous.transport.links import Link
+from muster.agent.runtime.loop import Loop, Timer
+
+MARGIN_S = 1.0
+
+
+def find_silence_s(config: RendezvousConfig) -> float:
+    """How long a node may be silent before it is given up."""
+    return config.keep_alive_interval_s * config.keep_alive_max_attempt
+
+
+def find_margin_s(silence_s: float) -> float:
+    """How long before the leader's limit a lease ends: a second, less when the limit itself is short."""
+    return min(MARGIN_S, silence_s / 3)
+
+
+class Keepalive:
+    """Heartbeats over one link to a leader elsewhere. `stop` when the link is gone."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        link: Link,
+        *,
+        interval_s: float,
+        silence_s: float,
+        since_s: float,
+        lease: Lease | None,
+        on_silent: Callable[[], None],
+    ) -> None:
+        """`since_s`: when the request was sent that made this link a member's, CLOCK_BOOTTIME."""
+        self._loop = loop
+        self._clock = loop.clock
+        self._link = link
+        self._interval_s = interval_s
+        self._silence_s = silence_s
+        self._lease = lease
+        self._on_silent = on_silent
+        self._sent_s: dict[int, float] = {}
+        self._count = 0
+        self._echo: float | None = None
+        self._timer: Timer | None = None
+        self._watch: Timer | None = None
+        self.heard_s = since_s
+        """When the leader was last heard. This member joins no other leader until the silence limit after it."""
+        self.until_s = self.heard_s + silence_s - find_margin_s(silence_s)
+        """When the lease ends."""
+        self._stopped = False
+        self._renew()
+        self._expire_later()
+        self.beat()
+
+    @property
+    def is_expired(self) -> bool:
+        """True when the leader may have given this member up, whatever the link says by now."""
+        return self._clock.boottime_s() >= self.until_s
+
+    def hold_lease(self, lease: Lease | None) -> None:
+        """Renew this lease from now on; None: none is needed."""
+        self._lease = lease
+        self._renew()
+
+    def beat(self) -> None:
+        """Send a heartbeat now and the next one in time."""
+        if self._stopped:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._count += 1
+        self._sent_s[self._count] = self._clock.boottime_s()
+        self._link.send(build_heartbeat(self._count, self._echo))
+        self._timer = self._loop.call_later(self._interval_s, self.beat)
+
+    def take_answer(self, answer: Answer) -> None:
+        """The leader answered a heartbeat."""
+        number = answer.number
+        sent_s = self._sent_s.pop(number, None)
+        if sent_s is None:
+            return
+        self._sent_s = {n: s for n, s in self._sent_s.items() if n > number}
+        self._echo = answer.at_s
+        self.until_s = max(self.until_s, sent_s + self._silence_s - find_margin_s(self._silence_s))
+        self._renew()
+
+    def note_heard(self) -> None:
+        """Anything came from the leader."""
+        self.heard_s = self._clock.boottime_s()
+
+    def _renew(self) -> None:
+        if self._lease is not None:
+            self._lease.renew(self.until_s)
+
+    def _expire_later(self) -> None:
+        left_s = self.until_s - self._clock.boottime_s()
+        if left_s <= 0:
+            self._on_silent()
+        else:
+            self._watch = self._loop.call_later(max(left_s, 0.01), self._check)
+
+    def _check(self) -> None:
+        if not self._stopped:
+            self._expire_later()
+
+    def stop(self) -> None:
+        """No more heartbeats. The lease runs out by itself. Idempotent."""
+        self._stopped = True
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
+
+
+class LeaderKeepalive:
+    """The lease of the leader's own workers: renewed as long as nobody else can have taken over."""
+
+    def __init__(
+        self, loop: Loop, *, interval_s: float, until_s: Callable[[], float], on_expired: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._interval_s = interval_s
+        self._until_s = until_s
+        self._on_expired = on_expired
+        self._lease: Lease | None = None
+        self._timer: Timer | None = None
+        self._active = self._expired = False
+        self._last_s = float("inf")
+
+    def hold_lease(self, lease: Lease | None, *, active: bool) -> None:
+        """Renew this lease from now on while `active`: there are others in the round who could go on without us."""
+        self._lease = lease
+        self._active = active
+        self._expired = False
+        self._last_s = float("inf")
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tick()
+
+    @property
+    def is_expired(self) -> bool:
+        """True when the lease as last renewed has ended: what died since was killed by the guard."""
+        return self._expired or (self._active and self._loop.clock.boottime_s() >= self._last_s)
+
+    def expire(self) -> None:
+        """Treat the lease as over, once."""
+        if self._active and not self._expired:
+            self._expired = True
+            self._on_expired()
+
+    def _tick(self) -> None:
+        if self._active and not self._expired:
+            until_s = self._until_s()
+            if self.is_expired or until_s <= self._loop.clock.boottime_s():
+                self.expire()
+            else:
+                self._last_s = until_s
+                if self._lease is not None:
+                    self._lease.renew(until_s)
+        self._timer = self._loop.call_later(self._interval_s / 2, self._tick)
+
+    def stop(self) -> None:
+        """No more renewals. Idempotent."""
+        self._active = False
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,135 @@
+"""One TCP connection on the agent's loop: bytes to messages and back, never blocking."""
+
+import socket
+from collections.abc import Callable, Iterator
+
+from muster.agent.rendezvous.protocol.framing import Codec, Message, WireError
+from muster.agent.rendezvous.transport.addresses import normalise
+from muster.agent.rendezvous.transport.links import LinkOwner
+from muster.agent.runtime.loop import Loop
+
+READ_BYTES = 256 * 1024
+UNSENT_LIMIT_BYTES = 64 * 1024 * 1024
+"""A member that takes this much without reading is gone for us."""
+
+
+class TcpLink:
+    """One connection. Made by `TcpNetwork` only."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, token: str | None, *, is_server: bool) -> None:
+        self.owner: LinkOwner | None = None
+        self.on_open: Callable[[], None] | None = None
+        self.on_first: Callable[[Message], None] | None = None
+        self._loop = loop
+        self._socket = sock
+        self._out = bytearray()
+        self._is_waiting = False
+        """True while the kernel takes no more of it."""
+        self._closed = False
+        self._codec = Codec(token, is_server=is_server, write=self._queue)
+        self.local_host = normalise(sock.getsockname()[0])
+        self.peer_host = normalise(sock.getpeername()[0])
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop.watch_readable(sock.fileno(), self._on_readable)
+        self._codec.start()
+
+    @property
+    def is_open(self) -> bool:
+        """True once the other side has proved itself."""
+        return self._codec.open
+
+    def send(self, message: Message) -> None:
+        """See `Link`."""
+        if not self._closed:
+            self._queue(self._codec.encode(message))
+
+    def _queue(self, data: bytes) -> None:
+        self._out += data
+        if len(self._out) > UNSENT_LIMIT_BYTES:
+            self._break("it does not read what it is sent")
+        elif len(self._out) == len(data):
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                sent = self._socket.send(self._out)
+                del self._out[:sent]
+        except (BlockingIOError, InterruptedError):
+            self._is_waiting = True
+            self._loop.watch_writable(self._socket.fileno(), self._flush)
+            return
+        except OSError:
+            # The reading side learns of it as well, and says so once to the owner.
+            self._out.clear()
+        if self._is_waiting:
+            self._is_waiting = False
+            self._loop.unwatch_writable(self._socket.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._break(error.strerror or str(error))
+            return
+        if not data:
+            self._break("connection closed")
+            return
+        was_open = self.is_open
+        messages = self._codec.receive(data)
+        while (message := self._read_next(messages)) is not None:
+            self._tell_open(was_open)
+            was_open = True
+            self._hand_over(message)
+        self._tell_open(was_open)
+
+    def _read_next(self, messages: Iterator[Message]) -> Message | None:
+        """Only the reading can be the other side's fault: whatever is raised while a message is handled is not."""
+        if self._closed:
+            return None
+        try:
+            return next(messages, None)
+        except WireError as error:
+            self._break(str(error))
+            return None
+
+    def _tell_open(self, was_open: bool) -> None:
+        if self.is_open and not was_open and self.on_open is not None and not self._closed:
+            on_open, self.on_open = self.on_open, None
+            on_open()
+
+    def _hand_over(self, message: Message) -> None:
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first(message)
+        elif self.owner is not None:
+            self.owner.on_message(self, message)
+
+    def _break(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._out.clear()
+        self.close()
+        if self.owner is not None:
+            owner = self.owner
+            self._loop.call_soon(lambda: owner.on_closed(self, reason))
+
+    def close(self) -> None:
+        """See `Link`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._out:
+            try:
+                self._socket.send(self._out)
+            except OSError:
+                self._out.clear()
+        self._loop.unwatch(self._socket.fileno())
+        self._socket.close()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not yet taken."""
+        return 0 if self._closed else len(self._out)

@@ -1,0 +1,153 @@
+"""Every transition of an agent as one frozen record, and the sinks that keep them.
+
+A recovery can be read off the records of one node: `worker_failed` (detected), `round_broken`, `workers_stopped`,
+`round_formed`, `workers_started`.
+
+How workers come to be is told by four more words. `template_ready` (modules, import_s, rss_bytes and pss_bytes of the
+template), `template_ended` (status, reason, last_line) and `workers_parked` (count, and duration_s of their forks) are
+written by warm starts only. `worker_released` is written for each worker, before the `workers_started` of its round:
+local_rank, pid, how ("warm": a parked fork was told to be this worker; "cold": fork and exec) and, when a warm start
+was wanted and a cold one made, reason.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from muster.agent.runtime.clock import Clock
+
+_KEPT_RECORDS = 32
+"""Records held for a sink that comes later: the log folder is known only when the first round is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventRecord:
+    """One transition."""
+
+    time_s: float
+    """Wall clock, seconds since the epoch; for reading, never compared across hosts."""
+    monotonic_s: float
+    """Monotonic clock of this node, for durations between records of one agent."""
+    node: int | None
+    """Group rank in the round; None before the first."""
+    node_index: int | None
+    round: int
+    attempt: int
+    what: str
+    """agent_started, round_formed, workers_started, worker_failed, worker_exited, round_broken, stacks_taken,
+    workers_stopped, template_ready, template_ended, workers_parked, worker_released, signal, fenced, notice, job_ended,
+    agent_ended."""
+    ranks: tuple[int, ...] = ()
+    """Global ranks concerned."""
+    duration_s: float | None = None
+    """How long what has ended took: for workers_started since round_formed, for workers_stopped since round_broken."""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class EventSink(Protocol):
+    """Takes records. Must not raise for what the outside does (a full disk), must not block."""
+
+    def write(self, record: EventRecord) -> None:
+        """Take one record."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        ...
+
+
+class JsonlSink:
+    """One JSON object per line, appended at once, so that the file is whole up to the last transition after a kill."""
+
+    def __init__(self, path: str) -> None:
+        """Open `path` for appending.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, record: EventRecord) -> None:
+        """See `EventSink`. A full disk ends the file, not the job."""
+        if self._fd is None:
+            return
+        try:
+            # One write for one record: agents that share the folder append to the same file.
+            os.write(self._fd, json.dumps(asdict(record), default=str).encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """See `EventSink`."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class LoggingSink:
+    """Hands records to `logging.getLogger("muster.events")` at INFO; for programs that embed the agent."""
+
+    def __init__(self) -> None:
+        import logging  # not on the agent's ordinary path: 8 ms
+
+        self._logger = logging.getLogger("muster.events")
+
+    def write(self, record: EventRecord) -> None:
+        """See `EventSink`."""
+        self._logger.info("%s", record.what, extra={"muster": asdict(record)})
+
+    def close(self) -> None:
+        """See `EventSink`."""
+
+
+class Journal:
+    """Makes records and hands each to every sink."""
+
+    def __init__(self, clock: Clock, sinks: Iterable[EventSink] = ()) -> None:
+        self._clock = clock
+        self._sinks = list(sinks)
+        self._since: dict[str, float] = {}
+        self._kept: list[EventRecord] = []
+        self.node: int | None = None
+        self.node_index: int | None = None
+        self.round = 0
+        self.attempt = 0
+
+    def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
+        """From now on `sink` gets every record; with `replay`, the first ones of this agent too. `close` closes it."""
+        self._sinks.append(sink)
+        if replay:
+            for record in self._kept:
+                sink.write(record)
+
+    def mark(self, name: str) -> None:
+        """Begin to measure something that a later record ends."""
+        self._since[name] = self._clock.now_s()
+
+    def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: Any) -> None:
+        """Write one record; `since` names the mark its duration is measured from."""
+        now_s = self._clock.now_s()
+        began_s = self._since.get(since) if since else None
+        record = EventRecord(
+            time_s=self._clock.wall_s(),
+            monotonic_s=now_s,
+            node=self.node,
+            node_index=self.node_index,
+            round=self.round,
+            attempt=self.attempt,
+            what=what,
+            ranks=tuple(ranks),
+            duration_s=None if began_s is None else now_s - began_s,
+            detail=detail,
+        )
+        if len(self._kept) < _KEPT_RECORDS:
+            self._kept.append(record)
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()

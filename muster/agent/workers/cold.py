@@ -1,0 +1,164 @@
+"""Cold workers: fork and exec, one process each."""
+
+import errno
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from muster import _processes
+from muster.agent.errors import SpawnError
+from muster.agent.workers import program
+from muster.agent.workers.spec import ProgramKind, WorkerSpec
+
+_EXEC_FAILED = 127
+_DEFAULTED = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGPIPE")
+    if hasattr(signal, name)
+)
+"""Dispositions that Python or the agent changed and exec would hand on when ignored."""
+
+
+class CommandStarter:
+    """Starts each worker as a command of its own (see `base.WorkerStarter`)."""
+
+    def __init__(self, *, on_record: Callable[..., None] | None = None) -> None:
+        """Nothing is started before `start`.
+
+        Args:
+            on_record: `Journal.write`, or what takes its arguments; None when someone else tells what is started.
+        """
+        self._on_record = on_record
+
+    def prepare(self, on_prepared: Callable[[], None]) -> None:
+        """Nothing can begin before ranks are known."""
+        on_prepared()
+
+    def start(
+        self,
+        specs: Sequence[WorkerSpec],
+        on_started: Callable[[int, int], None],
+        on_failed: Callable[[int, str], None],
+    ) -> None:
+        """See `base.WorkerStarter`. Stops at the first worker that cannot be started: the round is lost anyway."""
+        for spec in specs:
+            try:
+                pid = spawn(spec)
+            except SpawnError as error:
+                on_failed(spec.local_rank, str(error))
+                return
+            if self._on_record is not None:
+                self._on_record("worker_released", how="cold", local_rank=spec.local_rank, pid=pid)
+            on_started(spec.local_rank, pid)
+
+    def park(self, count: int) -> None:
+        """Nothing can begin before ranks are known."""
+
+    def when_ahead(self, then: Callable[[], None]) -> None:
+        """See `base.WorkerStarter`: what they import on their own takes them seconds, give or take tenths."""
+        then()
+
+    def cancel(self) -> None:
+        """Starts happen at once: there are none to cancel."""
+
+    def reaped(self, pid: int, status: int) -> None:
+        """No processes of its own."""
+
+    def keep_pids(self) -> frozenset[int]:
+        """No processes of its own."""
+        return frozenset()
+
+    def close(self) -> None:
+        """No processes of its own."""
+
+
+def build_command(spec: WorkerSpec) -> list[str]:
+    """The worker's whole command line."""
+    prog = spec.program
+    if prog.kind is ProgramKind.COMMAND:
+        return [*spec.command_prefix, prog.target, *prog.args]
+    argv = program.cold_argv(prog, error_file=spec.error_file, stack_file=spec.stack_file)
+    return [*spec.command_prefix, sys.executable, *argv]
+
+
+def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
+    """Start one worker; its process id.
+
+    Args:
+        spec: what to start.
+        keep_fd: a descriptor it gets besides 0, 1 and 2, under the same number (the template's control socket).
+
+    Raises:
+        SpawnError: no such program, no memory, no descriptors, no processes left: one line that says which.
+    """
+    command = build_command(spec)
+    try:
+        report_read, report_write = os.pipe()
+    except OSError as error:
+        raise SpawnError(f"cannot start {command[0]!r}: {error.strerror}") from error
+    agent_pid = os.getpid()
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of fork in a process with threads: ours hold no lock that the child takes before exec.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError as error:
+        os.close(report_read)
+        os.close(report_write)
+        raise SpawnError(f"cannot fork a worker: {error.strerror}") from error
+    if pid == 0:
+        _become_worker(spec, command, report_write, agent_pid, keep_fd)
+    os.close(report_write)
+    try:
+        failed = os.read(report_read, 16)
+    finally:
+        os.close(report_read)
+    if failed:
+        os.waitpid(pid, 0)
+        raise SpawnError(f"cannot run {command[0]!r}: {os.strerror(int(failed))}")
+    return pid
+
+
+def _close_others(kept: Iterable[int]) -> None:
+    """Close every descriptor from 3 on that is not kept; those that were inheritable when the agent started, too."""
+    first = 3
+    for fd in sorted(kept):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _become_worker(
+    spec: WorkerSpec, command: list[str], report_write: int, agent_pid: int, keep_fd: int | None
+) -> NoReturn:
+    """In the child: own session, death signal, descriptors, affinity, exec. Never returns.
+
+    The exec closes `report_write`; what is read from it before is the errno of what failed.
+    """
+    code = errno.EINVAL
+    try:
+        os.setsid()
+        _processes.set_death_signal(signal.SIGKILL)
+        if os.getppid() != agent_pid:
+            os._exit(_EXEC_FAILED)
+        for source, target in ((spec.stdout_fd, 1), (spec.stderr_fd, 2)):
+            if source is not None:
+                os.dup2(source, target)
+        _close_others({report_write} if keep_fd is None else {report_write, keep_fd})
+        if keep_fd is not None:
+            os.set_inheritable(keep_fd, True)
+        if spec.cpus is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, spec.cpus)
+        for signum in _DEFAULTED:
+            if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGPIPE:
+                signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvpe(command[0], command, dict(spec.env))  # noqa: S606  # no shell, on purpose
+    except OSError as error:
+        code = error.errno or code
+    finally:
+        os.write(report_write, str(code).encode())
+        os._exit(_EXEC_FAILED)

@@ -1,0 +1,101 @@
+"""What a worker finds in its environment: torchrun's variables, from one round and one local rank. Pure.
+
+Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (`_start_workers`, `_set_local_rank_env`) and
+torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/conformance.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from muster.agent.config import AgentConfig
+from muster.agent.errors import UsageError
+from muster.agent.workers.spec import Program, ProgramKind
+
+if TYPE_CHECKING:  # imported before the template starts: what it needs is on the way of every first worker
+    from muster.agent.rendezvous.interface import Round
+
+
+def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002 - the design's word
+    """The whole environment of one worker.
+
+    Args:
+        config: the agent's; `base_env` is what the worker inherits.
+        round: the round the worker takes part in.
+        local_rank: 0 to nproc - 1.
+        error_file: where the worker writes its error.json; None when there is no folder for it (`--log-dir
+            /dev/null`): the variable is then empty, as torchrun leaves it.
+
+    Raises:
+        UsageError: --virtual-local-rank and CUDA_VISIBLE_DEVICES names fewer devices than there are workers.
+    """
+    env = build_common_env(config)
+    env.update(
+        RANK=str(round.rank_offset + local_rank),
+        LOCAL_RANK=str(local_rank),
+        GROUP_RANK=str(round.group_rank),
+        ROLE_RANK=str(round.role_rank_offset + local_rank),
+        ROLE_NAME=config.role,
+        WORLD_SIZE=str(round.world_size),
+        LOCAL_WORLD_SIZE=str(config.nproc),
+        GROUP_WORLD_SIZE=str(round.group_world_size),
+        ROLE_WORLD_SIZE=str(round.role_world_size),
+        MASTER_ADDR=round.master_addr,
+        MASTER_PORT=str(round.master_port),
+        TORCHELASTIC_RESTART_COUNT=str(round.attempt),
+        TORCHELASTIC_MAX_RESTARTS=str(config.max_restarts),
+        TORCHELASTIC_RUN_ID=config.rendezvous.run_id,
+        TORCHELASTIC_USE_AGENT_STORE=str(round.use_agent_store),
+        TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(config.signals_to_handle),
+        TORCHELASTIC_ERROR_FILE=error_file or "",
+    )
+    if config.virtual_local_rank:
+        env["LOCAL_RANK"] = "0"
+        env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)
+    return env
+
+
+def build_common_env(config: AgentConfig) -> dict[str, str]:
+    """What all workers' environments have in common, whatever the round and the rank; also the warm template's."""
+    env = dict(config.base_env)
+    if config.omp_num_threads is not None:
+        env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    return env
+
+
+def choose_visible_device(env: Mapping[str, str], local_rank: int) -> str:
+    """The one device a worker sees with --virtual-local-rank, for CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        UsageError: the inherited CUDA_VISIBLE_DEVICES names no device for this rank.
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(local_rank)
+    devices = [name.strip() for name in visible.split(",") if name.strip()]
+    if local_rank >= len(devices):
+        raise UsageError(
+            f"--virtual-local-rank gives every worker its own device, but CUDA_VISIBLE_DEVICES={visible!r} names "
+            f"{len(devices)} and there is a local rank {local_rank}"
+        )
+    return devices[local_rank]
+
+
+def substitute_macros(program: Program, local_rank: int) -> Program:
+    """The program with `${local_rank}` put in, by the rules of `string.Template` (`$$` is a dollar), as torchrun.
+
+    The executable of `--no-python` is taken as it stands, also as torchrun does.
+    """
+    args = tuple(_substitute(arg, local_rank) for arg in program.args)
+    if program.kind is ProgramKind.COMMAND:
+        return replace(program, args=args)
+    return replace(program, target=_substitute(program.target, local_rank), args=args)
+
+
+def _substitute(text: str, local_rank: int) -> str:
+    if "$" not in text:
+        return text
+    from string import Template  # it compiles a regular expression: only who uses a macro pays for it
+
+    return Template(text).safe_substitute(local_rank=local_rank)

@@ -1,0 +1,245 @@
+"""One template process as the agent sees it: started, asked to fork, listened to, ended."""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from muster.agent.errors import SpawnError
+from muster.agent.runtime.loop import Loop
+from muster.agent.workers import program
+from muster.agent.workers.cold import spawn
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, stack_signal
+
+_MOST_PER_REQUEST = 200
+"""The kernel passes at most 253 descriptors with a message."""
+
+_MESSAGE_BYTES = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """What a template is made for."""
+
+    program: Program
+    nproc: int
+    env: Mapping[str, str]
+    """What all workers' environments have in common, OMP_NUM_THREADS included."""
+    preload: str = "auto"
+    cpus: frozenset[int] | None = None
+    """Where it runs: with bound workers on as many CPUs as the one with the fewest has, because libraries count them
+    at import, and their pools of threads can be made larger later but not smaller."""
+
+
+class TemplateLink:
+    """A running template. Close it to end it; its end itself comes to the agent's reaper.
+
+    Starting it needs little of the agent, hearing from it needs the rest: what it says before `listen` is kept.
+    """
+
+    def __init__(self, loop: Loop, options: TemplateOptions) -> None:
+        """Start the process.
+
+        Args:
+            loop: where messages are called back.
+            options: what it imports.
+
+        Raises:
+            SpawnError: it cannot be started.
+        """
+        self._loop = loop
+        self._on_message: Callable[[dict[str, Any]], None] | None = None
+        self.asked: list[socket.socket] = []
+        """Our ends of the sockets of workers that were asked for and not reported yet."""
+        self.began_s = loop.clock.now_s()
+        """When it was started, by the loop's clock."""
+        self._control: socket.socket | None = None
+        self._stderr_fd = -1
+        with ExitStack() as on_failure, ExitStack() as stack:
+            on_failure.callback(self.close)
+            try:
+                self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                theirs = stack.enter_context(theirs)
+                # What the imports print belongs to each worker: the template's own streams are memory files, and a
+                # worker begins by writing their content to its streams.
+                out_fd = os.memfd_create("stdout")
+                stack.callback(os.close, out_fd)
+                self._stderr_fd = os.memfd_create("stderr")
+            except OSError as error:
+                raise SpawnError(f"cannot start the template: {error.strerror}") from error
+            self._control.setblocking(False)
+            spec = WorkerSpec(
+                local_rank=-1,
+                program=build_template_program(options, theirs.fileno()),
+                env=options.env,
+                stdout_fd=out_fd,
+                stderr_fd=self._stderr_fd,
+                cpus=options.cpus,
+            )
+            # As cold workers are started, so that what they inherit is what warm ones inherit. (posix_spawn is not it:
+            # glibc's leaves its two internal signals ignored.)
+            self.pid = spawn(spec, keep_fd=theirs.fileno())
+            on_failure.pop_all()
+
+    def listen(self, on_message: Callable[[dict[str, Any]], None]) -> None:
+        """Call back on the loop with each message, see `template_process`."""
+        self._on_message = on_message
+        if self._control is not None:
+            self._loop.watch_readable(self._control.fileno(), self.read)
+
+    def read(self) -> None:
+        """Hand on what the template has said so far."""
+        while self._control is not None and self._on_message is not None:
+            try:
+                data = self._control.recv(_MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.hang_up()
+                return
+            self._on_message(json.loads(data))
+
+    def ask(self, count: int) -> str | None:
+        """Ask for `count` forks; what keeps the agent from asking, if anything does.
+
+        A template that is dying does not answer; its end comes to the reaper.
+        """
+        while count > 0 and self._control is not None:
+            batch = min(count, _MOST_PER_REQUEST)
+            try:
+                pairs = _make_pairs(batch)
+            except OSError as error:
+                return f"cannot make sockets for {batch} worker(s): {error.strerror}"
+            try:
+                message = json.dumps({"fork": batch}).encode()
+                socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
+            except OSError:
+                for ours, _ in pairs:
+                    ours.close()
+                return None
+            finally:
+                for _, theirs in pairs:
+                    theirs.close()
+            self.asked += [ours for ours, _ in pairs]
+            count -= batch
+        return None
+
+    def read_last_line(self) -> str:
+        """The last line it has written on its stderr, "" for none."""
+        size = os.fstat(self._stderr_fd).st_size
+        lines = os.pread(self._stderr_fd, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def hang_up(self) -> None:
+        """Say nothing more to it: it ends when it next listens. Workers forked but not reported leave, too."""
+        if self._control is not None:
+            self._loop.unwatch(self._control.fileno())
+            self._control.close()
+            self._control = None
+        for one in self.asked:
+            one.close()
+        self.asked.clear()
+
+    def close(self) -> None:
+        """Hang up and release what is held. Idempotent."""
+        self.hang_up()
+        if self._stderr_fd >= 0:
+            os.close(self._stderr_fd)
+            self._stderr_fd = -1
+
+
+def build_template_program(options: TemplateOptions, control_fd: int) -> Program:
+    """The template as a command: this interpreter, its flags, and what `template_process.serve` takes."""
+    return Program(
+        kind=ProgramKind.COMMAND,
+        target=sys.executable,
+        args=(
+            *program.interpreter_flags(sys.orig_argv),
+            program.entry_path(),
+            program.WORKER_FLAG,
+            program.TEMPLATE,
+            str(control_fd),
+            str(os.getpid()),
+            options.preload,
+            options.program.kind.value,
+            options.program.target,
+            *options.program.args,
+        ),
+    )
+
+
+def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
+    """All of them or, with an OSError, none."""
+    with ExitStack() as stack:
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        for _ in range(count):
+            pairs.append(socket.socketpair())
+            stack.callback(pairs[-1][0].close)
+            stack.callback(pairs[-1][1].close)
+        stack.pop_all()
+    return pairs
+
+
+def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
+    """Tell a parked worker what to be; False when it is gone. Closes the socket.
+
+    The description goes by a memory file: an environment may be larger than what a socket takes without blocking.
+
+    Raises:
+        SpawnError: no descriptor is left for that file.
+    """
+    try:
+        memory_fd = os.memfd_create("release")
+    except OSError as error:
+        parked.close()
+        raise SpawnError(f"cannot tell a worker what to do: {error.strerror}") from error
+    try:
+        _write_all(memory_fd, json.dumps(describe_worker(spec)).encode())
+        stdout_fd = 1 if spec.stdout_fd is None else spec.stdout_fd
+        stderr_fd = 2 if spec.stderr_fd is None else spec.stderr_fd
+        socket.send_fds(parked, [b"!"], [memory_fd, stdout_fd, stderr_fd])
+    except ConnectionError:
+        return False
+    finally:
+        os.close(memory_fd)
+        parked.close()
+    return True
+
+
+def describe_worker(spec: WorkerSpec) -> dict[str, Any]:
+    """What a released worker needs to know, as JSON types; `worker_state.Release.spec`."""
+    return {
+        "kind": spec.program.kind.value,
+        "target": spec.program.target,
+        "args": list(spec.program.args),
+        "env": dict(spec.env),
+        "cpus": None if spec.cpus is None else sorted(spec.cpus),
+        "error_file": spec.error_file or "",
+        "stack_signum": (stack_signal() or 0) if spec.stack_file else 0,
+        "stack_file": spec.stack_file or "",
+    }
+
+
+def read_memory(pid: int) -> dict[str, int]:
+    """Memory of a process in bytes: `rss_bytes`, `pss_bytes` (shared pages divided among those who share them).
+
+    Source: proc(5), smaps_rollup. Empty when the process is gone or the kernel has no such file.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return {}
+    sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+    return {"rss_bytes": sizes.get("Rss:", 0), "pss_bytes": sizes.get("Pss:", 0)}
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,211 @@
+"""A container as the engine is told: pure, from the request and what the engine said of itself and of the image."""
+
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from muster._contract import AGENT_BUNDLE_NAME
+from muster.schedulers.docker.spec import AGENT_DIR, HOST_NETWORK, STATE_DIR, AppRequest, ContainerRequest, Label
+
+WORKSPACE_DIR: Final = "/workspace"
+"""Working directory of a container whose image names none: files must not be poured over the image's root."""
+
+
+DOCKERFILE: Final = "Dockerfile.torchx"
+"""TorchX's name of the file in a workspace that says how to build its image."""
+
+_DEFAULT_DOCKERFILE: Final = b"ARG IMAGE\nFROM $IMAGE\nCOPY . .\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """What an image says of itself."""
+
+    id: str
+    working_dir: str
+    user: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """What the engine says of itself."""
+
+    cpus: int
+
+
+def container_name(container: ContainerRequest, incarnation: int) -> str:
+    """`APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: the engine wants names unique."""
+    return f"{container.name}-r{incarnation}" if incarnation else container.name
+
+
+def working_dir(container: ContainerRequest, image: ImageFacts) -> str:
+    """Where the command starts and the workspace goes."""
+    if not copies_workspace(container) or image.working_dir not in ("", "/"):
+        return image.working_dir or "/"
+    return WORKSPACE_DIR
+
+
+def copies_workspace(container: ContainerRequest) -> bool:
+    """Whether the user's code is copied in, not built into the image."""
+    return container.workspace is not None and container.base_image is None
+
+
+def agent_volume(app: AppRequest) -> str:
+    """Name of the volume that carries the agent where the container's root is read-only."""
+    return f"{app.app_id}-agent"
+
+
+def build_body(
+    app: AppRequest, container: ContainerRequest, *, incarnation: int, image: ImageFacts, engine: EngineFacts
+) -> dict[str, Any]:
+    """The body of `POST /containers/create`."""
+    body: dict[str, Any] = {
+        "Image": image.id,
+        "Cmd": list(container.command),
+        "Env": [f"{name}={value}" for name, value in container.env.items()],
+        "WorkingDir": working_dir(container, image),
+        "Labels": {
+            **app.labels,
+            Label.ROLE: container.role,
+            Label.REPLICA: str(container.replica),
+            Label.INCARNATION: str(incarnation),
+        },
+        "StopSignal": "SIGTERM",
+        "StopTimeout": max(1, round(app.grace_s)),
+        "HostConfig": _host_config(app, container, image, engine),
+    }
+    if app.network != HOST_NETWORK:
+        body["Hostname"] = container.hostname
+        endpoint = {"Aliases": list(container.aliases)}
+        body["NetworkingConfig"] = {"EndpointsConfig": {app.network: endpoint}}
+    return body
+
+
+def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
+    """A container that never runs: through it the agent is copied onto its volume."""
+    mount = {"Type": "volume", "Source": agent_volume(app), "Target": AGENT_DIR}
+    return {
+        "Image": image.id,
+        "Cmd": ["true"],
+        "Labels": dict(app.labels),
+        "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
+    }
+
+
+def _host_config(
+    app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        # The supervisor alone starts containers again: the engine's own policies retry what must not be retried.
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "NetworkMode": app.network,
+        "Init": app.init,
+        "Mounts": [*container.mounts, *(_read_only_mounts(app, container, image) if container.read_only else ())],
+        "Devices": list(container.devices),
+        "Ulimits": list(container.ulimits),
+        "Privileged": container.privileged,
+        "ReadonlyRootfs": container.read_only,
+    }
+    if container.read_only:
+        config["Tmpfs"] = {"/tmp": "exec"}  # noqa: S108  # inside the container
+    if container.memory_bytes is not None:
+        # Equal limits: no swap, as on a cluster, so that a job that does not fit says so here.
+        config["Memory"] = config["MemorySwap"] = container.memory_bytes
+    if container.cpus is not None:
+        # The engine refuses more than it has; there such a limit limits nothing anyway.
+        config["NanoCpus"] = int(min(container.cpus, engine.cpus) * 1e9)
+    if container.shm_size_bytes is not None:
+        config["ShmSize"] = container.shm_size_bytes
+    if container.ipc is not None:
+        config["IpcMode"] = container.ipc
+    if container.gpu_ids:
+        ids = list(container.gpu_ids)
+        config["DeviceRequests"] = [{"DeviceIDs": ids, "Capabilities": [["gpu", "compute", "utility"]]}]
+    return config
+
+
+def _read_only_mounts(app: AppRequest, container: ContainerRequest, image: ImageFacts) -> list[dict[str, Any]]:
+    """Nothing can be copied into a read-only root: the agent comes on a volume, and two folders stay writable."""
+    mounts = []
+    if container.bundled:
+        mounts.append({"Type": "volume", "Source": agent_volume(app), "Target": AGENT_DIR, "ReadOnly": True})
+    if container.runs_agent:
+        mounts.append({"Type": "volume", "Target": STATE_DIR})
+    folder = working_dir(container, image)
+    taken = {mount["Target"] for mount in container.mounts}
+    if copies_workspace(container) and folder not in taken:
+        # Without a source the engine makes a volume, fills it from the image, and removes it with the container.
+        mounts.append({"Type": "volume", "Target": folder})
+    return mounts
+
+
+def pack_agent(bundle: bytes) -> bytes:
+    """A tar for the root of a container: the agent's bundle in its folder."""
+    return _pack({AGENT_DIR: None, f"{AGENT_DIR}/{AGENT_BUNDLE_NAME}": bundle})
+
+
+def pack_state_dir(path: str) -> bytes:
+    """The folder for logs and the report, writable by any user; `.` when the archive is unpacked inside it."""
+    return _pack({path: None}, mode=0o1777)
+
+
+def pack_folder(path: str, uid: int, gid: int) -> bytes:
+    """A tar for the root of a container: a folder, which may exist already."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo(path.lstrip("/"))
+        entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, uid, gid
+        archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in entries.items():
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.mode = mode if content is None else 0o644
+            entry.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            entry.size = len(content or b"")
+            archive.addfile(entry, io.BytesIO(content or b""))
+    return buffer.getvalue()
+
+
+def give_owner(bundle: bytes, uid: int, gid: int) -> bytes:
+    """The same archive with every entry owned by the image's user, who must be able to read and write its code."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as source, tarfile.open(fileobj=buffer, mode="w") as target:
+        for entry in source:
+            entry.uid, entry.gid, entry.uname, entry.gname = uid, gid, "", ""
+            target.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
+    return buffer.getvalue()
+
+
+def pack_context(workspace: bytes) -> bytes:
+    """A build context: the workspace, and a Dockerfile that copies it in when it brings none."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(workspace)) as source, tarfile.open(fileobj=buffer, mode="w") as target:
+        names = set()
+        for entry in source:
+            names.add(entry.name)
+            target.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
+        if DOCKERFILE not in names:
+            entry = tarfile.TarInfo(DOCKERFILE)
+            entry.size = len(_DEFAULT_DOCKERFILE)
+            target.addfile(entry, io.BytesIO(_DEFAULT_DOCKERFILE))
+    return buffer.getvalue()
+
+
+def parse_user(user: str, passwd: str) -> tuple[int, int]:
+    """Numbers of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd; root's when unknown."""
+    name, _, group = user.partition(":")
+    uid, gid = (int(name), 0) if name.isdigit() else (0, 0)
+    for line in passwd.splitlines():
+        words = line.split(":")
+        if len(words) > 3 and words[2].isdigit() and words[3].isdigit() and name in (words[0], words[2]):
+            uid, gid = int(words[2]), int(words[3])
+            break
+    return uid, int(group) if group.isdigit() else gid

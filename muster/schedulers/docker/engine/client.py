@@ -1,0 +1,346 @@
+"""The Docker engine: one method per thing that is asked of it. What it is asked with is in `sdk.py`."""
+
+import io
+import tarfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container, parse_time
+from muster.schedulers.docker.engine.errors import Conflict, DockerFault, NotThere, one_line
+from muster.schedulers.docker.engine.sdk import DEFAULT_HOST, closed_at_end, connect, pick_address, translated
+
+CALL_TIMEOUT_S: Final = 120.0
+"""Longest wait for one answer; pulls and followed logs stream and have none."""
+
+
+class Engine:
+    """The engine that DOCKER_HOST names. Every call may raise EngineGone. Close it to release its sockets.
+
+    Args:
+        environ: where DOCKER_HOST and its kin are read.
+        timeout_s: longest wait for one answer.
+    """
+
+    def __init__(self, environ: Mapping[str, str], timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._environ = pick_address(environ)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    @property
+    def _api(self) -> Any:
+        """Connects when first used: a supervisor may be started while the engine is away."""
+        with self._lock:
+            if self._client is None:
+                self._client = connect(self._environ, self._timeout_s)
+            return self._client.api
+
+    @property
+    def host(self) -> str:
+        """Its address, such as unix:///var/run/docker.sock."""
+        return self._environ.get("DOCKER_HOST", DEFAULT_HOST)
+
+    def _translated(self, what: str) -> AbstractContextManager[None]:
+        return translated(what, self.host)
+
+    def close(self) -> None:
+        """Release the sockets. Idempotent."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+
+    # -- the engine and its images ------------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, Any]:
+        """What the engine says of itself, raw."""
+        with self._translated("ask the Docker engine about itself"):
+            return dict(self._api.info())
+
+    def facts(self) -> EngineFacts:
+        """What building containers needs to know."""
+        return EngineFacts(cpus=int(self.info()["NCPU"]))
+
+    def now_s(self) -> float:
+        """The engine's own clock, in seconds since the epoch: what its events are dated by."""
+        return parse_time(self.info()["SystemTime"])
+
+    def answers(self) -> bool:
+        """Whether an engine is there now."""
+        try:
+            with self._translated("ping the Docker engine"):
+                return bool(self._api.ping())
+        except DockerFault:
+            return False
+
+    def inspect_image(self, image: str) -> ImageFacts:
+        """Raises NotThere when the engine does not have the image."""
+        with self._translated(f"look at image {image!r}"):
+            data = self._api.inspect_image(image)
+        config = data.get("Config") or {}
+        return ImageFacts(id=data["Id"], working_dir=config.get("WorkingDir") or "", user=config.get("User") or "")
+
+    def pull_image(self, image: str, on_progress: Callable[[str], None]) -> None:
+        """Pull one tag (`latest` when none is named), telling each layer's state once."""
+        repository, tag = _split_tag(image)
+        seen: set[str] = set()
+        with self._translated(f"pull image {image!r}"):
+            for event in self._api.pull(repository, tag=tag, stream=True, decode=True):
+                if "error" in event:
+                    raise DockerFault(f"cannot pull image {image!r}: {one_line(event['error'])}")
+                line = f"{event.get('id', '')} {event.get('status', '')}".strip()
+                if line and line not in seen and "progress" not in event:
+                    seen.add(line)
+                    on_progress(line)
+
+    def build_image(
+        self,
+        context: Any,
+        *,
+        args: Mapping[str, str],
+        labels: Mapping[str, str],
+        dockerfile: str,
+        on_progress: Callable[[str], None],
+    ) -> str:
+        """Build from a tar; returns the image's id."""
+        image_id = ""
+        with self._translated("build the workspace's image"):
+            events = self._api.build(
+                fileobj=context,
+                custom_context=True,
+                dockerfile=dockerfile,
+                buildargs=dict(args),
+                labels=dict(labels),
+                pull=False,
+                rm=True,
+                decode=True,
+            )
+            for event in events:
+                if "error" in event:
+                    raise DockerFault(f"cannot build the workspace's image: {one_line(event['error'])}")
+                if event.get("stream", "").strip():
+                    on_progress(event["stream"].strip())
+                image_id = (event.get("aux") or {}).get("ID", image_id)
+        if not image_id:
+            raise DockerFault("cannot build the workspace's image: the engine named no image at the end")
+        return image_id
+
+    def tag_image(self, image_id: str, repository: str, tag: str) -> None:
+        """Give an image a name."""
+        with self._translated(f"tag image {repository}:{tag}"):
+            self._api.tag(image_id, repository, tag=tag, force=True)
+
+    def remove_image(self, image: str) -> None:
+        """Remove a name, and the image when it was the last one; not being there, or in use by others, is fine."""
+        try:
+            with self._translated(f"remove image {image!r}"):
+                self._api.remove_image(image)
+        except (NotThere, Conflict):
+            return
+
+    def list_images(self, labels: Mapping[str, str]) -> list[str]:
+        """Ids of the images that carry all these labels."""
+        with self._translated("list images"):
+            return [image["Id"] for image in self._api.images(filters={"label": _label_filter(labels)})]
+
+    # -- networks and volumes -----------------------------------------------------------------------------------------
+
+    def create_network(self, name: str, labels: Mapping[str, str]) -> None:
+        """Make a bridge network.
+
+        Raises:
+            Conflict: the name is taken.
+            NoAddressPool: no address range is left.
+        """
+        with self._translated(f"create network {name!r}"):
+            self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True)
+
+    def has_network(self, name: str) -> bool:
+        """Whether a network of exactly this name exists."""
+        with self._translated(f"look for network {name!r}"):
+            return any(network["Name"] == name for network in self._api.networks(names=[name]))
+
+    def list_networks(self, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
+        """Networks that carry all these labels, raw."""
+        with self._translated("list networks"):
+            return list(self._api.networks(filters={"label": _label_filter(labels)}))
+
+    def remove_network(self, network: str) -> None:
+        """Not being there is fine."""
+        try:
+            with self._translated(f"remove network {network!r}"):
+                self._api.remove_network(network)
+        except NotThere:
+            return
+
+    def create_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """Make a volume; one of that name that exists is the same volume, and keeps its labels.
+
+        Returns:
+            The labels it has: of two callers at once only one finds its own.
+        """
+        with self._translated(f"create volume {name!r}"):
+            return dict(self._api.create_volume(name, labels=dict(labels)).get("Labels") or {})
+
+    def list_volumes(self, labels: Mapping[str, str | None]) -> dict[str, Mapping[str, str]]:
+        """The volumes that carry all these labels: name -> its labels."""
+        with self._translated("list volumes"):
+            found = self._api.volumes(filters={"label": _label_filter(labels)})
+        return {volume["Name"]: volume.get("Labels") or {} for volume in found.get("Volumes") or ()}
+
+    def remove_volume(self, name: str) -> None:
+        """Not being there is fine."""
+        try:
+            with self._translated(f"remove volume {name!r}"):
+                self._api.remove_volume(name)
+        except NotThere:
+            return
+
+    # -- containers ---------------------------------------------------------------------------------------------------
+
+    def create_container(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create but do not start; returns the id. Raises Conflict when the name is taken."""
+        with self._translated(f"create container {name!r}"):
+            return str(self._api.create_container_from_config(dict(body), name)["Id"])
+
+    def start_container(self, container: str) -> None:
+        """Start a created container."""
+        with self._translated(f"start container {container[:12]!r}"):
+            self._api.start(container)
+
+    def signal_container(self, container: str, signal: str) -> None:
+        """Send a signal to its first process; one that has ended is fine."""
+        try:
+            with self._translated(f"send {signal} to container {container[:12]!r}"):
+                self._api.kill(container, signal)
+        except (NotThere, Conflict):
+            return
+
+    def stop_container(self, container: str, grace_s: float) -> None:
+        """The polite signal, up to `grace_s`, then SIGKILL. Returns when it has ended; one that has is fine."""
+        try:
+            with self._translated(f"stop container {container[:12]!r}"):
+                self._api.stop(container, timeout=max(0, round(grace_s)))
+        except NotThere:
+            return
+
+    def wait_container(self, container: str, timeout_s: float | None = None) -> int:
+        """Wait until it has ended; returns its exit code."""
+        with self._translated(f"wait for container {container[:12]!r}"):
+            return int(self._api.wait(container, timeout=timeout_s)["StatusCode"])
+
+    def remove_container(self, container: str) -> None:
+        """Kill it if it runs and remove it with its anonymous volumes; not being there is fine."""
+        try:
+            with self._translated(f"remove container {container[:12]!r}"):
+                self._api.remove_container(container, v=True, force=True)
+        except NotThere:
+            return
+        except Conflict as error:
+            if "already in progress" not in str(error):
+                raise
+
+    def inspect_container(self, container: str) -> ContainerFacts:
+        """Raises NotThere when it does not exist (any more)."""
+        with self._translated(f"look at container {container[:12]!r}"):
+            return parse_container(self._api.inspect_container(container))
+
+    def has_unstarted(self, labels: Mapping[str, str]) -> bool:
+        """Whether containers with these labels wait for their first start."""
+        with self._translated("list containers"):
+            return bool(self._api.containers(all=True, filters={"label": _label_filter(labels), "status": "created"}))
+
+    def list_container_ids(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[str]:
+        """Ids of the containers that carry all these labels (None: any value)."""
+        with self._translated("list containers"):
+            found = self._api.containers(all=not running_only, filters={"label": _label_filter(labels)})
+        return [container["Id"] for container in found]
+
+    def list_containers(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[ContainerFacts]:
+        """The containers that carry all these labels (None: any value). One that vanishes meanwhile is left out."""
+        ids = self.list_container_ids(labels, running_only=running_only)
+        return [facts for facts in map(self._inspect_or_none, ids) if facts is not None]
+
+    def _inspect_or_none(self, container: str) -> ContainerFacts | None:
+        try:
+            return self.inspect_container(container)
+        except NotThere:
+            return None
+
+    def copy_in(self, container: str, folder: str, archive: bytes) -> None:
+        """Unpack a tar (compressed or not) into a folder of a container, which must exist there."""
+        with self._translated(f"copy files into container {container[:12]!r}"):
+            self._api.put_archive(container, folder, archive)
+
+    def copy_out(self, container: str, path: str, limit_bytes: int) -> bytes | None:
+        """One file of a container, stopped or not; None when it is not there or larger than the limit."""
+        try:
+            with self._translated(f"copy {path!r} out of container {container[:12]!r}"):
+                stream, status = self._api.get_archive(container, path)
+                if status["size"] > limit_bytes:
+                    stream.close()
+                    return None
+                packed = b"".join(stream)
+        except NotThere:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            member = archive.next()
+            content = archive.extractfile(member) if member is not None and member.isreg() else None
+            return None if content is None else content.read()
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def events(self, actions: Sequence[str], since_s: float | None = None) -> Iterator[dict[str, Any]]:
+        """What happens to any container of the engine, as it happens. Ends, or raises EngineGone, with the engine.
+
+        Args:
+            actions: "die", "kill", ...
+            since_s: by the engine's clock.
+        """
+        filters = {"type": "container", "event": list(actions)}
+        since = None if since_s is None else f"{since_s:.9f}"
+        with self._translated("follow the Docker engine's events"):
+            stream = self._api.events(filters=filters, since=since, decode=True)
+            with closed_at_end(stream):
+                yield from stream
+
+    def logs(
+        self,
+        container: str,
+        *,
+        stdout: bool = True,
+        stderr: bool = True,
+        follow: bool = False,
+        timestamps: bool = False,
+        since_s: float | None = None,
+        until_s: float | None = None,
+    ) -> Iterator[bytes]:
+        """Frames of a container's output, one log record each (a line, or 16 KiB of a longer one)."""
+        with self._translated(f"read logs of container {container[:12]!r}"):
+            stream = self._api.logs(
+                container,
+                stdout=stdout,
+                stderr=stderr,
+                stream=True,
+                follow=follow,
+                timestamps=timestamps,
+                since=since_s,
+                until=until_s,
+            )
+            with closed_at_end(stream):
+                yield from stream
+
+
+def _label_filter(labels: Mapping[str, str | None]) -> list[str]:
+    return [name if value is None else f"{name}={value}" for name, value in labels.items()]
+
+
+def _split_tag(image: str) -> tuple[str, str]:
+    """`host:5000/a/b:tag` -> (`host:5000/a/b`, `tag`); a digest counts as a tag, as the SDK has it."""
+    if "@" in image:
+        repository, _, digest = image.partition("@")
+        return repository, digest
+    head, colon, tag = image.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (image, "latest")

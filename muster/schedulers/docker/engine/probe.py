@@ -1,0 +1,54 @@
+"""A throw-away container: what a command says in a role's own image, with the role's own environment and mounts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import CannotStart, DockerFault, EngineGone
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest
+
+_LIMIT_S: Final = 60.0
+
+
+def build_probe_body(
+    app: AppRequest,
+    container: ContainerRequest,
+    command: Sequence[str],
+    *,
+    image: ImageFacts,
+    engine: EngineFacts,
+    network: str = "none",
+) -> dict[str, Any]:
+    """The body of `POST /containers/create` for a container like a replica's, to be run once and removed."""
+    # Nothing is on the agent's volume yet, and devices cost time.
+    like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
+    body = build_body(replace(app, network=network), like, incarnation=0, image=image, engine=engine)
+    body.pop("NetworkingConfig", None)
+    body["Labels"] = dict(app.labels)  # no replica's
+    return body
+
+
+def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    """Run it to its end, within a minute, and remove it.
+
+    Returns:
+        Its exit code and all it said.
+
+    Raises:
+        CannotStart: the engine could not run the command.
+        DockerFault: anything else went wrong with the engine.
+    """
+    created = engine.create_container(name, body)
+    try:
+        try:
+            engine.start_container(created)
+        except EngineGone:
+            raise
+        except DockerFault as fault:
+            raise CannotStart(str(fault)) from fault
+        exit_code = engine.wait_container(created, _LIMIT_S)
+        return exit_code, b"".join(engine.logs(created)).decode(errors="replace")
+    finally:
+        engine.remove_container(created)

@@ -1,0 +1,80 @@
+"""Docker's SDK: the only module that imports it, and the one boundary for its errors."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from muster.schedulers.docker.engine.errors import Conflict, DockerFault, EngineGone, NoAddressPool, NotThere, one_line
+
+ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+"""Where the engine is, and how to talk to it."""
+
+DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
+
+
+def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of an environment, what says where the engine is."""
+    return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
+
+
+def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
+    """Connect as the `docker` command does.
+
+    Args:
+        environ: what `pick_address` returned.
+        timeout_s: longest wait for one answer.
+
+    Raises:
+        DockerFault: the SDK is not installed, or the address is none.
+    """
+    try:
+        import docker
+    except ImportError as error:
+        raise DockerFault("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
+    with translated("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
+        return docker.from_env(environment=dict(environ), timeout=timeout_s, max_pool_size=64)
+
+
+@contextmanager
+def closed_at_end(stream: Any) -> Iterator[None]:
+    """The SDK's own `close` leaves the descriptor open until the collector comes by."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # not connected any more
+            stream.close()
+        stream._response.close()  # noqa: SLF001  # no public way
+
+
+@contextmanager
+def translated(what: str, host: str) -> Iterator[None]:
+    """Turn the SDK's and the transport's errors into ours; `what` completes "cannot ..."."""
+    import docker.errors
+    import requests.exceptions
+    import urllib3.exceptions
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        said = one_line(error.explanation or error)
+        raise _error_class(error.status_code, said)(f"cannot {what}: {said}") from error
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
+    except docker.errors.DockerException as error:  # what the SDK makes of a first connection that fails
+        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
+
+
+def _error_class(status: int | None, said: str) -> type[DockerFault]:
+    if "address pool" in said or "failed to allocate network" in said:
+        return NoAddressPool
+    return {404: NotThere, 409: Conflict}.get(status or 0, DockerFault)
+
+
+def _root_cause(error: BaseException) -> str:
+    """What the system said, without the layers that were wrapped around it."""
+    layer: BaseException | None = error
+    while layer is not None:
+        if isinstance(layer, OSError) and layer.strerror:
+            return layer.strerror
+        layer = layer.__context__
+    return one_line(error) or type(error).__name__

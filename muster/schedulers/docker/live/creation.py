@@ -1,0 +1,244 @@
+"""Makes an app's things on the engine: network, volumes, containers with the agent and the user's code in them.
+
+The submitting command makes all of an app at once, and all of it is undone when one thing fails; the supervisor makes
+single containers again later.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from muster.schedulers.docker import container_body as bodies
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import Conflict, DockerFault, NoAddressPool, NotThere
+from muster.schedulers.docker.live import reservations
+from muster.schedulers.docker.live.payload import Cargo
+from muster.schedulers.docker.spec import (
+    HOST_NETWORK,
+    SHARED_NETWORK,
+    STATE_DIR,
+    AppRequest,
+    ContainerRequest,
+    Label,
+    share_network,
+)
+
+_PASSWD_LIMIT_BYTES = 1 << 20
+_REMOVERS = 8
+
+
+class Creator:
+    """Creates the containers of one app on one engine."""
+
+    def __init__(self, engine: Engine, app: AppRequest, cargo: Cargo) -> None:
+        self._engine = engine
+        self._app = app
+        self._cargo = cargo
+        self._facts: EngineFacts | None = None
+        self._images: dict[str, ImageFacts] = {}
+        self._owners: dict[str, tuple[int, int]] = {}
+
+    def create(self, container: ContainerRequest, incarnation: int) -> str:
+        """Create one container with everything in it, not started.
+
+        Returns:
+            Its id.
+
+        Raises:
+            Conflict: a container of this name exists.
+            DockerFault: the engine refused; nothing of the container is left.
+        """
+        image = self._image(container.image)
+        body = bodies.build_body(
+            self._app, container, incarnation=incarnation, image=image, engine=self._engine_facts()
+        )
+        name = bodies.container_name(container, incarnation)
+        with ExitStack() as undo:
+            created = self._engine.create_container(name, body)
+            undo.callback(self._engine.remove_container, created)
+            self._load(created, container, image)
+            undo.pop_all()
+        return created
+
+    def _load(self, created: str, container: ContainerRequest, image: ImageFacts) -> None:
+        if container.runs_agent:
+            self._engine.copy_in(created, STATE_DIR if container.read_only else "/", self._state_dir(container))
+        if container.bundled and not container.read_only:
+            self._engine.copy_in(created, "/", bodies.pack_agent(self._cargo.agent))
+        if bodies.copies_workspace(container):
+            workspace = self._cargo.workspaces[container.workspace or ""]
+            folder = bodies.working_dir(container, image)
+            uid, gid = self._owner(created, image)
+            if folder == bodies.WORKSPACE_DIR and not container.read_only:
+                # The engine made it, as root's; a folder of the image keeps the owner the image gave it.
+                self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid))
+            self._engine.copy_in(created, folder, bodies.give_owner(workspace, uid, gid))
+
+    def _state_dir(self, container: ContainerRequest) -> bytes:
+        return bodies.pack_state_dir("." if container.read_only else STATE_DIR)
+
+    def _owner(self, created: str, image: ImageFacts) -> tuple[int, int]:
+        if image.user in ("", "0", "root"):
+            return 0, 0
+        if image.id not in self._owners:
+            passwd = self._engine.copy_out(created, "/etc/passwd", _PASSWD_LIMIT_BYTES) or b""
+            self._owners[image.id] = bodies.parse_user(image.user, passwd.decode(errors="replace"))
+        return self._owners[image.id]
+
+    def _image(self, name: str) -> ImageFacts:
+        if name not in self._images:
+            self._images[name] = self._engine.inspect_image(name)
+        return self._images[name]
+
+    def _engine_facts(self) -> EngineFacts:
+        if self._facts is None:
+            self._facts = self._engine.facts()
+        return self._facts
+
+
+def create_app(engine: Engine, app: AppRequest, cargo: Cargo, gpus: Sequence[str] = ()) -> AppRequest:
+    """Create the network, volumes and all containers of an app; start none.
+
+    Args:
+        engine: where.
+        app: what was asked for.
+        cargo: what goes into the containers.
+        gpus: what `claims.check_gpus` found free.
+
+    Returns:
+        The request as it was carried out: with its GPUs and ports named, and on the shared network when there was no
+        address pool for another.
+
+    Raises:
+        DockerFault: one line; nothing that was made for the app is left, and nothing else was touched.
+    """
+    with ExitStack() as undo:
+        app = reservations.claim_gpus(engine, app, gpus, undo)
+        app = reservations.claim_ports(engine, app, undo)
+        app = _join_network(engine, app, undo)
+        if any(container.bundled and container.read_only for container in app.containers):
+            _fill_agent_volume(engine, app, cargo, undo)
+        creator = Creator(engine, app, cargo)
+        for container in app.containers:
+            try:
+                created = creator.create(container, 0)
+            except Conflict as error:
+                raise DockerFault(f"{error}; remove it or give the app another name") from error
+            undo.callback(engine.remove_container, created)
+        undo.pop_all()
+    return app
+
+
+def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
+    if not app.owns_network:
+        if app.network != HOST_NETWORK and not engine.has_network(app.network):
+            raise DockerFault(
+                f"network {app.network!r} does not exist; make it with: docker network create {app.network}"
+            )
+        return app
+    try:
+        engine.create_network(app.network, app.labels)
+    except NoAddressPool:
+        # About 31 networks fit the engine's default pools. One shared network serves any number of apps.
+        _ensure_shared_network(engine)
+        return share_network(app)
+    except Conflict as error:
+        raise DockerFault(f"{error}; give the app another name") from error
+    undo.callback(engine.remove_network, app.network)
+    return app
+
+
+def _ensure_shared_network(engine: Engine) -> None:
+    """Two submissions may do this at once; the loser finds it made."""
+    if engine.has_network(SHARED_NETWORK):
+        return
+    try:
+        engine.create_network(SHARED_NETWORK, {Label.SHARED: "1"})
+    except Conflict:
+        return
+    except NoAddressPool as error:
+        raise DockerFault(
+            f"{error}; no network {SHARED_NETWORK!r} exists either: remove unused networks (docker network prune) "
+            "or name an existing one with -cfg network=NAME"
+        ) from error
+
+
+def _fill_agent_volume(engine: Engine, app: AppRequest, cargo: Cargo, undo: ExitStack) -> None:
+    """Copying into a volume needs a container that has it writable; this one never runs."""
+    name = bodies.agent_volume(app)
+    engine.create_volume(name, app.labels)
+    undo.callback(engine.remove_volume, name)
+    image = engine.inspect_image(app.containers[0].image)
+    body = bodies.build_loader_body(app, image)
+    loader = engine.create_container(f"{name}-loader", body)
+    try:
+        engine.copy_in(loader, "/", bodies.pack_agent(cargo.agent))
+    finally:
+        engine.remove_container(loader)
+
+
+def fetch_images(engine: Engine, app: AppRequest, tell: Callable[[str], None]) -> None:
+    """See to it that the engine has every image, by the `pull` option.
+
+    Raises:
+        DockerFault: an image is neither there nor can be pulled; names it.
+    """
+    for image in dict.fromkeys(container.base_image or container.image for container in app.containers):
+        if image.startswith("sha256:") or app.pull == "never":
+            _require_image(engine, image)
+        elif app.pull == "always" or not _has_image(engine, image):
+            tell(f"pulling image {image}")
+            engine.pull_image(image, tell)
+
+
+def build_images(engine: Engine, app: AppRequest, workspaces: Mapping[str, bytes], tell: Callable[[str], None]) -> None:
+    """Build the images that hold a workspace, for `image_repo`.
+
+    The workspace's own `Dockerfile.torchx` says how, with the build arguments IMAGE and WORKSPACE that TorchX gives.
+
+    Raises:
+        DockerFault: the build failed; the last of what it said.
+    """
+    wanted = {container.image: container for container in app.containers if container.base_image is not None}
+    for name, container in wanted.items():
+        repository, _, tag = name.rpartition(":")
+        built = engine.build_image(
+            io.BytesIO(bodies.pack_context(workspaces[container.workspace or ""])),
+            args={"IMAGE": container.base_image or "", "WORKSPACE": "."},
+            labels=app.labels,
+            dockerfile=bodies.DOCKERFILE,
+            on_progress=tell,
+        )
+        engine.tag_image(built, repository, tag)
+
+
+def _has_image(engine: Engine, image: str) -> bool:
+    try:
+        engine.inspect_image(image)
+    except NotThere:
+        return False
+    return True
+
+
+def _require_image(engine: Engine, image: str) -> None:
+    if not _has_image(engine, image):
+        raise DockerFault(f"the engine has no image {image!r}, and pull=never forbids to fetch it")
+
+
+def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:
+    """Remove everything that carries an app's labels: containers, then network, volumes and images.
+
+    Args:
+        engine: where.
+        labels: `AppRequest.labels`; nothing without both of them is touched.
+    """
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        list(pool.map(engine.remove_container, engine.list_container_ids(labels)))
+    for network in engine.list_networks(labels):
+        engine.remove_network(network["Id"])
+    for volume in engine.list_volumes(labels):
+        engine.remove_volume(volume)
+    for image in engine.list_images(labels):
+        engine.remove_image(image)

@@ -1,0 +1,362 @@
+"""Runs an app's replicas as containers, for the supervisor.
+
+The engine is asked from threads, because its client blocks: a few workers that carry out starts and signals, and one
+watcher that follows the engine's events and tells every end. When the engine goes away, the watcher waits for it; what
+it finds ended then was ended by the engine and is started again without being counted as lost.
+"""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muster._contract import LogNames
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.container_state import ContainerFacts
+from muster.schedulers.docker.engine.errors import DockerFault, EngineGone, NotThere
+from muster.schedulers.docker.engine.shutdown import StopSigns
+from muster.schedulers.docker.live import reservations
+from muster.schedulers.docker.live.creation import Creator, remove_app
+from muster.schedulers.docker.live.exit_evidence import Evidence
+from muster.schedulers.docker.live.exit_reason import describe_start_failure, ended_by_engine
+from muster.schedulers.docker.live.payload import read_cargo
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
+from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
+from muster.schedulers.supervision.driver import AppSpec, Handle, Mailbox
+
+ENGINE_KEY: Final = "engine"
+"""In an app's description: where its engine is."""
+
+RECONNECT_S: Final = 0.5
+"""Between two looks for an engine that went away."""
+
+SETTLE_S: Final = 3.0
+"""How long an engine that shuts down may answer after its last container has ended."""
+
+_WORKERS: Final = 8
+_PREEMPTED: Final = 143
+_COULD_NOT_START: Final = 127
+
+
+@dataclass
+class _Replica:
+    """What the driver knows of one replica. Guarded by the driver's lock."""
+
+    request: ContainerRequest
+    container: str | None = None
+    """Id of its newest container; None while there is none yet."""
+    starting: bool = False
+    stopping: bool = False
+    told: bool = True
+    """Its end was told; False from start or adoption on."""
+    owed_signal: str | None = None
+    """Could not be sent because the engine was away."""
+    exit_code: int | None = None
+
+
+class DockerDriver:
+    """A `ReplicaDriver` whose replicas are containers.
+
+    Args:
+        engine: where; stays the caller's to close.
+        app: what was submitted.
+        folder: the app's, with its cargo in it; gets the first agent's error file.
+        mailbox: where ends are told.
+    """
+
+    def __init__(self, engine: Engine, app: AppRequest, folder: Path, mailbox: Mailbox) -> None:
+        self._engine = engine
+        self._app = app
+        self._mailbox = mailbox
+        self._creator = Creator(engine, app, read_cargo(folder, app))
+        self._evidence = Evidence(engine, folder / LogNames.ERROR, has_init=app.init)
+        self._lock = threading.RLock()
+        self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
+        self._closing = threading.Event()
+        self._stop_signs = StopSigns(engine)
+        self._watcher: threading.Thread | None = None
+
+    # -- what the supervisor asks, in its own thread ------------------------------------------------------------------
+
+    def start(self, replica: ReplicaId, start_number: int) -> Handle:
+        """See `ReplicaDriver`. Returns at once: a container that cannot be started is told as an end that is final."""
+        known = self._replicas[replica]
+        with self._lock:
+            known.told, known.starting, known.stopping = False, True, False
+            known.container = known.owed_signal = None
+        self._submit(self._start, replica)
+        self._ensure_watcher()
+        return {"start": start_number}
+
+    def adopt(self, replica: ReplicaId, handle: Handle) -> bool:  # noqa: ARG002  # labels say more than the handle
+        """See `ReplicaDriver`. The newest container with the replica's labels is the one.
+
+        While no engine answers, nothing is known to be gone: then it is watched, and looked for when one does.
+        """
+        known = self._replicas[replica]
+        try:
+            newest = self._newest(replica)
+        except EngineGone:
+            newest = None
+        else:
+            if newest is None:
+                return False
+        with self._lock:
+            known.told = False
+            if newest is not None and newest.status != "created":
+                known.container = newest.id
+        self._ensure_watcher()
+        # The watcher may have begun before, for another replica, and an end in the past is no event any more.
+        self._submit(self._catch_up_one, replica, False)
+        return True
+
+    def stop(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`."""
+        self._submit(self._signal, replica, "SIGTERM")
+
+    def kill(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`."""
+        self._submit(self._signal, replica, "SIGKILL")
+
+    def close(self) -> None:
+        """See `ReplicaDriver`: containers as the `keep` option says, network and claims in any case."""
+        self._closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        succeeded = all(known.exit_code == 0 for known in self._replicas.values())
+        removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
+        try:
+            reservations.release(self._engine, self._app.labels)
+            if removes:
+                remove_app(self._engine, self._app.labels)
+            elif self._app.owns_network:
+                self._engine.remove_network(self._app.network)
+        except DockerFault as error:
+            print(f"left behind for delete: {error}", file=sys.stderr)  # the supervisor's log
+
+    # -- carried out by the pool --------------------------------------------------------------------------------------
+
+    def _submit(self, call: Callable[..., None], *args: object) -> None:
+        if not self._closing.is_set():
+            self._pool.submit(call, *args).add_done_callback(_log_failure)
+
+    def _start(self, replica: ReplicaId) -> None:
+        known = self._replicas[replica]
+        if known.stopping:
+            self._tell(replica, known.container, _PREEMPTED, "stopped before it was started")
+            return
+        container = None
+        try:
+            container = self._created(replica)
+            with self._lock:
+                known.container = container
+            self._engine.start_container(container)
+        except EngineGone:
+            # The watcher starts it when an engine answers again.
+            with self._lock:
+                known.container, known.starting = None, False
+            return
+        except DockerFault as error:
+            self._take_start_failure(replica, container, error)
+            return
+        with self._lock:
+            known.starting = False
+            stopping = known.stopping
+        if stopping:
+            self._signal(replica, "SIGTERM")
+        self._look(replica)  # its end may have come, and been passed over, while it was starting
+
+    def _created(self, replica: ReplicaId) -> str:
+        """A container of the replica to start: the one the submission made, or a new one in its place."""
+        newest = self._newest(replica)
+        if newest is not None and newest.status == "created" and not newest.error:
+            return newest.id
+        incarnation = 0 if newest is None else int(newest.labels[Label.INCARNATION]) + 1
+        return self._creator.create(self._replicas[replica].request, incarnation)
+
+    def _take_start_failure(self, replica: ReplicaId, container: str | None, error: DockerFault) -> None:
+        request = self._replicas[replica].request
+        reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
+        if container is not None:
+            with suppress(DockerFault):  # it goes with the app; the end must be told in any case
+                self._engine.remove_container(container)
+        self._tell(replica, container, _COULD_NOT_START, reason, final=True)
+
+    def _signal(self, replica: ReplicaId, name: str) -> None:
+        known = self._replicas[replica]
+        with self._lock:
+            known.stopping = True
+            container = known.container
+            if known.told or known.starting:
+                return  # `_start` looks at `stopping` when it is through
+            if container is None:
+                known.owed_signal = name
+                return
+        try:
+            self._engine.signal_container(container, name)
+        except EngineGone:
+            with self._lock:
+                known.owed_signal = name
+
+    # -- watching -----------------------------------------------------------------------------------------------------
+
+    def _ensure_watcher(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="docker-watch", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        """Follow the engine's events; when it goes away, wait for it and see what it left."""
+        was_away = False
+        while not self._closing.is_set():
+            try:
+                since_s = self._engine.now_s()
+                self._catch_up(was_away)
+                was_away = False
+                for event in self._engine.events(("die", "destroy", "kill"), since_s=since_s):
+                    self._take_event(event)
+                was_away = True  # it closes the stream when it stops
+            except EngineGone:
+                was_away = True
+            except DockerFault as fault:
+                # It answers, but not this: whoever watches must go on, and says so in the supervisor's log.
+                print(f"looking again: {fault}", file=sys.stderr, flush=True)
+            self._closing.wait(RECONNECT_S)
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        """One container of the engine, ours or not, was sent a signal through the engine, has died or was removed."""
+        container, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
+        if event.get("Action") == "kill":
+            self._stop_signs.note(container, attributes.get("signal"))
+            return
+        for replica, known in self._replicas.items():
+            if known.container == container and not known.starting:
+                code = attributes.get("exitCode")
+                self._look(replica, exit_code=None if code is None else int(code))
+
+    def _hold(self, replica: ReplicaId, container: str) -> None:
+        """Find out whether a container was ended with all others because the engine stops.
+
+        It says nothing of that, and answers until its last container is gone. Then the watcher sees it go, and starts
+        the replica again when it is back. When it does not go, the replica was lost.
+        """
+        known = self._replicas[replica]
+        while not self._closing.wait(SETTLE_S):
+            if known.told or known.container != container:
+                return
+            if not self._stop_signs.seen_on_the_last():
+                self._look(replica, settled=True)
+                return
+
+    def _catch_up(self, was_away: bool) -> None:
+        for replica in self._replicas:
+            self._catch_up_one(replica, was_away)
+
+    def _catch_up_one(self, replica: ReplicaId, was_away: bool) -> None:
+        known = self._replicas[replica]
+        with self._lock:
+            if known.told or known.starting:
+                return
+            missing = known.container is None
+            owed, known.owed_signal = known.owed_signal, None
+            known.starting = missing
+        if missing:
+            self._submit(self._find, replica)
+            return
+        if owed is not None:
+            self._signal(replica, owed)
+        self._look(replica, was_away=was_away)
+
+    def _find(self, replica: ReplicaId) -> None:
+        """Start a replica whose start or adoption the engine's absence cut short, unless its container runs."""
+        known = self._replicas[replica]
+        try:
+            newest = self._newest(replica)
+        except EngineGone:
+            with self._lock:
+                known.starting = False
+            return
+        if newest is None or newest.status == "created" or not newest.running:
+            self._start(replica)
+            return
+        with self._lock:
+            known.container, known.starting = newest.id, False
+        if known.stopping:
+            self._signal(replica, "SIGTERM")
+        self._look(replica)
+
+    def _look(
+        self, replica: ReplicaId, *, was_away: bool = False, settled: bool = False, exit_code: int | None = None
+    ) -> None:
+        """See whether a replica's container has ended, and tell.
+
+        Args:
+            replica: which.
+            was_away: the engine was, and may have ended it.
+            settled: the engine is not about to go away.
+            exit_code: what an event said; used when the container is gone by now.
+        """
+        known = self._replicas[replica]
+        container = known.container
+        if container is None or known.told:
+            return
+        try:
+            facts = self._engine.inspect_container(container)
+        except NotThere:
+            self._tell(replica, container, exit_code, "its container was removed")
+            return
+        if facts.exit_code is None:
+            return
+        runs_agent = known.request.runs_agent
+        if not known.stopping and ended_by_engine(facts, runs_agent=runs_agent):
+            if was_away:
+                self._start_anew(replica, container)
+                return
+            if not settled and self._stop_signs.seen_on(container):
+                self._submit(self._hold, replica, container)
+                return
+        ending = self._evidence.explain(facts, known.request)
+        self._tell(replica, container, facts.exit_code, ending.reason, final=ending.final)
+
+    def _start_anew(self, replica: ReplicaId, container: str) -> None:
+        """What the engine took, it gives back, and nobody is charged for it."""
+        known = self._replicas[replica]
+        with self._lock:
+            if known.told or known.container != container:
+                return
+            known.container, known.starting = None, True
+        self._submit(self._start, replica)
+
+    def _tell(
+        self, replica: ReplicaId, container: str | None, exit_code: int | None, reason: str, *, final: bool = False
+    ) -> None:
+        known = self._replicas[replica]
+        with self._lock:
+            if known.told or known.container != container:
+                return
+            known.told, known.starting, known.exit_code = True, False, exit_code
+        self._mailbox.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
+
+    def _newest(self, replica: ReplicaId) -> ContainerFacts | None:
+        labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
+        found = self._engine.list_containers(labels)
+        return max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
+
+
+def _log_failure(call: "Future[None]") -> None:
+    """A pool keeps what its calls raise to itself; the supervisor's log must have it."""
+    error = None if call.cancelled() else call.exception()
+    # Of an engine that is away nothing need be said: the watcher sees to everybody when one answers again.
+    if error is not None and not isinstance(error, EngineGone):
+        traceback.print_exception(error)
+
+
+def create_driver(*, spec: AppSpec, mailbox: Mailbox) -> DockerDriver:
+    """The factory that an app's spec names."""
+    app = AppRequest.from_json(spec.details["request"])
+    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, Path(spec.folder), mailbox)

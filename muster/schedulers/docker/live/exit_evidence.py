@@ -1,0 +1,73 @@
+"""What a container that has ended left behind, asked of the engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.container_state import ContainerFacts
+from muster.schedulers.docker.engine.errors import DockerFault, EngineGone
+from muster.schedulers.docker.live.exit_reason import MESSAGE_LIMIT_BYTES, describe_start_failure, describe_state
+from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequest
+
+_COULD_NOT_START: Final = 127
+_CANNOT_EXECUTE: Final = 126
+_INIT_SAYS: Final = b"[FATAL tini "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Why a container ended."""
+
+    reason: str
+    """One clause for people; empty when the exit code says all."""
+    final: bool = False
+    """Starting it again is no use."""
+
+
+class Evidence:
+    """Explains ends.
+
+    Args:
+        engine: which has the containers.
+        kept: gets the error file of the first agent that left one, where `describe` finds it.
+        has_init: a tiny init runs the commands, and speaks for those that are not there.
+    """
+
+    def __init__(self, engine: Engine, kept: Path, *, has_init: bool) -> None:
+        self._engine = engine
+        self._kept = kept
+        self._has_init = has_init
+
+    def explain(self, facts: ContainerFacts, request: ContainerRequest) -> Ending:
+        """Why this container, which has ended, did so."""
+        not_there = self._missing_command(facts, request)
+        if not_there:
+            return Ending(reason=not_there, final=True)
+        message = self._last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
+        return Ending(reason=describe_state(facts, message))
+
+    def _missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
+        """The init, not the engine, says that there is no such command; empty when that is not what happened."""
+        if facts.exit_code not in (_CANNOT_EXECUTE, _COULD_NOT_START) or not self._has_init:
+            return ""
+        said = b"".join(self._engine.logs(facts.id, stdout=False))
+        if not said.startswith(_INIT_SAYS):
+            return ""
+        text = said.decode(errors="replace")
+        return describe_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
+
+    def _last_message(self, facts: ContainerFacts) -> bytes | None:
+        error = self._copy_out(facts, ERROR_FILE)
+        if error and not self._kept.exists():  # the first is as good as the others: all agents have the whole report
+            self._kept.write_bytes(error)
+        return self._copy_out(facts, REPORT_FILE)
+
+    def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
+        """A container's end must be told even if what it left cannot be had (someone removed it just now)."""
+        try:
+            return self._engine.copy_out(facts.id, path, MESSAGE_LIMIT_BYTES)
+        except EngineGone:
+            raise
+        except DockerFault:
+            return None

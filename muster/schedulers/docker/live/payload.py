@@ -1,0 +1,32 @@
+"""What is copied into an app's containers; kept in the app's folder, since later containers need it too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster._contract import AGENT_BUNDLE_NAME
+from muster.schedulers.docker.spec import AppRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cargo:
+    """What is copied into containers."""
+
+    agent: bytes
+    """The agent's bundle; empty when no container gets it."""
+    workspaces: Mapping[str, bytes]
+    """Key -> packed folder."""
+
+
+def pack_cargo(cargo: Cargo) -> dict[str, bytes]:
+    """Name -> content of the files that hold it in the app's folder."""
+    return {AGENT_BUNDLE_NAME: cargo.agent, **cargo.workspaces}
+
+
+def read_cargo(folder: Path, app: AppRequest) -> Cargo:
+    """The inverse of `pack_cargo`."""
+    keys = {container.workspace for container in app.containers if container.workspace is not None}
+    return Cargo(
+        agent=(folder / AGENT_BUNDLE_NAME).read_bytes(),
+        workspaces={key: (folder / key).read_bytes() for key in keys},
+    )

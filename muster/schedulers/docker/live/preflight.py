@@ -1,0 +1,186 @@
+"""Before anything of an app is made: can this engine run it in this image? One throw-away container per image tells.
+
+It runs the role's own Python with the role's own environment and mounts, so the answer is the one the job would get.
+Good answers are remembered per engine and image; a bad one is never, so that a repaired image is seen at once.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import CannotStart, DockerFault
+from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
+from muster.schedulers.docker.live.exit_reason import describe_start_failure
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest
+
+_NO_COMMAND: Final = "/muster-looks-whether-containers-start"
+"""Not there on purpose: with a role that is not ours, only what comes before the command is looked at."""
+
+# Must compile on any Python that may be called python3, 2.7 included.
+_PROBE: Final = """\
+import sys
+found = []
+if sys.version_info >= (3, 4):
+    import importlib.util
+    found = [name for name in ('torch', 'muster') if importlib.util.find_spec(name)]
+print('%d.%d %s' % (sys.version_info[0], sys.version_info[1], ' '.join(found)))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the engine allows."""
+
+    init: bool = True
+    """It has the tiny init it says it has."""
+    default_ulimits: bool = True
+    """It may raise limits; a rootless or confined engine may not."""
+
+
+def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest:
+    """Try each image once.
+
+    Args:
+        engine: where; has the images already.
+        app: what will run.
+        cache_dir: where good answers are remembered.
+
+    Returns:
+        The app as this engine can run it: without an init or raised limits that it refuses.
+
+    Raises:
+        DockerFault: one line that names the image and what it lacks.
+    """
+    info = engine.info()
+    findings = Findings()
+    seen = set()
+    for container in app.containers:
+        if (container.image, container.runs_agent) in seen:
+            continue
+        seen.add((container.image, container.runs_agent))
+        image = engine.inspect_image(container.image)
+        file = cache_dir / f"{_digest(info, app, container, image)}.json"
+        found = _read(file)
+        if found is None:
+            found = _Probe(engine, app, container, image, EngineFacts(cpus=int(info["NCPU"]))).run()
+            _write(file, found)
+        findings = Findings(
+            init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
+        )
+    return _apply(app, findings)
+
+
+def _apply(app: AppRequest, findings: Findings) -> AppRequest:
+    if findings.default_ulimits:
+        return replace(app, init=findings.init)
+    containers = tuple(replace(container, ulimits=app.given_ulimits) for container in app.containers)
+    return replace(app, init=findings.init, containers=containers)
+
+
+class _Probe:
+    """One throw-away container, tried with less until it starts."""
+
+    def __init__(
+        self, engine: Engine, app: AppRequest, container: ContainerRequest, image: ImageFacts, facts: EngineFacts
+    ) -> None:
+        self._engine = engine
+        self._app = app
+        self._container = container
+        self._image = image
+        self._facts = facts
+
+    def run(self) -> Findings:
+        """Find what works; raises DockerFault when nothing does."""
+        findings = Findings()
+        while True:
+            said = self._try(findings)
+            if "rlimit" in said and findings.default_ulimits:
+                findings = replace(findings, default_ulimits=False)
+            elif "docker-init" in said and findings.init:
+                findings = replace(findings, init=False)
+            elif said and not (_NO_COMMAND in said and not self._container.runs_agent):
+                raise DockerFault(self._explain(said))
+            else:
+                return findings
+
+    def _try(self, findings: Findings) -> str:
+        """Start it once; returns what was said against it, empty when it ran well."""
+        try:
+            exit_code, output = run_probe(self._engine, f"{self._container.name}-preflight", self._body(findings))
+        except CannotStart as fault:
+            return str(fault)
+        if exit_code != 0:
+            return output.strip() or f"exit code {exit_code}"
+        self._check_output(output)
+        return ""
+
+    def _body(self, findings: Findings) -> dict[str, Any]:
+        runs_agent = self._container.runs_agent
+        command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
+        app = _apply(replace(self._app, containers=(self._container,)), findings)
+        return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
+
+    def _explain(self, said: str) -> str:
+        container = self._container
+        why = describe_start_failure(said, self._name, container.command[0], runs_agent=container.runs_agent)
+        return f"role {container.role!r} {why}"
+
+    @property
+    def _name(self) -> str:
+        return self._container.base_image or self._container.image
+
+    def _check_output(self, output: str) -> None:
+        """Only our own probe runs to a good end; its answer must satisfy the agent."""
+        name = self._name
+        version, *found = output.split()
+        if tuple(int(part) for part in version.split(".")) < (3, 10):
+            raise DockerFault(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
+        if "torch" not in found:
+            raise DockerFault(f"image {name!r} has Python {version} but no torch; name one that has both with --image")
+        if "muster" not in found and not self._container.bundled:
+            raise DockerFault(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
+
+
+def _digest(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
+    """All that the answer depends on."""
+    env = {name: value for name, value in container.env.items() if name.startswith(("PYTHON", "PATH", "LD_"))}
+    known = [
+        info.get("ID"),
+        info.get("ServerVersion"),
+        image.id,
+        container.command[0],
+        container.runs_agent,
+        container.bundled,
+        env,
+        [dict(mount) for mount in container.mounts],
+        [dict(limit) for limit in container.ulimits],
+        [dict(limit) for limit in app.given_ulimits],
+        container.privileged,
+    ]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _read(file: Path) -> Findings | None:
+    try:
+        return Findings(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(file: Path, findings: Findings) -> None:
+    """A cache: where it cannot be written, the next submission asks again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(fd, "w") as out:
+            json.dump(asdict(findings), out)
+        os.replace(name, file)
+    except OSError:
+        return

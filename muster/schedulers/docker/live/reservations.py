@@ -1,0 +1,164 @@
+"""What apps on one engine must not share though the engine would let them: GPUs, and ports of the host's network.
+
+A claim is an empty volume that nobody mounts: its name says what is claimed, its labels by which app. The engine makes
+one volume of a name and shows every later caller the first one's labels, so of two apps that reach for a thing at once
+one gets it. A claim outlives a restart of the supervisor and of the engine, and the moments between the loss of a
+container and its replacement; it is given back when the app has ended. (To look, create and look again was rejected:
+two apps then see each other, or neither does.)
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+from muster.schedulers.docker import devices
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import Conflict, DockerFault
+from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
+from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, move_gang
+
+_GPU: Final = "gpu"
+_PORT: Final = "port"
+_PORTS_TRIED: Final = 64
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+# Binds as the leader will: on IPv6 and IPv4 at once where there are both.
+_FREE_PORTS: Final = """\
+import socket, sys
+both = socket.has_dualstack_ipv6()
+for port in sys.argv[1:]:
+    try:
+        family = socket.AF_INET6 if both else socket.AF_INET
+        socket.create_server(("", int(port)), family=family, dualstack_ipv6=both).close()
+    except OSError:
+        continue
+    print(port)
+"""
+
+
+def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[str]:
+    """See that there are enough GPUs, before anything is made.
+
+    Args:
+        engine: where.
+        app: what will run.
+        visible: ids of the devices that may be used.
+
+    Returns:
+        Those of them that nobody uses now.
+
+    Raises:
+        DockerFault: they do not suffice.
+    """
+    running = engine.list_containers({}, running_only=True)
+    claimed = _claimed_gpus(engine)
+    taken = {gpu for facts in running for gpu in facts.gpu_ids} | claimed.keys()
+    try:
+        devices.assign_gpus(_wanted(app), visible, taken)
+    except DockerFault as fault:
+        # An app may hold them whose supervisor died with the machine: nothing of it runs, and any command revives it.
+        holders = ", ".join(sorted({claimed[gpu] for gpu in visible if gpu in claimed}))
+        raise DockerFault(f"{fault}; apps of ours that hold some: {holders}" if holders else str(fault)) from fault
+    return [gpu for gpu in visible if gpu not in taken]
+
+
+def claim_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: ExitStack) -> AppRequest:
+    """Give each replica GPUs of its own.
+
+    Args:
+        engine: where.
+        app: what will run.
+        free: what `check_gpus` returned; another app may have been faster since.
+        undo: gives the claims back.
+
+    Raises:
+        DockerFault: they do not suffice.
+    """
+    wanted = _wanted(app)
+    got: list[str] = []
+    for gpu in free:
+        if len(got) < sum(wanted) and _claim(engine, app, _GPU, gpu, undo):
+            got.append(gpu)
+    assigned = devices.assign_gpus(wanted, free, set(free) - set(got))
+    pairs = zip(app.containers, assigned, strict=True)
+    return replace(app, containers=tuple(replace(container, gpu_ids=ids) for container, ids in pairs))
+
+
+def claim_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
+    """Find a port for each gang that meets on the host's network.
+
+    Args:
+        engine: where; has the images.
+        app: what will run.
+        undo: gives the claims back.
+
+    Raises:
+        DockerFault: no port is free near the one that a gang would like.
+    """
+    used: set[int] = set()
+    for gang in {container.role: container for container in reversed(app.containers)}.values():
+        if gang.host_port is None:
+            continue
+        wished = [port for port in _ports_from(gang.host_port) if port not in used]
+        free = _ask_free_ports(engine, app, gang, wished)
+        port = next((each for each in free if _claim(engine, app, _PORT, str(each), undo)), None)
+        if port is None:
+            raise DockerFault(
+                f"role {gang.role!r} finds no free port on the network of the engine's host "
+                f"({len(wished)} tried from {gang.host_port} on); leave out -cfg network=host"
+            )
+        used.add(port)
+        app = move_gang(app, gang.role, port)
+    return app
+
+
+def release(engine: Engine, labels: Mapping[str, str]) -> None:
+    """Give back all that an app has claimed; it has ended."""
+    for volume in engine.list_volumes({**labels, Label.CLAIM: None}):
+        engine.remove_volume(volume)
+
+
+def _claim(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitStack) -> bool:
+    name = f"muster-{kind}-{_NOT_IN_NAMES.sub('-', thing)}"
+    try:
+        labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
+    except Conflict:  # an engine that does not show the volume there is
+        return False
+    if any(labels.get(key) != value for key, value in app.labels.items()):
+        return False
+    undo.callback(engine.remove_volume, name)
+    return True
+
+
+def _wanted(app: AppRequest) -> list[int]:
+    return [container.gpus for container in app.containers]
+
+
+def _claimed_gpus(engine: Engine) -> dict[str, str]:
+    """Id of a GPU -> the app that claimed it."""
+    claimed = {}
+    for labels in engine.list_volumes({Label.CLAIM: None}).values():
+        kind, _, thing = labels[Label.CLAIM].partition(":")
+        if kind == _GPU:
+            claimed[thing] = labels[Label.APP]
+    return claimed
+
+
+def _ports_from(first: int) -> Iterable[int]:
+    begin = HOST_PORTS.index(first)
+    return (HOST_PORTS[(begin + step) % len(HOST_PORTS)] for step in range(_PORTS_TRIED))
+
+
+def _ask_free_ports(engine: Engine, app: AppRequest, gang: ContainerRequest, ports: Sequence[int]) -> list[int]:
+    """Which of these can be bound on the engine's host, which need not be this machine: a container there tries."""
+    image: ImageFacts = engine.inspect_image(gang.image)
+    facts: EngineFacts = engine.facts()
+    command = (gang.command[0], "-c", _FREE_PORTS, *map(str, ports))
+    body = build_probe_body(app, gang, command, image=image, engine=facts, network=HOST_NETWORK)
+    exit_code, said = run_probe(engine, f"{gang.name}-ports", body)
+    if exit_code != 0:
+        raise DockerFault(f"cannot look for a free port on the engine's host: {said.strip() or exit_code}")
+    return [int(word) for word in said.split()]

@@ -1,0 +1,251 @@
+"""HTTP to the API server: retries what may be retried, renews expired credentials, never waits for ever.
+
+The client library gives the configuration and the connection pool; requests are our own, so that documents stay plain
+dicts, streams stay bytes, and both of its generations (36 and 37 differ in every typed call) behave alike.
+"""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from muster.schedulers.errors import EngineError
+from muster.schedulers.kubernetes.api.connection import Access, Connection, open_access
+from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
+
+CONNECT_TIMEOUT_S: Final = 10.0
+READ_TIMEOUT_S: Final = 30.0
+STREAM_TIMEOUT_S: Final = 60.0
+"""Silence after which a stream is taken for dead and resumed; watches send bookmarks about every minute."""
+
+RETRY_BUDGET_S: Final = 60.0
+"""Seconds spent on waiting between attempts of one request."""
+
+_FIRST_PAUSE_S: Final = 0.2
+_PAUSE_LIMIT_S: Final = 8.0
+_REFUSED_ATTEMPTS: Final = 3
+"""Nobody listens: waiting longer rarely helps, and a person waits for the message."""
+
+_CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
+
+
+class Pace(Protocol):
+    """Time, injected so that tests own it."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class SystemPace:
+    """The machine's clock."""
+
+    def now_s(self) -> float:
+        """See `Pace`."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """See `Pace`."""
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request."""
+
+    method: str
+    path: str
+    what: str
+    """The object for messages: "job/main-x1"."""
+    verb: str
+    query: Mapping[str, str]
+    body: Any = None
+
+
+class Stream:
+    """An open response. Close it, or use it in a `with`."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def chunks(self) -> Iterator[bytes]:
+        """Bytes as they arrive; ends when the server ends the response.
+
+        Raises:
+            Unreachable: the connection broke, or was silent for `STREAM_TIMEOUT_S`.
+        """
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield from self._response.stream(65536)
+        except (HTTPError, OSError) as error:
+            raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Drop the connection. Idempotent."""
+        self._response.close()
+        self._response.release_conn()
+
+
+class Client:
+    """Requests to one cluster. Safe to use from several threads. Close it to drop its connections."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        pace: Pace | None = None,
+        connect: Callable[[Access], Connection] = open_access,
+    ) -> None:
+        self._access = access
+        self._pace: Pace = pace or SystemPace()
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def connection(self) -> Connection:
+        """The current connection, opened when first needed."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect(self._access)
+            return self._connection
+
+    def _renew(self, stale: Connection) -> None:
+        """Read the configuration anew, unless another thread just did."""
+        with self._lock:
+            if self._connection is stale:
+                self._connection = self._connect(self._access)
+                stale.pool.clear()
+
+    def close(self) -> None:
+        """Drop all connections. The client can be used again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.pool.clear()
+                self._connection = None
+
+    def request(
+        self, method: str, path: str, *, what: str, verb: str, query: Mapping[str, str] | None = None, body: Any = None
+    ) -> Any:
+        """Sends a request and returns the decoded answer.
+
+        429 and 5xx are retried as long as `RETRY_BUDGET_S` lasts, as are broken connections; a 401 once, with
+        credentials read anew. A POST is retried too: `resources.create` tells a duplicate of its own from another's.
+
+        Raises:
+            ApiFault, RequestFault: the server refused.
+            Unreachable: no answer.
+        """
+        call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body)
+        response = self._send(call, streams=False)
+        return json.loads(response.data) if response.data else {}
+
+    def read_bytes(self, path: str, *, what: str, query: Mapping[str, str] | None = None) -> bytes:
+        """GETs something that is not JSON, a log. Raises like `request`."""
+        call = Call(method="GET", path=path, what=what, verb="read", query=query or {})
+        data: bytes = self._send(call, streams=False).data
+        return data
+
+    @contextmanager
+    def stream(self, path: str, *, what: str, verb: str, query: Mapping[str, str] | None = None) -> Iterator[Stream]:
+        """Opens a response that goes on: a watch, a followed log. Raises like `request`."""
+        call = Call(method="GET", path=path, what=what, verb=verb, query=query or {})
+        stream = Stream(self._send(call, streams=True))
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    # -- attempts ---------------------------------------------------------------------------------------------------
+
+    def _send(self, call: Call, *, streams: bool) -> Any:
+        waited_s, attempt, renewed = 0.0, 0, False
+        while True:
+            attempt += 1
+            connection = self.connection
+            outcome = self._attempt(connection, call, streams=streams)
+            if not isinstance(outcome, (Refusal, Unreachable)):
+                return outcome
+            if _is_stale(outcome) and not renewed:
+                renewed = True
+                self._renew(connection)
+                continue
+            pause_s = _decide_pause(outcome, attempt)
+            if pause_s is None or waited_s + pause_s > RETRY_BUDGET_S:
+                raise self._explain(outcome, call, connection)
+            waited_s += pause_s
+            self._pace.pause(pause_s)
+
+    def _attempt(self, connection: Connection, call: Call, *, streams: bool) -> Any:
+        """One attempt: the response, or what went wrong."""
+        import urllib3
+        from urllib3.exceptions import HTTPError
+
+        read_s = STREAM_TIMEOUT_S if streams else READ_TIMEOUT_S
+        try:
+            response = connection.pool.request(
+                call.method,
+                connection.host + call.path + _encode_query(call.query),
+                headers=_build_headers(connection, call),
+                body=None if call.body is None else json.dumps(call.body).encode(),
+                preload_content=not streams,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s),
+                retries=False,
+                redirect=False,
+            )
+        except (HTTPError, OSError) as error:
+            return Unreachable(f"{type(error).__name__}: {error}")
+        if 200 <= response.status < 300:
+            return response
+        refusal = Refusal.parse(response.status, response.data, response.headers.get("Retry-After"))
+        if streams:
+            response.release_conn()
+        return refusal
+
+    def _explain(self, outcome: Refusal | Unreachable, call: Call, connection: Connection) -> EngineError | ValueError:
+        if isinstance(outcome, Refusal):
+            return explain(outcome, verb=call.verb, what=call.what, path=call.path, origin=connection.origin)
+        return Unreachable(
+            f"the API server {connection.host} ({connection.origin}) cannot be reached: {outcome}; "
+            "is the cluster up, and is this the right context?"
+        )
+
+
+def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
+    headers = {"Accept": "application/json, */*", "User-Agent": "torchx-muster", **connection.auth_headers()}
+    if call.body is not None:
+        headers["Content-Type"] = _CONTENT_TYPES.get(call.method, "application/json")
+    return headers
+
+
+def _encode_query(query: Mapping[str, str]) -> str:
+    from urllib.parse import urlencode
+
+    return f"?{urlencode(query)}" if query else ""
+
+
+def _is_stale(outcome: Refusal | Unreachable) -> bool:
+    """Whether credentials read anew may help: refused, or a client certificate that ran out."""
+    if isinstance(outcome, Refusal):
+        return outcome.status == 401
+    return "SSL" in str(outcome) and "certificate" in str(outcome).lower()
+
+
+def _decide_pause(outcome: Refusal | Unreachable, attempt: int) -> float | None:
+    """Seconds until the next attempt; None: give up."""
+    backoff_s: float = min(_PAUSE_LIMIT_S, _FIRST_PAUSE_S * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)  # noqa: S311
+    if isinstance(outcome, Refusal):
+        if outcome.status == 429 or outcome.status >= 500:
+            return max(backoff_s, outcome.retry_after_s or 0.0)
+        return None
+    refused = "refused" in str(outcome) or "resolve" in str(outcome)
+    return None if refused and attempt >= _REFUSED_ATTEMPTS else backoff_s

@@ -1,0 +1,265 @@
+"""From what the cluster says to what `torchx status` shows. Pure."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
+
+from muster.schedulers.kubernetes.live.operations import CANCEL_ANNOTATION, job_end
+from muster.schedulers.kubernetes.live.pod_status import PodFact, latest_pods
+from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, decode_app
+from muster.schedulers.kubernetes.names import label_roles
+
+_VOLCANO_STATES: Final = {
+    "Pending": AppState.PENDING,
+    "Aborting": AppState.RUNNING,
+    "Aborted": AppState.CANCELLED,
+    "Running": AppState.RUNNING,
+    "Restarting": AppState.RUNNING,
+    "Completing": AppState.RUNNING,
+    "Completed": AppState.SUCCEEDED,
+    "Terminating": AppState.RUNNING,
+    "Terminated": AppState.FAILED,
+    "Failed": AppState.FAILED,
+}
+_POD_STATES: Final = {
+    "Pending": AppState.PENDING,
+    "Running": AppState.RUNNING,
+    "Succeeded": AppState.SUCCEEDED,
+    "Failed": AppState.FAILED,
+}
+_REASONS: Final = {
+    "PodFailurePolicy": "",  # the pods' own report says more
+    "BackoffLimitExceeded": "more replicas were lost than max_retries allows",
+    "FailedIndexes": "a replica was lost more often than max_retries allows",
+    "MaxFailedIndexesExceeded": "a replica was lost more often than max_retries allows",
+    "DeadlineExceeded": "stopped because another role failed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """All that was read of an app, at about one time."""
+
+    parents: Sequence[Mapping[str, Any]]
+    """Jobs (the first role's first), or one JobSet or Volcano Job; not empty."""
+    pods: Sequence[PodFact]
+    queue_words: str = ""
+    """What Kueue or a PodGroup says while the app waits."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Newest Warning event by the name of the object it is about."""
+
+
+def build_status(app_id: str, seen: Observation) -> DescribeAppResponse:
+    """What TorchX shows of an app."""
+    first = seen.parents[0]
+    app = decode_app(first["metadata"]["annotations"][APPDEF_ANNOTATION])
+    state = decide_state(seen)
+    report = find_report(seen.pods) if state is not AppState.SUCCEEDED else None
+    extra: dict[str, Any] = {}
+    if any(item.name == "metadata" for item in dataclasses.fields(DescribeAppResponse)):
+        extra["metadata"] = dict(app.metadata or {})
+    return DescribeAppResponse(
+        app_id=app_id,
+        state=state,
+        num_restarts=len(seen.pods) - len(latest_pods(seen.pods)),  # of one index all but the newest were replaced
+        msg=build_message(seen, state, report) or NONE,
+        structured_error_msg=NONE if report is None else json.dumps(_as_torch_error(report)),
+        roles=app.roles,
+        roles_statuses=_build_replicas(app, seen, state),
+        **extra,
+    )
+
+
+# -- the state --------------------------------------------------------------------------------------------------------
+
+
+def decide_state(seen: Observation) -> AppState:
+    """The app's state: over if its parents say so, else as its pods are."""
+    first = seen.parents[0]
+    cancelled = any(CANCEL_ANNOTATION in (item["metadata"].get("annotations") or {}) for item in seen.parents)
+    over = _decide_end(seen.parents)
+    if cancelled and over is not AppState.SUCCEEDED:
+        gone = all(fact.phase in ("Succeeded", "Failed") for fact in seen.pods)
+        return AppState.CANCELLED if over is not None or gone else AppState.RUNNING
+    if over is not None:
+        return over
+    if not first.get("status") and not seen.pods:
+        return AppState.SUBMITTED
+    return AppState.RUNNING if any(fact.phase == "Running" for fact in seen.pods) else AppState.PENDING
+
+
+def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
+    kind, status = parents[0]["kind"], parents[0].get("status") or {}
+    if kind == "JobSet":
+        ended = {item["type"] for item in status.get("conditions") or [] if item["status"] == "True"}
+        if "Failed" in ended:
+            return AppState.FAILED
+        return AppState.SUCCEEDED if "Completed" in ended else None
+    if not parents[0]["apiVersion"].startswith("batch/"):
+        state = _VOLCANO_STATES.get((status.get("state") or {}).get("phase", ""))
+        return state if state in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED) else None
+    ends = [job_end(job) for job in parents]
+    if "Failed" in ends:
+        return AppState.FAILED
+    return AppState.SUCCEEDED if all(end == "Complete" for end in ends) else None
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def build_message(seen: Observation, state: AppState, report: Mapping[str, Any] | None) -> str:
+    """Why it is as it is, grouped, one clause per group, the most telling first."""
+    if state in (AppState.SUCCEEDED, AppState.CANCELLED):
+        return ""
+    clauses: list[str] = []
+    if state is AppState.FAILED:
+        clauses += [describe_report(report)] if report else []
+        clauses += _describe_conditions(seen.parents)
+    elif seen.queue_words:
+        clauses.append(seen.queue_words)
+    clauses += _group_pods(seen, state)
+    lacking = count_lacking(seen.parents, seen.pods)
+    if lacking and seen.pods and state is not AppState.FAILED:
+        made = {fact.name for fact in seen.pods}
+        why = dict.fromkeys(text for name, text in seen.warnings.items() if name not in made)
+        clauses += [f"{lacking} pods not made: {text}{_advise(text)}" for text in why]
+    if not seen.pods and state is not AppState.FAILED:
+        clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(seen.warnings.values())]
+        if _is_suspended(seen.parents[0]) and not seen.queue_words:
+            clauses.append("suspended: waits for its queue, or for somebody to resume it")
+    return "; ".join(clause for clause in clauses if clause)
+
+
+def count_lacking(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
+    """How many nodes should have a pod by now and never had one, as far as Jobs say; of other kinds 1 if none has."""
+    jobs = [parent for parent in parents if parent["apiVersion"].startswith("batch/v1") and parent["kind"] == "Job"]
+    if not jobs:
+        return 0 if pods else 1
+    wanted = sum((job.get("spec") or {}).get("parallelism") or 0 for job in jobs if job_end(job) is None)
+    return max(0, wanted - len(latest_pods(pods)))
+
+
+def _advise(event: str) -> str:
+    """What to do about an event that keeps pods from being made."""
+    if "PodSecurity" in event and "restricted" in event:
+        return "; try -cfg security=restricted"
+    return "; ask for less, or delete what is no longer needed" if "exceeded quota" in event else ""
+
+
+def _is_suspended(parent: Mapping[str, Any]) -> bool:
+    return bool((parent.get("spec") or {}).get("suspend"))
+
+
+def _describe_conditions(parents: Sequence[Mapping[str, Any]]) -> list[str]:
+    clauses = []
+    for parent in parents:
+        for condition in (parent.get("status") or {}).get("conditions") or []:
+            # FailureTarget: what Failed will be once the pods that still run are gone
+            if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
+                reason = condition.get("reason") or ""
+                clauses.append(_REASONS.get(reason, f"{reason}: {condition.get('message', '')}"))
+    return list(dict.fromkeys(clauses))
+
+
+def _group_pods(seen: Observation, state: AppState) -> list[str]:
+    """`3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`, the largest group first."""
+    current = latest_pods(seen.pods)
+    groups: dict[tuple[str, str], list[PodFact]] = {}
+    for fact in current.values():
+        why = fact.why or (seen.warnings.get(fact.name, "") if fact.phase == "Pending" else "")
+        healthy = not why and fact.phase != "Failed"
+        if healthy or (state is AppState.FAILED and fact.phase == "Pending"):
+            continue
+        groups.setdefault((fact.phase, why), []).append(fact)
+    clauses = []
+    for (phase, why), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
+        tail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
+        clauses.append(f"{len(facts)}/{len(current)} {phase}: {why}{tail}")
+    return clauses
+
+
+# -- reports ----------------------------------------------------------------------------------------------------------
+
+
+def find_report(pods: Sequence[PodFact]) -> Mapping[str, Any] | None:
+    """The agents' report of the job; every agent has the whole one. The last counts: earlier failures were healed."""
+    reports = [(fact.finished, fact.report) for fact in pods if fact.report is not None and fact.phase == "Failed"]
+    return max(reports, key=lambda item: item[0])[1] if reports else None
+
+
+def describe_report(report: Mapping[str, Any]) -> str:
+    """One clause: what failed first, and where."""
+    failure = (report.get("failures") or [None])[0]
+    if failure is None:
+        return str(report.get("reason") or "")
+    what = failure.get("exception") or failure.get("reason") or _describe_exit(failure)
+    place = f"rank {failure.get('global_rank', '?')} on {failure.get('host', '?')}"
+    oom = " (out of memory)" if failure.get("oom") else ""
+    return f"{place}: {what}{oom}"
+
+
+def _describe_exit(failure: Mapping[str, Any]) -> str:
+    return f"killed by {failure['signal']}" if failure.get("signal") else f"exit {failure.get('exit_code')}"
+
+
+def _as_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> dict[str, Any]:
+    """Torch's error format, which TorchX formats; the whole report stands beside it."""
+    failure = (report.get("failures") or [{}])[0]
+    callstack = failure.get("traceback") or "\n".join(failure.get("stderr_tail") or ()) or describe_report(report)
+    message = {
+        "message": describe_report(report),
+        "errorCode": failure.get("exit_code") or exit_code or 1,
+        "extraInfo": {"py_callstack": callstack, "timestamp": str(int(failure.get("time_s") or 0))},
+    }
+    return {"message": message, "report": report}
+
+
+def _as_plain_error(fact: PodFact) -> dict[str, Any]:
+    text = fact.text.splitlines()[-1] if fact.text else ""
+    message = {
+        "message": f"{fact.why}: {text}" if text else fact.why,
+        "errorCode": fact.exit_code or 1,
+        "extraInfo": {"py_callstack": fact.text, "timestamp": str(_seconds(fact.finished))},
+    }
+    return {"message": message}
+
+
+def _seconds(timestamp: str) -> int:
+    try:
+        return int(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())
+    except ValueError:
+        return 0
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def _build_replicas(app: Any, seen: Observation, state: AppState) -> list[RoleStatus]:
+    current = latest_pods(seen.pods)
+    labels = label_roles([role.name for role in app.roles])
+    statuses = []
+    for role, label in zip(app.roles, labels, strict=True):
+        replicas = [
+            _build_replica(role.name, index, current.get((label, index)), state) for index in range(role.num_replicas)
+        ]
+        statuses.append(RoleStatus(role=role.name, replicas=replicas))
+    return statuses
+
+
+def _build_replica(role: str, index: int, fact: PodFact | None, app_state: AppState) -> ReplicaStatus:
+    if fact is None:
+        # Once the app has failed, its controller takes the other pods away.
+        gone = {AppState.SUCCEEDED: AppState.SUCCEEDED, AppState.FAILED: AppState.CANCELLED}
+        state = gone.get(app_state, AppState.CANCELLED if app_state is AppState.CANCELLED else AppState.PENDING)
+        return ReplicaStatus(id=index, state=state, role=role, hostname="")
+    error = NONE
+    if fact.phase == "Failed":
+        error = json.dumps(_as_torch_error(fact.report, fact.exit_code) if fact.report else _as_plain_error(fact))
+    state = _POD_STATES.get(fact.phase, AppState.UNKNOWN)
+    return ReplicaStatus(id=index, state=state, role=role, hostname=fact.name, structured_error_msg=error)

@@ -1,0 +1,359 @@
+"""Where TorchX 0.7 and its nightly differ, and what the adapters share on both.
+
+| item              | 0.7                                   | nightly                              |
+|---                |---                                    |---                                   |
+| `_validate`       | (app, scheduler)                      | (app, scheduler, cfg)                |
+| `list`            | ()                                    | (cfg=None)                           |
+| `delete`          | none                                  | `_delete_existing`                   |
+| AppDryRunInfo     | `_app`, `_cfg`                        | `app`, `cfg`                         |
+| workspace         | "file:///path"                        | "/path", or a `Workspace`            |
+| RetryPolicy       | REPLICA, APPLICATION, HOT_SPARE       | REPLICA, APPLICATION, ROLE           |
+| Role              | `base_image`                          | `workspace`, `overrides`             |
+"""
+
+import abc
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+# Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one of
+# them imports would give the other half a module.
+import yaml
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, macros
+from torchx.specs.api import NONE, ReplicaStatus, Resource, RetryPolicy, RoleStatus
+
+from muster._contract import Env
+from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
+from muster.schedulers.supervision.decisions import ReplicaState, RetryScope, RolePlan
+from muster.schedulers.supervision.decisions import ReplicaStatus as Status
+
+_SCOPES: Mapping[str, RetryScope] = {
+    "REPLICA": RetryScope.REPLICA,
+    "HOT_SPARE": RetryScope.REPLICA,  # 0.7: replaces single replicas as long as min_replicas are there
+    "ROLE": RetryScope.ROLE,
+    "APPLICATION": RetryScope.APPLICATION,
+}
+
+_REPLICA_STATES: Mapping[Status, AppState] = {
+    Status.WAITING: AppState.PENDING,
+    Status.RUNNING: AppState.RUNNING,
+    Status.SUCCEEDED: AppState.SUCCEEDED,
+    Status.FAILED: AppState.FAILED,
+    Status.LOST: AppState.FAILED,
+    Status.CANCELLED: AppState.CANCELLED,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogRequest:
+    """Which part of which replica's output is wanted."""
+
+    role: str
+    index: int
+    pattern: "re.Pattern[str] | None"
+    """Only lines in which this is found; None: all."""
+    since: datetime | None
+    until: datetime | None
+    follow: bool
+    stream: Stream
+
+    def matches(self, line: str) -> bool:
+        """Whether the line is wanted."""
+        return self.pattern is None or self.pattern.search(line) is not None
+
+
+class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
+    """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
+
+    Subclasses give `_submit_dryrun`, `schedule`, `describe`, `_cancel_existing`, `add_options`, `list_apps`,
+    `read_log`, `delete_app` and, where something can be wrong with an AppDef, `check_app`.
+    """
+
+    @abc.abstractmethod
+    def add_options(self, opts: StrictOpts) -> None:
+        """Declare the options of `-cfg`."""
+
+    @abc.abstractmethod
+    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
+        """The apps the scheduler knows of."""
+
+    @abc.abstractmethod
+    def delete_app(self, app_id: str) -> None:
+        """Forget an app that exists, stopping it first when it runs."""
+
+    @abc.abstractmethod
+    def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
+        """Lines of one replica.
+
+        Raises:
+            SchedulerError: no such app, role or replica.
+        """
+
+    def check_app(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
+        """Refuse what the scheduler cannot run. `cfg` is empty on 0.7.
+
+        Raises:
+            SchedulerError: one line that names what is wrong.
+        """
+
+    def _run_opts(self) -> StrictOpts:
+        opts = StrictOpts(self.backend)
+        self.add_options(opts)
+        return opts
+
+    def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        self.check_app(app, cfg or {})
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
+
+        Raises:
+            SchedulerError: no such app, role or replica, or a regex that is none.
+        """
+        try:
+            pattern = re.compile(regex) if regex else None
+        except re.error as error:
+            raise SchedulerError(f"regex {regex!r}: {error}") from error
+        request = LogRequest(
+            role=role_name,
+            index=k,
+            pattern=pattern,
+            since=since,
+            until=until,
+            follow=should_tail,
+            stream=streams or Stream.COMBINED,
+        )
+        return self.read_log(app_id, request)
+
+    def list(self, cfg: Mapping[str, Any] | None = None) -> "list[ListAppResponse]":
+        """Lists the scheduler's apps; see `list_apps`."""
+        return self.list_apps(cfg or {})
+
+    def delete(self, app_id: str) -> None:
+        """Deletes an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""
+        if self.exists(app_id):
+            self.delete_app(app_id)
+
+    def _delete_existing(self, app_id: str) -> None:
+        self.delete_app(app_id)
+
+
+def get_app(info: AppDryRunInfo) -> AppDef:
+    """The AppDef a dry run was made of."""
+    return info.app if hasattr(info, "app") else info._app  # noqa: SLF001  # 0.7 has no public name
+
+
+def get_cfg(info: AppDryRunInfo) -> Mapping[str, Any]:
+    """The resolved options a dry run was made with."""
+    cfg: Mapping[str, Any] = info.cfg if hasattr(info, "cfg") else info._cfg  # noqa: SLF001
+    return cfg
+
+
+def build_dryrun_info(request: Any, show: Callable[[Any], str]) -> AppDryRunInfo:
+    """Wraps a request; `show` must print no secret (see `mask_env`)."""
+    return AppDryRunInfo(request, show)
+
+
+def get_workspace_path(workspace: str) -> str:
+    """The folder a workspace argument names on either line.
+
+    Raises:
+        SchedulerError: it is not a folder of this machine (`memory://...`).
+    """
+    scheme, found, path = workspace.partition("://")
+    if not found:
+        return workspace
+    if scheme != "file":
+        raise SchedulerError(f"workspace {workspace!r} is not a local folder; give a path or file:///path")
+    return path or "."
+
+
+def apply_macros(role: Role, *, app_id: str, replica_id: int | str, img_root: str = "") -> Role:
+    """A copy of the role with TorchX's macros substituted for one replica."""
+    values = macros.Values(img_root=img_root, app_id=app_id, replica_id=str(replica_id), rank0_env=Env.RANK0_HOST)
+    return values.apply(role)
+
+
+def check_roles(app: AppDef) -> None:
+    """Refuses what no adapter can run.
+
+    Raises:
+        SchedulerError: no roles, a role without a command, role names that repeat, impossible counts.
+    """
+    if not app.roles:
+        raise SchedulerError(f"app {app.name!r} has no roles")
+    names = [role.name for role in app.roles]
+    for role in app.roles:
+        if names.count(role.name) > 1:
+            raise SchedulerError(f"role names must differ, but {role.name!r} is there {names.count(role.name)} times")
+        _check_role(role)
+
+
+def _check_role(role: Role) -> None:
+    if not role.name or "/" in role.name or role.name in (".", ".."):
+        raise SchedulerError(f"role name {role.name!r} must be a non-empty word without '/'")
+    if not role.entrypoint or role.entrypoint == "<MISSING>":
+        raise SchedulerError(f"role {role.name!r} has no entrypoint")
+    if role.num_replicas < 1:
+        raise SchedulerError(f"role {role.name!r}: num_replicas must be at least 1, not {role.num_replicas}")
+    if role.max_retries < 0:
+        raise SchedulerError(f"role {role.name!r}: max_retries must be at least 0, not {role.max_retries}")
+    least = role.min_replicas
+    if least is not None and not 1 <= least <= role.num_replicas:
+        raise SchedulerError(
+            f"role {role.name!r}: min_replicas must be from 1 to num_replicas ({role.num_replicas}), not {least}"
+        )
+
+
+def build_role_plan(role: Role) -> RolePlan:
+    """What the supervisor's policy must know of a role."""
+    policy = role.retry_policy
+    return RolePlan(
+        name=role.name,
+        replicas=role.num_replicas,
+        is_agent=is_agent_role(role),
+        min_replicas=role.min_replicas,
+        max_retries=role.max_retries,
+        retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
+    )
+
+
+def mask_env(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment fit for printing: values of secrets replaced by `***`.
+
+    Secret is what is called so: a name with TOKEN, SECRET, PASSWORD, PASSWD, CREDENTIAL or a word KEY in it.
+    """
+    return {name: "***" if _is_secret(name) else value for name, value in env.items()}
+
+
+def _is_secret(name: str) -> bool:
+    upper = name.upper()
+    if upper == Env.REQUIRE_TOKEN:
+        return False
+    return "KEY" in upper.split("_") or any(
+        word in upper for word in ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+    )
+
+
+def describe_roles(app: AppDef) -> dict[str, Any]:
+    """The part of an AppDef that `describe` gives back, as JSON; secrets masked."""
+    return {
+        "name": app.name,
+        "metadata": {str(key): str(value) for key, value in (app.metadata or {}).items()},
+        "roles": [
+            {
+                "name": role.name,
+                "image": role.image,
+                "entrypoint": role.entrypoint,
+                "args": list(role.args),
+                "env": mask_env(role.env),
+                "num_replicas": role.num_replicas,
+                "min_replicas": role.min_replicas,
+                "max_retries": role.max_retries,
+                "retry_policy": getattr(role.retry_policy, "name", str(role.retry_policy)),
+                "port_map": dict(role.port_map),
+                "resource": {
+                    "cpu": role.resource.cpu,
+                    "gpu": role.resource.gpu,
+                    "memMB": role.resource.memMB,
+                },
+            }
+            for role in app.roles
+        ],
+    }
+
+
+def restore_roles(description: Mapping[str, Any]) -> list[Role]:
+    """Roles again from `describe_roles`."""
+    return [
+        Role(**(row | {"resource": Resource(**row["resource"]), "retry_policy": _restore_policy(row["retry_policy"])}))
+        for row in description.get("roles", ())
+    ]
+
+
+def _restore_policy(name: str) -> RetryPolicy:
+    """The policy of that name; submitted on one line and read on the other it may not exist."""
+    return RetryPolicy.__members__.get(name, RetryPolicy.REPLICA)
+
+
+def build_describe_response(
+    spec: AppSpec, record: AppRecord | None, *, error: str | None = None, ui_url: str | None = None
+) -> DescribeAppResponse:
+    """What `torchx status` and `describe` show of a supervised app.
+
+    Args:
+        spec: as submitted.
+        record: where it stands; None: its supervisor has not spoken yet.
+        error: the app's error.json as text, when there is one.
+        ui_url: where a person finds more.
+    """
+    _print_states_by_name()
+    extra: dict[str, Any] = {}
+    if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
+        extra["metadata"] = dict(spec.description.get("metadata", {}))
+    return DescribeAppResponse(
+        app_id=spec.app_id,
+        state=AppState.SUBMITTED if record is None else AppState[record.gang.app_state],
+        num_restarts=0 if record is None else record.gang.num_restarts,
+        msg=NONE if record is None or not record.gang.reason else record.gang.reason,
+        structured_error_msg=error or NONE,
+        ui_url=ui_url,
+        roles=restore_roles(spec.description),
+        roles_statuses=[] if record is None else _build_statuses(spec, record),
+        **extra,
+    )
+
+
+def check_replica(spec: AppSpec, request: LogRequest) -> None:
+    """Refuses a role or a replica that a supervised app does not have.
+
+    Raises:
+        SchedulerError: one line that says which it has.
+    """
+    replicas = {role.name: role.replicas for role in spec.roles}
+    if request.role not in replicas:
+        raise SchedulerError(f"{spec.app_id} has no role {request.role!r}; it has: {', '.join(replicas)}")
+    last = replicas[request.role] - 1
+    if not 0 <= request.index <= last:
+        raise SchedulerError(f"{spec.app_id}/{request.role} has replicas 0 to {last}, not {request.index}")
+
+
+def _print_states_by_name() -> None:
+    """Teach YAML to write FAILED for a state.
+
+    When a job fails, TorchX's command line dumps its status as YAML; without this the state of each replica reads
+    `!!python/object/apply:torchx.specs.api.AppState [5]`.
+    """
+    yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))
+
+
+def _build_statuses(spec: AppSpec, record: AppRecord) -> list[RoleStatus]:
+    def build(role: str, index: int, known: ReplicaState) -> ReplicaStatus:
+        state = _REPLICA_STATES[known.status]
+        return ReplicaStatus(id=index, state=state, role=role, hostname=record.machine.host)
+
+    return [
+        RoleStatus(
+            role=role.name,
+            replicas=[
+                build(each.role, each.index, k) for each, k in record.gang.replicas.items() if each.role == role.name
+            ],
+        )
+        for role in spec.roles
+    ]

@@ -1,0 +1,313 @@
+"""The files of one app's folder, and what is in them. Written by the supervisor, read by every command.
+
+spec.json      what was submitted; never changes
+private.json   the part with secrets (environments, the job's token); only the owner can read it, removed at the end
+state.json     where the app stands; replaced atomically at every transition
+control        a named pipe: one line per request, read by the supervisor
+stop.request   "cancel" or "kill": a request outlives a supervisor that is dead
+lock           held by the one supervisor
+supervisor.log what the supervisor itself had to say (normally nothing)
+<role>/<index>/  stdout.log stderr.log combined.log, and what the replica's agent adds
+"""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster import _processes
+from muster.schedulers.supervision.decisions import (
+    GangState,
+    Outcome,
+    Phase,
+    ReplicaId,
+    ReplicaState,
+    ReplicaStatus,
+    RetryScope,
+    RolePlan,
+)
+
+SCHEMA = 1
+
+
+class StateError(ValueError):
+    """A file of an app's folder is not what this version of muster writes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessId:
+    """One process for good: a pid is used again, a pid with its start time is not."""
+
+    pid: int
+    start_ticks: str
+    """Field 22 of /proc/<pid>/stat."""
+
+    @staticmethod
+    def of(pid: int) -> "ProcessId | None":
+        """The process that has this pid now; None when there is none."""
+        fields = _processes.read_stat(pid)
+        return None if fields is None else ProcessId(pid=pid, start_ticks=fields[19])
+
+    def is_alive(self) -> bool:
+        """Whether exactly this process still runs (a zombie does not)."""
+        fields = _processes.read_stat(self.pid)
+        return fields is not None and fields[19] == self.start_ticks and fields[0] not in ("Z", "X")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine and its boot on which an app's processes live: state folders may be shared by hosts."""
+
+    host: str
+    boot_id: str
+
+    @staticmethod
+    def here() -> "Machine":
+        """This machine, this boot."""
+        try:
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            boot_id = ""
+        return Machine(host=socket.gethostname(), boot_id=boot_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppSpec:
+    """Everything a supervisor must know of its app."""
+
+    app_id: str
+    scheduler: str
+    """Name under which it was submitted: local_cwd, detached, local_docker, ..."""
+    folder: str
+    """Absolute path of the app's folder."""
+    driver: str
+    """`package.module:function`, a `driver.DriverFactory`."""
+    roles: tuple[RolePlan, ...]
+    grace_s: float
+    """From a polite stop to the kill."""
+    owner: ProcessId | None = None
+    """The app ends when this process does; None: it stays (detached)."""
+    python: str = sys.executable
+    """Interpreter for the supervisor, also when a command of another environment starts it again."""
+    import_root: str = str(Path(__file__).resolve().parents[3])
+    """Folder that holds the package `muster`: the last place where the supervisor looks for modules."""
+    description: Mapping[str, Any] = field(default_factory=dict)
+    """What `describe` shows: the AppDef, without secrets. JSON."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The driver's own: commands, environments, images. JSON; kept in private.json; empty once the app has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppRecord:
+    """Where an app stands."""
+
+    gang: GangState
+    machine: Machine
+    supervisor: ProcessId | None = None
+    """The last supervisor, dead or alive; None before the first."""
+    handles: Mapping[ReplicaId, Mapping[str, Any]] = field(default_factory=dict)
+    """How the driver finds replicas again."""
+    submitted_s: float = 0.0
+    """Wall-clock seconds, for people."""
+    ended_s: float | None = None
+
+
+class AppFolder:
+    """The one place that names an app's files, and reads and writes them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.spec_file = self.path / "spec.json"
+        self.private_file = self.path / "private.json"
+        self.state_file = self.path / "state.json"
+        self.control_pipe = self.path / "control"
+        self.request_file = self.path / "stop.request"
+        self.lock_file = self.path / "lock"
+        self.log_file = self.path / "supervisor.log"
+
+    def replica_dir(self, replica: ReplicaId) -> Path:
+        """The folder of one replica's output."""
+        return self.path / replica.role / str(replica.index)
+
+    def create(self, spec: AppSpec) -> None:
+        """Make the folder for a new app.
+
+        Raises:
+            FileExistsError: there is one already.
+        """
+        self.path.mkdir(mode=0o700, parents=True)
+        content = asdict(spec) | {"schema": SCHEMA}
+        _write(self.private_file, content.pop("details"))
+        _write(self.spec_file, content)
+        os.mkfifo(self.control_pipe, 0o600)
+
+    def read_spec(self) -> AppSpec:
+        """The app as submitted.
+
+        Raises:
+            FileNotFoundError: no app here (any more).
+            StateError: it was written by another version.
+        """
+        content = _read(self.spec_file)
+        try:
+            details = _read(self.private_file)
+        except FileNotFoundError:
+            details = {}
+        with _explained(self.spec_file):
+            return _parse_spec(content, details)
+
+    def write_record(self, record: AppRecord) -> None:
+        """Replace state.json; whoever reads sees the old one or the new one, whole."""
+        gang = record.gang
+        content = {
+            "schema": SCHEMA,
+            "phase": gang.phase,
+            "outcome": gang.outcome,
+            "reason": gang.reason,
+            "retries": dict(gang.retries),
+            "restarting": list(gang.restarting),
+            "grace_number": gang.grace_number,
+            "lingering": gang.lingering,
+            "replicas": [
+                {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
+                for each, known in gang.replicas.items()
+            ],
+            "machine": asdict(record.machine),
+            "supervisor": None if record.supervisor is None else asdict(record.supervisor),
+            "submitted_s": record.submitted_s,
+            "ended_s": record.ended_s,
+        }
+        _write(self.state_file, content)
+
+    def read_record(self) -> AppRecord | None:
+        """Where the app stands; None before its supervisor has said anything.
+
+        Raises:
+            StateError: it was written by another version.
+        """
+        try:
+            content = _read(self.state_file)
+        except FileNotFoundError:
+            return None
+        with _explained(self.state_file):
+            return _parse_record(content)
+
+    def write_request(self, word: str) -> None:
+        """Leave a request ("cancel", "kill") that a dead supervisor's successor will find. A kill is never undone."""
+        if self.read_request() != "kill":
+            _write_text(self.request_file, word)
+
+    def read_request(self) -> str | None:
+        """The request that was left, or None."""
+        try:
+            return self.request_file.read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def poke(self, word: str) -> bool:
+        """Hand a word to the supervisor now; False when none listens."""
+        try:
+            fd = os.open(self.control_pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # ENXIO: nobody reads; ENOENT: no such app any more
+            return False
+        try:
+            os.write(fd, word.encode() + b"\n")
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def forget_secrets(self) -> None:
+        """Remove what only a running app needs."""
+        self.private_file.unlink(missing_ok=True)
+
+
+def _parse_spec(content: dict[str, Any], details: Mapping[str, Any]) -> AppSpec:
+    fields = {name: value for name, value in content.items() if name not in ("schema", "owner", "roles")}
+    owner = content["owner"]
+    return AppSpec(
+        **fields,
+        owner=None if owner is None else ProcessId(**owner),
+        roles=tuple(RolePlan(**role | {"retry_scope": RetryScope(role["retry_scope"])}) for role in content["roles"]),
+        details=details,
+    )
+
+
+def _parse_record(content: dict[str, Any]) -> AppRecord:
+    replicas, handles = {}, {}
+    for row in content["replicas"]:
+        each = ReplicaId(row["role"], row["index"])
+        status = ReplicaStatus(row["status"])
+        replicas[each] = ReplicaState(status=status, starts=row["starts"], exit_code=row["exit_code"])
+        if row["handle"] is not None:
+            handles[each] = row["handle"]
+    supervisor = content["supervisor"]
+    gang = GangState(
+        replicas=replicas,
+        phase=Phase(content["phase"]),
+        retries=content["retries"],
+        restarting=tuple(content["restarting"]),
+        grace_number=content["grace_number"],
+        lingering=content["lingering"],
+        outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
+        reason=content["reason"],
+    )
+    return AppRecord(
+        gang=gang,
+        machine=Machine(**content["machine"]),
+        supervisor=None if supervisor is None else ProcessId(**supervisor),
+        handles=handles,
+        submitted_s=content["submitted_s"],
+        ended_s=content["ended_s"],
+    )
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say in one line that a file is not what it should be."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{path} cannot be read ({error}): another version of muster wrote it, or it is damaged"
+        ) from error
+
+
+def _write(path: Path, content: object) -> None:
+    _write_text(path, json.dumps(content, indent=1))
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Unique temporary file, then replace. mkstemp makes it readable by the owner only."""
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w") as out:
+            out.write(text)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
+
+
+def _read(path: Path) -> dict[str, Any]:
+    text = path.read_text()
+    with _explained(path):
+        content: dict[str, Any] = json.loads(text)
+        return content
+
+
+def is_folder_of_ours(path: Path) -> bool:
+    """Whether a folder holds an app of this user: the guard before anything is removed."""
+    try:
+        mode = os.stat(path / "spec.json")
+    except OSError:
+        return False
+    return stat.S_ISREG(mode.st_mode) and mode.st_uid == os.geteuid()

@@ -1,0 +1,294 @@
+"""What a supervisor does about its gang of replicas: pure functions from state and event to new state and actions.
+
+Two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are final, 69
+and a death by signal (143 among them: preempted) are lost replicas, started again one by one, at most `max_retries`
+per role, because the agents of the others carry on meanwhile. Any other role keeps TorchX's meaning: every failure
+may be tried again `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
+anew. Without retries left, the app goes on as long as `min_replicas` of the role run or have succeeded; else what
+still runs is stopped and the app has failed: no half-dead gangs.
+"""
+
+import signal
+from dataclasses import replace
+from typing import Final
+
+from muster._contract import NEVER_RETRY, ExitCode
+from muster.schedulers.supervision.events import (
+    Action,
+    Begin,
+    CancelRequested,
+    Decision,
+    Event,
+    Finish,
+    GangState,
+    GraceOver,
+    Kill,
+    KillRequested,
+    Linger,
+    LingerOver,
+    Outcome,
+    Phase,
+    Plan,
+    ReplicaEnded,
+    ReplicaId,
+    ReplicaState,
+    ReplicaStatus,
+    RetryScope,
+    RolePlan,
+    Start,
+    Stop,
+)
+
+__all__ = [
+    "Action",
+    "Begin",
+    "CancelRequested",
+    "Decision",
+    "Event",
+    "Finish",
+    "GangState",
+    "GraceOver",
+    "Kill",
+    "KillRequested",
+    "Linger",
+    "LingerOver",
+    "Outcome",
+    "Phase",
+    "Plan",
+    "ReplicaEnded",
+    "ReplicaId",
+    "ReplicaState",
+    "ReplicaStatus",
+    "RetryScope",
+    "RolePlan",
+    "Start",
+    "Stop",
+    "build_state",
+    "decide",
+    "describe_end",
+    "LINGER_S",
+]
+
+LINGER_S: Final = 5.0
+"""When an agent says that its job has failed for good, the others know, and end at the same moment: one of them prints
+the report. A stop in between would cut it short, so they get this long before they are stopped."""
+
+
+def build_state(plan: Plan) -> GangState:
+    """An app of which nothing has been started."""
+    return GangState(
+        replicas={ReplicaId(role.name, index): ReplicaState() for role in plan for index in range(role.replicas)}
+    )
+
+
+def decide(plan: Plan, state: GangState, event: Event) -> Decision:
+    """What follows from an event.
+
+    Args:
+        plan: the app's roles, in order.
+        state: as the last call returned it.
+        event: what happened.
+
+    Returns:
+        The new state, and actions to carry out in order. Events about what is over already change nothing.
+    """
+    if state.phase is Phase.ENDED:
+        return state, ()
+    if isinstance(event, Begin):
+        return _begin(state)
+    if isinstance(event, ReplicaEnded):
+        return _take_end(plan, state, event)
+    if isinstance(event, CancelRequested):
+        return _cancel(state, event)
+    if isinstance(event, KillRequested):
+        return _kill(state, event)
+    if isinstance(event, LingerOver):
+        return _stop_lingering(state) if event.number == state.lingering else (state, ())
+    return _take_grace_over(state, event)
+
+
+def describe_end(exit_code: int | None) -> str:
+    """An exit code in words: "exited with 1", "was ended by SIGKILL"."""
+    if exit_code is None:
+        return "vanished"
+    if exit_code <= 128:
+        return f"exited with {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(exit_code - 128).name}"
+    except ValueError:
+        return f"exited with {exit_code}"
+
+
+def _begin(state: GangState) -> Decision:
+    if state.phase in (Phase.ENDING, Phase.RESTARTING):
+        roles = state.restarting if state.phase is Phase.RESTARTING else None
+        return _settle(*_stop(replace(state, lingering=0), state.running(roles)))
+    return _start(replace(state, phase=Phase.RUNNING), _of_status(state, ReplicaStatus.WAITING))
+
+
+def _take_end(plan: Plan, state: GangState, event: ReplicaEnded) -> Decision:
+    known = state.replicas.get(event.replica)
+    if known is None or known.status is not ReplicaStatus.RUNNING:
+        return state, ()
+    if state.phase is Phase.ENDING:
+        bad = ReplicaStatus.FAILED if state.lingering else ReplicaStatus.CANCELLED
+        status = ReplicaStatus.SUCCEEDED if event.exit_code == 0 else bad
+        return _settle(_mark(state, event.replica, status, event.exit_code))
+    if event.replica.role in state.restarting:
+        return _settle(_mark(state, event.replica, ReplicaStatus.WAITING, event.exit_code))
+    if event.exit_code == 0:
+        return _settle(_mark(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
+    role = next(each for each in plan if each.name == event.replica.role)
+    return _take_failure(role, state, event)
+
+
+def _take_failure(role: RolePlan, state: GangState, event: ReplicaEnded) -> Decision:
+    what = f"{event.replica} {describe_end(event.exit_code)}" + (f" ({event.reason})" if event.reason else "")
+    if event.final and event.exit_code is None:
+        what = f"{event.replica} {event.reason}"  # there was nothing to end
+    if event.final or _is_final(role, event.exit_code):
+        state = _mark(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
+        reason = _explain_final(what, role, event)
+        told = role.is_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
+        return _end(state, Outcome.FAILED, reason, linger=told)
+    used = state.retries.get(role.name, 0)
+    if used < role.max_retries:
+        state = replace(
+            state,
+            retries={**state.retries, role.name: used + 1},
+            reason=f"{what}; started again ({used + 1} of {role.max_retries} retries)",
+        )
+        return _retry(role, _mark(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
+    why = f"all {role.max_retries} retries are used" if role.max_retries else "no retries (max_retries is 0)"
+    left = _count_good(state, role.name) - 1
+    if left < role.needed:
+        state = _mark(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
+        needs = f"; {left} of at least {role.needed} replicas left" if role.min_replicas is not None else ""
+        return _end(state, Outcome.FAILED, f"{what}; {why}{needs}")
+    state = replace(state, reason=f"{what}; {why}; going on with {left} replicas (at least {role.needed} needed)")
+    return _settle(_mark(state, event.replica, ReplicaStatus.LOST, event.exit_code))
+
+
+def _is_final(role: RolePlan, exit_code: int | None) -> bool:
+    """Whether starting the replica again is no use. An agent exits with 69, dies by a signal, or is done for good."""
+    if not role.is_agent or exit_code is None:
+        return False
+    return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
+
+
+def _explain_final(what: str, role: RolePlan, event: ReplicaEnded) -> str:
+    if not role.is_agent or event.final:
+        return what
+    meaning = {
+        int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",
+        int(ExitCode.USAGE): "its command line is wrong; see its log",
+    }
+    return f"{what}: {meaning.get(event.exit_code or 0, 'not a code that allows another try')}"
+
+
+def _retry(role: RolePlan, state: GangState, replica: ReplicaId) -> Decision:
+    if role.scope is RetryScope.REPLICA:
+        return _start(state, (replica,))
+    anew = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
+    anew |= set(state.restarting)
+    replicas = {
+        each: replace(known, status=ReplicaStatus.WAITING)
+        if each.role in anew and known.status is not ReplicaStatus.RUNNING
+        else known
+        for each, known in state.replicas.items()
+    }
+    state = replace(state, replicas=replicas, phase=Phase.RESTARTING, restarting=tuple(sorted(anew)))
+    return _settle(*_stop(state, state.running(anew)))
+
+
+def _end(state: GangState, outcome: Outcome, reason: str, *, linger: bool = False) -> Decision:
+    """Stop everything, at once or after lingering; what was not running yet never will."""
+    replicas = {
+        each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
+        for each, known in state.replicas.items()
+    }
+    state = replace(
+        state, replicas=replicas, phase=Phase.ENDING, restarting=(), outcome=outcome, reason=_one_line(reason)
+    )
+    if linger and state.running():
+        number = state.grace_number + 1
+        return replace(state, grace_number=number, lingering=number), (Linger(number=number),)
+    return _settle(*_stop(state, state.running()))
+
+
+def _cancel(state: GangState, event: CancelRequested) -> Decision:
+    if state.phase is not Phase.ENDING:
+        return _end(state, Outcome.CANCELLED, event.reason)
+    return _stop_lingering(state) if state.lingering else (state, ())
+
+
+def _stop_lingering(state: GangState) -> Decision:
+    return _stop(replace(state, lingering=0), state.running())
+
+
+def _kill(state: GangState, event: KillRequested) -> Decision:
+    if state.phase is not Phase.ENDING:
+        state, actions = _end(state, Outcome.CANCELLED, event.reason)
+        if state.phase is Phase.ENDED:
+            return state, actions
+    running = state.running()
+    return replace(state, lingering=0), (Kill(replicas=running),)
+
+
+def _take_grace_over(state: GangState, event: GraceOver) -> Decision:
+    if event.number != state.grace_number or state.phase not in (Phase.ENDING, Phase.RESTARTING):
+        return state, ()
+    running = state.running(state.restarting if state.phase is Phase.RESTARTING else None)
+    return state, (Kill(replicas=running),) if running else ()
+
+
+def _settle(state: GangState, actions: tuple[Action, ...] = ()) -> Decision:
+    """See whether what was being waited for has come about."""
+    if state.phase is Phase.ENDING and not state.running():
+        assert state.outcome is not None  # noqa: S101  # set together with the phase
+        ended = replace(state, phase=Phase.ENDED)
+        return ended, (*actions, Finish(outcome=state.outcome, reason=state.reason))
+    if state.phase is Phase.RESTARTING and not state.running(state.restarting):
+        state = replace(state, phase=Phase.RUNNING, restarting=())
+        state, starts = _start(state, _of_status(state, ReplicaStatus.WAITING))
+        return state, (*actions, *starts)
+    if state.phase is Phase.RUNNING and not _of_status(state, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
+        ended = replace(state, phase=Phase.ENDED, outcome=Outcome.SUCCEEDED)
+        return ended, (*actions, Finish(outcome=Outcome.SUCCEEDED, reason=ended.reason))
+    return state, actions
+
+
+def _start(state: GangState, replicas: tuple[ReplicaId, ...]) -> Decision:
+    if not replicas:
+        return _settle(state)
+    marked = {
+        each: replace(state.replicas[each], status=ReplicaStatus.RUNNING, starts=state.replicas[each].starts + 1)
+        for each in replicas
+    }
+    return replace(state, replicas={**state.replicas, **marked}), (Start(replicas=replicas),)
+
+
+def _stop(state: GangState, replicas: tuple[ReplicaId, ...]) -> Decision:
+    if not replicas:
+        return state, ()
+    number = state.grace_number + 1
+    return replace(state, grace_number=number), (Stop(replicas=replicas, number=number),)
+
+
+def _mark(state: GangState, replica: ReplicaId, status: ReplicaStatus, exit_code: int | None) -> GangState:
+    known = replace(state.replicas[replica], status=status, exit_code=exit_code)
+    return replace(state, replicas={**state.replicas, replica: known})
+
+
+def _of_status(state: GangState, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
+    return tuple(each for each, known in state.replicas.items() if known.status in statuses)
+
+
+def _count_good(state: GangState, role: str) -> int:
+    """Replicas of a role that run, are about to, or have succeeded."""
+    good = (ReplicaStatus.RUNNING, ReplicaStatus.WAITING, ReplicaStatus.SUCCEEDED)
+    return sum(1 for each, known in state.replicas.items() if each.role == role and known.status in good)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

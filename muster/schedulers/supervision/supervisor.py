@@ -1,0 +1,286 @@
+"""The supervisor process of one app: one mailbox, one loop, the only place that acts.
+
+It leads a session of its own (the terminal's Ctrl-C is the command line's business), is a subreaper, watches the
+command that submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills
+whatever descendant is left at its end. If it is killed itself, the replicas of local_cwd die with it; a later command
+starts it again, and what is gone then counts as lost replicas.
+"""
+
+import contextlib
+import fcntl
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from muster import _processes
+from muster.schedulers.supervision import decisions
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, Machine, ProcessId
+from muster.schedulers.supervision.decisions import Phase, ReplicaEnded, ReplicaId
+from muster.schedulers.supervision.driver import DriverFactory, Handle, Mailbox, ReplicaDriver, StartError
+
+SWEEP_LIMIT_S = 10.0
+"""How long the last sweep waits for processes that cannot die."""
+
+SAVE_LIMIT_S = 60.0
+"""How long the outcome waits for room on the disk."""
+
+Tell = Callable[[str], None]
+
+
+class Supervisor:
+    """Carries out what `policy.decide` says, and records it. One use."""
+
+    def __init__(self, folder: AppFolder, spec: AppSpec, mailbox: Mailbox, driver: ReplicaDriver) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._mailbox = mailbox
+        self._driver = driver
+        earlier = folder.read_record()
+        here, me = Machine.here(), ProcessId.of(os.getpid())
+        if earlier is None:
+            gang = decisions.build_state(spec.roles)
+            self._record = AppRecord(gang=gang, machine=here, supervisor=me, submitted_s=time.time())
+        else:
+            # After a reboot an old pid may be anybody's.
+            handles = earlier.handles if earlier.machine == here else {}
+            self._record = replace(earlier, machine=here, supervisor=me, handles=handles)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._record.gang.phase is Phase.ENDED
+
+    def begin(self) -> None:
+        """Adopt what an earlier supervisor started, hear what was asked meanwhile, start what waits."""
+        gone = [each for each in self._record.gang.running() if not self._adopt(each)]
+        request = self._folder.read_request()
+        if request is not None:
+            self.take(decisions.KillRequested() if request == "kill" else decisions.CancelRequested())
+        self._take_all()  # the owner may be gone already: start nothing then
+        for each in gone:
+            self.take(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
+        self.take(decisions.Begin())
+
+    def run(self) -> None:
+        """Take events until the app has ended."""
+        while not self.ended:
+            self._mailbox.turn()
+            self._take_all()
+
+    def _take_all(self) -> None:
+        while (event := self._mailbox.take()) is not None:
+            self.take(event)
+
+    def take(self, event: decisions.Event) -> None:
+        """Decide about one event, record it, act."""
+        gang, actions = decisions.decide(self._spec.roles, self._record.gang, event)
+        changed = gang != self._record.gang
+        self._record = replace(self._record, gang=gang)
+        # Recorded before acting: should we die in between, the successor finds a replica that "runs" and is gone,
+        # never one that runs unknown. The end is recorded last: who sees it may read complete logs.
+        if changed and not self.ended:
+            self._save()
+        for action in actions:
+            self._act(action)
+
+    def close(self) -> None:
+        """After the end: flush, leave nothing behind, record the outcome."""
+        self._driver.close()
+        sweep(time.monotonic() + SWEEP_LIMIT_S)
+        self._folder.forget_secrets()
+        self._record = replace(self._record, ended_s=time.time(), handles={})
+        until_s = time.monotonic() + SAVE_LIMIT_S
+        while not self._save() and time.monotonic() < until_s:
+            time.sleep(0.5)
+
+    def _save(self) -> bool:
+        """Record where the app stands. A disk that is full must not end the job: the next transition tries again."""
+        try:
+            self._folder.write_record(self._record)
+        except OSError as error:
+            print(f"muster: cannot write {self._folder.state_file}: {error.strerror}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def _adopt(self, replica: ReplicaId) -> bool:
+        handle = self._record.handles.get(replica)
+        return handle is not None and self._driver.adopt(replica, handle)
+
+    def _act(self, action: decisions.Action) -> None:
+        if isinstance(action, decisions.Start):
+            self._start(action.replicas)
+        elif isinstance(action, decisions.Stop):
+            number = action.number
+            self._mailbox.set_timer(
+                "grace", self._spec.grace_s, lambda: self._mailbox.post(decisions.GraceOver(number=number))
+            )
+            for each in action.replicas:
+                self._driver.stop(each)
+        elif isinstance(action, decisions.Linger):
+            over = decisions.LingerOver(number=action.number)
+            self._mailbox.set_timer("linger", decisions.LINGER_S, lambda: self._mailbox.post(over))
+        elif isinstance(action, decisions.Kill):
+            for each in action.replicas:
+                self._driver.kill(each)
+
+    def _start(self, replicas: tuple[ReplicaId, ...]) -> None:
+        handles: dict[ReplicaId, Handle] = dict(self._record.handles)
+        for each in replicas:
+            handles.pop(each, None)
+            try:
+                handles[each] = self._driver.start(each, self._record.gang.replicas[each].starts)
+            except StartError as error:
+                reason = f"could not be started: {error}"
+                self._mailbox.post(ReplicaEnded(replica=each, exit_code=None, reason=reason, final=error.final))
+        self._record = replace(self._record, handles=handles)
+        self._save()
+
+
+def sweep(until_s: float) -> None:
+    """Kill and reap all descendants of this process until there are none, or until this monotonic time."""
+    while time.monotonic() < until_s:
+        killed = _processes.kill_descendants(os.getpid())
+        if not _reap() and not killed:
+            return
+        time.sleep(0.002)
+
+
+def _reap() -> bool:
+    """Collect dead children; False when there is no child at all."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def watch_owner(spec: AppSpec, mailbox: Mailbox) -> None:
+    """Cancel the app when the process it belongs to ends, however it does."""
+    if spec.owner is None:
+        return
+    gone = decisions.CancelRequested(reason=f"cancelled: the command that started it (pid {spec.owner.pid}) ended")
+    try:
+        pidfd = os.pidfd_open(spec.owner.pid)
+    except ProcessLookupError:
+        mailbox.post(gone)
+        return
+
+    def tell() -> None:
+        mailbox.unwatch(pidfd)
+        os.close(pidfd)
+        mailbox.post(gone)
+
+    mailbox.watch_readable(pidfd, tell)
+    if not spec.owner.is_alive():  # the pid was another process's already, or has just ended
+        tell()
+
+
+def watch_control(folder: AppFolder, mailbox: Mailbox) -> None:
+    """Hear requests of other commands."""
+    # Read and write: with a writer of our own the pipe never reports end of file.
+    fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
+
+    def hear() -> None:
+        with contextlib.suppress(BlockingIOError):
+            words = os.read(fd, 4096).decode(errors="replace").split()
+            if "kill" in words:
+                mailbox.post(decisions.KillRequested())
+            elif "cancel" in words:
+                mailbox.post(decisions.CancelRequested())
+
+    mailbox.watch_readable(fd, hear)
+
+
+def watch_signals(mailbox: Mailbox) -> None:
+    """SIGTERM stops politely; SIGHUP and SIGINT are for the command line, not for us."""
+
+    def stop(signum: int, _frame: Any) -> None:
+        mailbox.post(decisions.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
+
+    signal.signal(signal.SIGTERM, stop)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def load_factory(name: str) -> DriverFactory:
+    """The factory that `package.module:function` names."""
+    module, _, function = name.partition(":")
+    factory: DriverFactory = getattr(importlib.import_module(module), function)
+    return factory
+
+
+def supervise(folder: AppFolder, tell: Tell) -> None:
+    """Run the app of a folder to its end.
+
+    Args:
+        folder: of an app that has been submitted.
+        tell: called once with "ok" when all replicas have been started, or when another supervisor has the app.
+    """
+    with open(folder.lock_file, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("ok")
+            return
+        earlier = folder.read_record()
+        if earlier is not None and earlier.gang.phase is Phase.ENDED:
+            tell("ok")
+            return
+        _processes.become_subreaper()
+        spec = folder.read_spec()
+        mailbox = Mailbox()
+        watch_signals(mailbox)
+        watch_control(folder, mailbox)
+        driver = load_factory(spec.driver)(spec=spec, mailbox=mailbox)
+        supervisor = Supervisor(folder, spec, mailbox, driver)
+        watch_owner(spec, mailbox)
+        supervisor.begin()
+        tell("ok")
+        supervisor.run()
+        supervisor.close()
+        mailbox.close()
+
+
+def main(path: str, ready_fd: int) -> None:
+    """Become the supervisor of the app in the folder `path`; the entry point of `client.start_supervisor`.
+
+    Forks, and returns in the parent at once, so that the supervisor is nobody's child who would have to wait for it.
+
+    Args:
+        path: the app's folder.
+        ready_fd: write end of a pipe that gets "ok" once all is started; closed unwritten when that failed.
+    """
+    if os.fork() != 0:
+        os.close(ready_fd)
+        return
+    os.set_inheritable(ready_fd, False)  # or replicas would hold it open, and the submission would wait for their end
+    os.setsid()
+    folder = AppFolder(Path(path))
+    _redirect(folder.log_file)
+
+    def tell(word: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the command that started us is gone already
+            os.write(ready_fd, word.encode())
+        os.close(ready_fd)
+
+    supervise(folder, tell)
+
+
+def _redirect(log_file: Path) -> None:
+    """Nothing in, and what we say, for instance a traceback, to a file."""
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout.flush()
+    os.close(null)
+    os.close(log)

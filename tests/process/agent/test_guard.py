@@ -1,0 +1,156 @@
+"""The guard with real processes: nothing outlives it, codes and signals pass through, the lease fences."""
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+
+import pytest
+from harness import Tree, run_tree
+
+from muster import _processes
+
+GUARD = [sys.executable, "-m", "muster._guard", "--"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -TERM $$"], 143),
+        (["sh", "-c", "kill -KILL $$"], 137),
+        (["/no/such/program"], 127),
+        (["/etc/passwd"], 126),
+    ],
+)
+def test_exit_code_passes_through(command: list[str], code: int) -> None:
+    outcome = run_tree([*GUARD, *command])
+    assert outcome.exit_code == code, outcome.explain()
+
+
+def test_usage() -> None:
+    outcome = run_tree(GUARD)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.count("\n") == 1
+    assert "usage" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "sleep 1000 &",
+        "setsid sleep 1000 &",
+        "setsid env -i sleep 1000 < /dev/null > /dev/null 2>&1 &",
+        "for i in $(seq 200); do setsid sleep 1000 & done",
+        "trap '' TERM INT HUP; (trap '' TERM; while :; do sleep 1; done) &",
+        "(sleep 1000 & kill -STOP $!) &",
+    ],
+)
+def test_nothing_outlives_the_guard(left: str) -> None:
+    outcome = run_tree([*GUARD, "sh", "-c", f"{left}\nexit 3"], settle_s=0.0)
+    assert (outcome.exit_code, outcome.leftovers) == (3, ()), outcome.explain()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+def test_signals_reach_the_charge(signum: int) -> None:
+    name = signal.Signals(signum).name.removeprefix("SIG")
+    script = f"trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.05; done"
+    with Tree([*GUARD, "sh", "-c", script]) as tree:
+        tree.wait_for_line("ready")
+        tree.send(signum)
+        outcome = tree.wait()
+    assert outcome.exit_code == 5, outcome.explain()
+    assert f"got {name}" in outcome.stdout
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    script = "trap '' HUP; exec \"$@\""
+    charge = "echo ready; while :; do sleep 0.05; done"
+    with Tree(["sh", "-c", script, "sh", *GUARD, "sh", "-c", charge]) as tree:
+        tree.wait_for_line("ready")
+        tree.send(signal.SIGHUP)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+    assert outcome.exit_code == 143, outcome.explain()
+
+
+def test_the_charge_dies_with_the_guard() -> None:
+    with Tree([*GUARD, "sh", "-c", "echo ready; while :; do sleep 0.05; done"]) as tree:
+        tree.wait_for_line("ready")
+        tree.send(signal.SIGKILL)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (-9, ()), outcome.explain()
+
+
+def test_a_guard_that_must_die_with_its_parent_gives_no_grace() -> None:
+    """As local_cwd starts it: the parent's death signal is set, and the charge ignores SIGTERM."""
+    parent = textwrap.dedent("""
+        import os, subprocess, sys
+        from muster import _processes
+        def bind():
+            _processes.set_death_signal(15)
+        guard = subprocess.Popen(sys.argv[1:], preexec_fn=bind)
+        guard.wait()
+    """)
+    charge = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    with Tree([sys.executable, "-c", parent, *GUARD, "sh", "-c", charge]) as tree:
+        tree.wait_for_line("ready")
+        tree.send(signal.SIGKILL)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        os.sched_yield()
+
+
+FENCED = """
+import os, signal, subprocess, sys, time
+from muster._guard import run_guarded
+from muster.agent.runtime.clock import SystemClock
+
+def body(lease):
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    lease.renew(SystemClock().boottime_s() + 1000)
+    lease.renew(SystemClock().boottime_s() + 0.3)
+    print(f"ready {os.getpid()} {child.pid}", flush=True)
+    if "stop" in sys.argv:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    code = child.wait()
+    print("child ended", code, "fired", lease.take_fired(), lease.take_fired(), flush=True)
+    return 4
+
+sys.exit(run_guarded(body))
+"""
+
+
+@pytest.mark.parametrize("how", ["run", "stop"])
+def test_the_lease_fences_even_when_the_agent_is_stopped(how: str) -> None:
+    with Tree([sys.executable, "-c", FENCED, how]) as tree:
+        agent, child = (int(word) for word in tree.wait_for_line("ready .* .*")[0].split()[1:])
+        if how == "stop":
+            wait_until(lambda: child not in _processes.list_parents())
+            os.kill(agent, signal.SIGCONT)
+        outcome = tree.wait()
+    assert outcome.exit_code == 4, outcome.explain()
+    assert "child ended -9 fired True False" in outcome.stdout
+
+
+def test_a_released_lease_kills_nobody() -> None:
+    script = FENCED.replace("+ 0.3)", "+ 0.2); lease.release()").replace('"sleep", "1000"', '"sleep", "0.6"')
+    outcome = run_tree([sys.executable, "-c", script, "run"])
+    assert "child ended 0 fired False False" in outcome.stdout, outcome.explain()
+
+
+def test_an_exception_in_the_body_is_shown_and_fails() -> None:
+    script = "import sys; from muster._guard import run_guarded; sys.exit(run_guarded(lambda lease: 1 // 0))"
+    outcome = run_tree([sys.executable, "-c", script])
+    assert outcome.exit_code == 1
+    assert "ZeroDivisionError" in outcome.stderr
+    assert "fault of muster's own, please report it" in outcome.stderr

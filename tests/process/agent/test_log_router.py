@@ -1,0 +1,353 @@
+"""Real children writing through the router: nothing lost, nothing mixed, nobody held up."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.agent.config import LogConfig, Std, StdChoice
+from muster.agent.errors import InternalError, UsageError
+from muster.agent.logs import Console, LogRouter, WorkerStreams
+from muster.agent.rendezvous.interface import Round
+from muster.agent.runtime.loop import Loop
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+SPEW = PROGRAMS / "logs_spew.py"
+TEE = StdChoice(default=Std.ALL)
+
+
+def make_round(nproc: int, **changes: Any) -> Round:
+    values: dict[str, Any] = {"number": 1, "attempt": 0, "group_rank": 0, "group_world_size": 1, "rank_offset": 0}
+    values.update(changes)
+    return Round(
+        restarts_left=0,
+        world_size=nproc,
+        role_rank_offset=0,
+        role_world_size=nproc,
+        master_addr="localhost",
+        master_port=29500,
+        **values,
+    )
+
+
+class Node:
+    """One agent's loop, router and children; the console is two pipes that somebody reads, or nobody."""
+
+    def __init__(self, base_dir: str | None, *, nproc: int = 2, reads: bool = True, **config: Any) -> None:
+        self.nproc = nproc
+        self.loop = Loop()
+        self.console_fds = {"out": os.pipe(), "err": os.pipe()}
+        self.printed = {"out": bytearray(), "err": bytearray()}
+        self.readers: list[threading.Thread] = []
+        if reads:
+            self.read_console()
+        self.router = LogRouter(
+            config=LogConfig(base_dir=base_dir, **config),
+            loop=self.loop,
+            run_id="job",
+            role="w",
+            nproc=nproc,
+            console=Console(stdout_fd=self.console_fds["out"][1], stderr_fd=self.console_fds["err"][1]),
+        )
+        self.streams: dict[int, WorkerStreams] = {}
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def read_console(self) -> None:
+        for name in self.console_fds:
+            self.readers.append(threading.Thread(target=self._read, args=(name,)))
+            self.readers[-1].start()
+
+    def _read(self, name: str) -> None:
+        while chunk := os.read(self.console_fds[name][0], 1 << 16):
+            self.printed[name] += chunk
+
+    def start(self, command: Sequence[str | Path], **round_changes: Any) -> None:
+        """One child per rank, in a new round."""
+        self.router.open_round(make_round(self.nproc, **round_changes))
+        for rank in range(self.nproc):
+            streams = self.streams[rank] = self.router.open_worker(rank)
+            env = {**os.environ, "LOCAL_RANK": str(rank)}
+            self.children.append(
+                subprocess.Popen(command, stdout=streams.stdout_fd, stderr=streams.stderr_fd, env=env, cwd=PROGRAMS)
+            )
+            self.router.close_child_ends(rank)
+
+    def wait(self) -> None:
+        """Until all children have ended."""
+        for child in self.children:
+            child.wait(timeout=60)
+        self.children.clear()
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline_s
+            self.loop.turn(0.01)
+
+    def finish(self, limit_s: float = 20.0) -> None:
+        """Wait for the children and for what they wrote to be on disk."""
+        self.wait()
+        self.drain(limit_s)
+
+    def drain(self, limit_s: float = 20.0) -> None:
+        done: list[bool] = []
+        self.router.finish_round(lambda: done.append(True), limit_s)
+        self.turn_until(lambda: bool(done))
+        self.loop.turn(0.0)
+        assert done == [True]
+
+    def close(self, limit_s: float = 20.0) -> None:
+        """Everything out; `printed` is whole afterwards."""
+        self.router.close(limit_s)
+        for _, write_fd in self.console_fds.values():
+            os.close(write_fd)
+        for reader in self.readers:
+            reader.join()
+        for read_fd, _ in self.console_fds.values():
+            os.close(read_fd)
+        self.loop.close()
+
+    def run(self, command: Sequence[str | Path], **round_changes: Any) -> None:
+        self.start(command, **round_changes)
+        self.finish()
+        self.close()
+
+
+def spew(count: int) -> list[str | Path]:
+    return [sys.executable, "-S", SPEW, str(count)]
+
+
+def spewed(rank: int, count: int) -> bytes:
+    lines = b"".join(b"rank %d line %07d %s\n" % (rank, number, b"x" * 60) for number in range(count))
+    return lines + b"rank %d ends" % rank
+
+
+def lines_of(printed: bytes | bytearray, prefix: bytes) -> bytes:
+    """What one rank printed, without its prefix."""
+    return b"".join(line[len(prefix) :] + b"\n" for line in printed.split(b"\n")[:-1] if line.startswith(prefix))
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def read(folder: Path, name: str) -> bytes:
+    return (folder / "job/attempt_0" / name).read_bytes()
+
+
+def test_tee_keeps_every_byte_in_files_and_every_line_whole_on_the_console(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), tee=TEE)
+    node.run(spew(20_000))
+    for rank in range(2):
+        assert read(tmp_path, f"{rank}/stdout.log") == spewed(rank, 20_000)
+        assert read(tmp_path, f"{rank}/stderr.log") == b"rank %d warns\nrank %d dies" % (rank, rank)
+        assert lines_of(node.printed["out"], b"[w%d]:" % rank) == spewed(rank, 20_000) + b"\n"
+        assert lines_of(node.printed["err"], b"[w%d]:" % rank) == b"rank %d warns\nrank %d dies\n" % (rank, rank)
+    assert node.printed["out"].count(b"\n") == 2 * 20_001
+    assert node.printed["err"].count(b"\n") == 4
+
+
+def test_redirect_goes_to_files_only(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), redirects=TEE)
+    node.run(spew(100))
+    assert read(tmp_path, "1/stdout.log") == spewed(1, 100)
+    assert node.printed == {"out": b"", "err": b""}
+
+
+def test_no_flags_leave_the_workers_the_agents_own_descriptors(tmp_path: Path) -> None:
+    node = Node(str(tmp_path))
+    node.router.open_round(make_round(2))
+    streams = node.router.open_worker(0)
+    assert (streams.stdout_fd, streams.stderr_fd, streams.log_path) == (None, None, None)
+    assert streams.error_file == str(tmp_path / "job/attempt_0/0/error.json")
+    node.drain()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "muster-logs"] == []
+    node.close()
+
+
+def test_by_rank_and_filtered(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), tee=StdChoice(by_rank={0: Std.OUT, 1: Std.ALL}), local_ranks_filter=frozenset({1}))
+    node.run(spew(10))
+    assert read(tmp_path, "0/stdout.log") == spewed(0, 10)
+    assert not (tmp_path / "job/attempt_0/0/stderr.log").exists()
+    assert b"[w0]" not in node.printed["out"] + node.printed["err"]
+    assert lines_of(node.printed["out"], b"[w1]:") == spewed(1, 10) + b"\n"
+
+
+def test_what_it_wrote_last_is_there_when_a_worker_has_died(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), redirects=TEE)
+    node.start(spew(30_000))
+    node.wait()
+    assert node.router.stderr_tail(1) == ("rank 1 warns", "rank 1 dies")
+    node.drain()
+    assert node.router.stderr_tail(1) == ("rank 1 warns", "rank 1 dies")
+    assert node.router.bytes_seen(1) == len(spewed(1, 30_000)) + len(b"rank 1 warns\nrank 1 dies")
+    node.close()
+
+
+def test_a_console_nobody_reads_holds_no_worker_up_and_gets_everything_later(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), tee=TEE, reads=False)
+    node.start(spew(100_000))
+    node.finish()
+    for rank in range(2):
+        assert read(tmp_path, f"{rank}/stdout.log") == spewed(rank, 100_000)
+    node.read_console()
+    node.close()
+    for rank in range(2):
+        assert lines_of(node.printed["out"], b"[w%d]:" % rank) == spewed(rank, 100_000) + b"\n"
+
+
+def test_a_descendant_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), nproc=1, tee=TEE)
+    ready = tmp_path / "pid"
+    node.start(["sh", "-c", f"sleep 600 & echo $! > {ready}; echo last"])
+    node.finish(limit_s=0.1)
+    assert read(tmp_path, "0/stdout.log") == b"last\n"
+    os.kill(int(ready.read_text()), 9)
+    node.close()
+    assert node.printed["out"] == b"[w0]:last\n"
+
+
+def test_a_full_disk_is_one_line_and_the_console_goes_on(tmp_path: Path) -> None:
+    for rank in range(2):
+        folder = tmp_path / f"job/attempt_0/{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").symlink_to("/dev/full")
+    node = Node(str(tmp_path), redirects=TEE)
+    node.run(spew(1000), number=2)
+    for rank in range(2):
+        assert lines_of(node.printed["out"], b"[w%d]:" % rank) == spewed(rank, 1000) + b"\n"
+    complaints = [line for line in node.printed["err"].splitlines() if line.startswith(b"[muster]")]
+    assert len(complaints) == 1
+    assert b"stdout.log: No space left on device" in complaints[0]
+
+
+@pytest.mark.parametrize("base", ["/proc/nothing", "{tmp}/file"])
+def test_no_writable_folder_is_one_line_and_console_only(tmp_path: Path, base: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    node = Node(base.format(tmp=tmp_path), tee=TEE)
+    node.start(spew(10))
+    assert node.streams[0].error_file is None
+    node.finish()
+    node.close()
+    assert lines_of(node.printed["out"], b"[w0]:") == spewed(0, 10) + b"\n"
+    complaints = [line for line in node.printed["err"].splitlines() if line.startswith(b"[muster]")]
+    assert len(complaints) == 1
+    assert b"no log files, console only" in complaints[0]
+
+
+def test_dev_null_means_no_files_and_no_complaint() -> None:
+    node = Node("/dev/null", tee=TEE)
+    assert node.router.run_dir is None
+    node.run(spew(10))
+    assert lines_of(node.printed["out"], b"[w1]:") == spewed(1, 10) + b"\n"
+    assert b"[muster]" not in node.printed["err"]
+
+
+def test_a_disk_that_hangs_does_not_hang_the_agent(tmp_path: Path) -> None:
+    folder = tmp_path / "job/attempt_0/0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "stdout.log")  # opened for reading and writing, it takes one pipe's worth and then waits
+    node = Node(str(tmp_path), nproc=1, redirects=TEE)
+    node.start(spew(20_000), number=2)
+    ticks: list[int] = []
+    node.turn_until(lambda: node.router.bytes_seen(0) > 64 << 10)
+    node.loop.call_later(0.01, lambda: ticks.append(1))
+    node.turn_until(lambda: bool(ticks))
+    assert node.router.stderr_tail(0) == ()
+    assert node.router.stderr_tail(0) == ()
+    for child in node.children:
+        child.kill()
+    node.finish(limit_s=0.05)
+    fifo = os.open(folder / "stdout.log", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(fifo, True)
+    reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(fifo, 1 << 16), b"")])
+    reader.start()
+    node.close()
+    reader.join()
+    os.close(fifo)
+
+
+def test_lines_that_match_go_to_the_filtered_log_too(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), tee=TEE, duplicate_stdout_filters=("line 0000003", "ends"))
+    node.run(spew(5000))
+    lines = read(tmp_path, "filtered_stdout.log").splitlines()
+    assert sorted(lines) == sorted(
+        line
+        for rank in range(2)
+        for line in (b"[w%d]:rank %d line 0000003 %s" % (rank, rank, b"x" * 60), b"[w%d]:rank %d ends" % (rank, rank))
+    )
+    assert not (tmp_path / "job/attempt_0/filtered_stderr.log").exists()
+
+
+def test_a_membership_change_appends_and_a_new_attempt_begins_anew(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), nproc=1, tee=TEE)
+    node.start(["echo", "first"], number=1)
+    node.finish()
+    Path(str(node.streams[0].error_file)).write_text("{}")
+    node.start(["echo", "second"], number=2, group_world_size=2, group_rank=1, rank_offset=4)
+    assert not Path(str(node.streams[0].error_file)).exists()
+    node.finish()
+    node.start(["echo", "third"], number=3, attempt=1)
+    node.finish()
+    node.close()
+    assert read(tmp_path, "0/stdout.log") == b"first\nsecond\n"
+    assert (tmp_path / "job/attempt_1/0/stdout.log").read_bytes() == b"third\n"
+    assert node.printed["out"] == b"[w0]:first\n[w0|n1.r4]:second\n[w0]:third\n"
+
+
+def test_closing_without_finishing_still_gets_everything_out(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), tee=TEE)
+    node.start(spew(5000))
+    node.wait()
+    node.close()
+    assert lines_of(node.printed["out"], b"[w1]:") == spewed(1, 5000) + b"\n"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_agent_whose_log_thread_broke_ends_rather_than_let_its_workers_hang(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), nproc=1, tee=TEE)
+    node.start(["true"])
+    assert node.router._thread is not None
+    node.router._thread.submit(lambda: int("no number"))
+    with pytest.raises(InternalError, match="log thread has ended"):
+        node.turn_until(lambda: False)
+    for child in node.children:
+        child.wait(timeout=60)
+    for pump in node.router._pumps.values():
+        pump.close()
+    node.close()
+
+
+def test_an_unknown_logs_spec_is_the_callers_fault(tmp_path: Path) -> None:
+    loop = Loop()
+    config = LogConfig(base_dir=str(tmp_path), logs_specs="nothing")
+    with pytest.raises(UsageError, match=r"no 'nothing' among the torchrun\.logs_specs entry points"):
+        LogRouter(config=config, loop=loop, run_id="job", role="w", nproc=1)
+    loop.close()
+
+
+@pytest.mark.torch
+def test_a_logs_spec_of_torch_places_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="no torch in this environment")
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint(
+        name="own", group="torchrun.logs_specs", value="torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
+    )
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
+    node = Node(str(tmp_path), tee=StdChoice(by_rank={1: Std.OUT}), logs_specs="own")
+    node.run(spew(10))
+    (log,) = tmp_path.glob("job_*/attempt_0/1/stdout.log")
+    assert log.read_bytes() == spewed(1, 10)
+    assert lines_of(node.printed["out"], b"[w1]:") == spewed(1, 10) + b"\n"
+    assert str(node.streams[1].error_file) == str(log.parent / "error.json")

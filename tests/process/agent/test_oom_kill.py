@@ -1,0 +1,64 @@
+"""A real OOM kill in a real cgroup."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.agent.diagnosis.oom import find_memory_cgroup
+
+LIMIT_BYTES = 48 << 20
+AGENT = """
+import json, os, signal, sys
+from muster.agent.diagnosis.oom import OomWatch
+watch = OomWatch()
+before = watch.look()
+pid = os.fork()
+if not pid:
+    hog = [bytearray(os.urandom(1 << 20)) for _ in range(200)]
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+found = watch.look()
+print(json.dumps([before is None, os.waitstatus_to_exitcode(status), found and
+    [found.certain, found.limit_bytes, found.peak_bytes, found.source]]))
+"""
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup of 48 MiB below this process's own; its processes are those of the test."""
+    parent = find_memory_cgroup("/proc")
+    if parent is None:
+        pytest.skip("no memory cgroup is mounted")
+    folder = Path(parent.folders[0], f"muster-test-{os.getpid()}")
+    limits = {1: ("memory.limit_in_bytes",), 2: ("memory.max",)}[parent.version]
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a memory cgroup: {error}")
+    try:
+        for name in limits:
+            (folder / name).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        folder.rmdir()
+        pytest.skip(f"cannot limit a memory cgroup: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_kill_for_memory_is_recognised_with_limit_and_peak(small_cgroup: Path) -> None:
+    join = f"echo $$ > {small_cgroup}/cgroup.procs && exec {sys.executable} -c '{AGENT}'"
+    outcome = subprocess.run(["sh", "-c", join], capture_output=True, text=True, timeout=120)
+    assert outcome.returncode == 0, outcome.stderr
+    nothing_before, code, evidence = json.loads(outcome.stdout)
+    assert nothing_before
+    assert code == -9
+    certain, limit_bytes, peak_bytes, source = evidence
+    assert certain
+    assert limit_bytes == LIMIT_BYTES
+    assert peak_bytes is None or peak_bytes > LIMIT_BYTES * 0.9
+    assert source.startswith(str(small_cgroup))

@@ -1,0 +1,61 @@
+"""Error files travel between torch and us in both directions."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.agent.diagnosis.failures import read_error_file
+from muster.agent.diagnosis.report import Failure, Report
+from muster.agent.diagnosis.report_text import write_torch_error_file
+
+pytestmark = pytest.mark.torch
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    raise KeyError("of the user's")
+main()
+"""
+
+
+def test_what_torchs_record_writes_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="no torch in this environment")
+    path = tmp_path / "error.json"
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    ended = subprocess.run([sys.executable, "-c", RECORDED], env=env, capture_output=True, timeout=120)
+    assert ended.returncode == 1
+    told = read_error_file(str(path))
+    assert told is not None
+    assert told[0] == 'KeyError: "of the user\'s"'
+    assert "in main" in str(told[1])
+
+
+def test_what_we_write_is_read_by_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="no torch in this environment")
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    path = tmp_path / "error.json"
+    failure = Failure(
+        node=0,
+        node_index=0,
+        host="h",
+        local_rank=0,
+        global_rank=0,
+        attempt=0,
+        round=1,
+        pid=7,
+        time_s=1_700_000_000.75,
+        signal="SIGSEGV",
+        exception="Fatal Python error: Segmentation fault",
+        traceback="Fatal Python error: Segmentation fault\n  File m.py, line 1",
+    )
+    write_torch_error_file(Report(run_id="r", reason="x", attempt=0, max_restarts=0, failures=(failure,)), str(path))
+    read = ProcessFailure(local_rank=0, pid=7, exitcode=-11, error_file=str(path))
+    assert read.timestamp == 1_700_000_000
+    assert "File m.py, line 1" in str(ChildFailedError("job", {0: read}))
+    assert json.loads(path.read_text())["message"]["errorCode"] == -11

@@ -1,0 +1,94 @@
+"""The main job end to end: TorchX's command line, dist.ddp, local_cwd, the agent, a model that learns."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+from launchers import START_FLAGS
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[3]
+ALARMING = re.compile(r"Error|Exception|Traceback|frame #")
+FROM_A_WORKER = re.compile(r"main/[01] \[main[01]\|n[01]\.r[0-3]\]:")
+LINES = {"stable": Path(sys.executable).parent, "nightly": ROOT / ".venv-nightly" / "bin"}
+
+
+def run_torchx(line: str, tmp_path: Path, *words: str) -> Outcome:
+    """Run one line's `torchx`; the workers' Python is this test's, which has torch."""
+    torchx = LINES[line] / "torchx"
+    if not torchx.exists():
+        pytest.skip(f"{torchx} is not there: `make environments` makes it")
+    environment = os.environ | {
+        "VIRTUAL_ENV": str(Path(sys.executable).parent.parent),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    return run_tree(
+        [str(torchx), "run", "-s", "local_cwd", words[0], *START_FLAGS, *words[1:]],
+        env=environment,
+        cwd=ROOT,
+        timeout_s=170,
+    )
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_example_trains_on_two_nodes_of_four_workers(line: str, tmp_path: Path) -> None:
+    command = ["dist.ddp", "-j", "2x4", "--script", "examples/digits/train.py", "--", "--output", str(tmp_path / "out")]
+    outcome = run_torchx(line, tmp_path, *command)
+    assert outcome.exit_code == 0, outcome.explain()
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["accuracy"] > 0.95
+    assert result["world_size"] == 8
+    console = outcome.stdout + outcome.stderr
+    assert [text for text in console.splitlines() if ALARMING.search(text)] == []
+    assert outcome.leftovers == (), outcome.explain()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_scripts_own_alarming_words_carry_its_prefix_and_nobody_elses_appear(line: str, tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("print('Error: mine\\nTraceback of mine')\nimport sys\nprint('Exception', file=sys.stderr)\n")
+    outcome = run_torchx(line, tmp_path, "dist.ddp", "-j", "2x2", "--script", str(script))
+    assert outcome.exit_code == 0, outcome.explain()
+    alarming = [text for text in (outcome.stdout + outcome.stderr).splitlines() if ALARMING.search(text)]
+    assert len(alarming) == 12  # 3 lines of 4 workers
+    assert [text for text in alarming if not FROM_A_WORKER.search(text)] == []
+    assert outcome.leftovers == (), outcome.explain()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_scripts_arguments_arrive_as_they_were_written(line: str, tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(f"import json, sys\njson.dump(sys.argv[1:], open({str(tmp_path / 'argv.json')!r}, 'w'))\n")
+    words = ["-x", "--nnodes", "7", "--", "-m", "two words", "a'b\"c", "$HOME", "*", "--script=b"]
+    outcome = run_torchx(line, tmp_path, "dist.ddp", "-j", "1x1", "--script", str(script), "--", *words)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert json.loads((tmp_path / "argv.json").read_text()) == words
+
+
+def test_max_retries_restarts_failed_workers_in_place(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("import os, sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1)\n")
+    command = ["dist.ddp", "-j", "2x1", "--script", str(script)]
+    once = run_torchx("stable", tmp_path, *command)
+    assert once.exit_code == 1, once.explain()
+    assert "FAILED" in once.stderr
+    twice = run_torchx("stable", tmp_path, *command[:1], "--max_retries", "1", *command[1:])
+    assert twice.exit_code == 0, twice.explain()
+    assert once.leftovers == twice.leftovers == ()
+
+
+def test_the_pipeline_example_runs_a_job_from_python(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/pipeline.py", "-j", "1x2", "--", "--epochs", "1", "--output", str(tmp_path)]
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    outcome = run_tree(command, env=environment, cwd=ROOT, timeout_s=170)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert "--nproc-per-node" in outcome.stdout  # the dry run
+    assert re.search(r"submitted local_cwd://\S+", outcome.stdout)
+    assert re.search(r"test accuracy 0\.\d+, written to", outcome.stdout)  # read back from the logs
+    assert re.search(r"local_cwd://\S+ is SUCCEEDED", outcome.stdout)
+    assert outcome.leftovers == (), outcome.explain()

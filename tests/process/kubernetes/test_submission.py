@@ -1,0 +1,517 @@
+"""Submission, state, cancel, delete and resize over real HTTP: nothing twice, nothing half, nothing left."""
+
+import json
+import sys
+
+import pytest
+from torchx import specs
+from torchx.specs.api import AppState
+
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.__main__ import main
+
+pytestmark = pytest.mark.torchx
+
+JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/pods"
+
+
+def build_app(nodes=2, least=None, max_retries=0, extra=()):
+    args = ["-m", "muster.agent", "--nnodes", str(nodes), "--node-rank", specs.macros.replica_id, "main.py"]
+    role = specs.Role(
+        name="trainer",
+        image="img",
+        entrypoint="python3",
+        args=args,
+        num_replicas=nodes,
+        min_replicas=least,
+        max_retries=max_retries,
+        resource=specs.Resource(cpu=1, gpu=0, memMB=128),
+    )
+    return specs.AppDef(name="app", roles=[role, *extra])
+
+
+def echo_role():
+    return specs.Role(name="echo", image="img", entrypoint="echo", resource=specs.Resource(cpu=1, gpu=0, memMB=64))
+
+
+def submit(scheduler, app=None, **cfg):
+    return scheduler.submit(app or build_app(), cfg)
+
+
+def leftovers(cluster):
+    return sorted(plural for _, _, plural, _ in cluster.objects)
+
+
+def test_everything_is_created_in_order_and_owned(cluster, scheduler):
+    app_id = submit(scheduler)
+    assert app_id.startswith("team:app-")
+    real = [
+        path.split("?")[0].rpartition("/")[2]
+        for verb, path in cluster.requests
+        if verb == "POST" and "dryRun" not in path
+    ]
+    assert real == ["secrets", "configmaps", "services", "jobs"]
+    (job,) = cluster.find("jobs")
+    for plural in ("secrets", "configmaps", "services"):
+        (item,) = cluster.find(plural)
+        assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+    (secret,) = cluster.find("secrets")
+    assert len(secret["data"]["token"]) > 40
+
+
+def test_deleting_leaves_nothing(cluster, scheduler):
+    app_id = submit(scheduler, build_app(extra=[echo_role()]))
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+    assert scheduler.describe(app_id) is None
+    scheduler.delete(app_id)  # what is gone is fine
+
+
+def test_what_fails_halfway_is_taken_back(cluster, scheduler, double):
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+
+
+def test_what_fails_in_ownership_is_taken_back(cluster, scheduler, double):
+    cluster.faults.append(double.Fault("PATCH", "services", 403, "no", "Forbidden"))
+    with pytest.raises(EngineError, match="may not change service/"):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+
+
+def test_an_interrupt_takes_back_too(cluster, scheduler, monkeypatch):
+    from muster.schedulers.kubernetes.live import submit
+
+    def interrupt(owner):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "build_owner_reference", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+
+
+SECRETS_HIDDEN = ("GET", r"/secrets\?", 403, "secrets is forbidden: cannot list resource", "Forbidden")
+
+
+def test_who_may_not_list_secrets_leaves_none_behind(cluster, scheduler, double):
+    """The usual role: secrets may be created and deleted by name, not listed."""
+    cluster.faults.append(double.Fault(*SECRETS_HIDDEN, times=10**6))
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+    app_id = submit(scheduler)
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+
+
+def test_taking_back_that_fails_does_not_hide_why(cluster, scheduler, double, capsys):
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    cluster.faults.append(double.Fault("DELETE", "", 403, "no", "Forbidden", times=10**6))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    said = capsys.readouterr().err
+    assert "could not all be taken back" in said
+    assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in said
+
+
+SMALLEST_ROLE = {
+    "jobs": ("create", "get", "list", "patch", "delete"),
+    "pods": ("list", "watch"),
+    "pods/log": ("get",),
+    **dict.fromkeys(("secrets", "configmaps", "services"), ("create", "patch", "delete")),
+}
+"""All that flavour job needs. Tried with RBAC on Kubernetes 1.36, as the account of a pod."""
+
+
+def test_the_smallest_role_suffices_for_everything(cluster, scheduler):
+    cluster.allowed = SMALLEST_ROLE
+    app_id = submit(scheduler, build_app(nodes=2, least=1))
+    name = app_id.partition(":")[2]
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    cluster.start_pod(cluster.pod_of(name, 0))
+    cluster.write_log(cluster.pod_of(name, 0), "hello\n", 1)
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
+    assert [app.app_id for app in scheduler.list()] == [app_id]
+    scheduler.resize(app_id, 1)
+    scheduler.cancel(app_id)
+    assert list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("missing", ["jobs", "pods", "secrets"])
+def test_a_role_that_lacks_something_is_named(cluster, scheduler, missing):
+    cluster.allowed = {name: verbs for name, verbs in SMALLEST_ROLE.items() if name != missing}
+    with pytest.raises(
+        EngineError, match=rf"may not \w+ .*{missing} is forbidden: .* ask for a role that may"
+    ) as caught:
+        scheduler.describe(submit(scheduler))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_server_checks_everything_before_anything_is_created(cluster, scheduler, double):
+    cluster.faults.append(double.Fault("POST", r"jobs\?.*dryRun", 422, "spec.bad: Invalid", "Invalid"))
+    with pytest.raises(SchedulerError, match=r"the cluster refuses job/.*: spec\.bad: Invalid"):
+        submit(scheduler)
+    assert cluster.count("DELETE", "") == 0
+    assert leftovers(cluster) == []
+    assert submit(scheduler, validate_spec=False)
+    assert cluster.count("POST", "dryRun") == 4
+
+
+@pytest.mark.parametrize("status", [0, 500, 503, 504])
+def test_an_answer_that_is_lost_creates_nothing_twice(cluster, scheduler, double, status):
+    for kind in ("secrets", "services", "jobs"):
+        cluster.faults.append(double.Fault("POST", rf"{kind}\?(?!.*dryRun)", status, after=True))
+    submit(scheduler)
+    assert sorted(leftovers(cluster)) == ["configmaps", "jobs", "pods", "pods", "secrets", "services"]
+
+
+def test_an_object_of_somebody_else_is_not_taken_for_ours(cluster, scheduler, double):
+    app = build_app()
+    info = scheduler.submit_dryrun(app, {})
+    name = info.request.parent["metadata"]["name"]
+    cluster.put("/apis/batch/v1", "team", "jobs", theirs(name))
+    with pytest.raises(SchedulerError, match=rf"job/{name} exists already; choose another --name"):
+        scheduler.schedule(info)
+    assert [item["metadata"]["name"] for item in cluster.find("jobs")] == [name]
+    assert not cluster.find("secrets")
+
+
+def theirs(name):
+    template = {"metadata": {}, "spec": {"containers": []}}
+    return {
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": {"completions": 0, "parallelism": 0, "template": template},
+    }
+
+
+def test_too_many_requests_waits_as_long_as_it_is_told(cluster, scheduler, double, pace):
+    cluster.faults.append(double.Fault("POST", "jobs", 429, headers={"Retry-After": "7"}, times=2))
+    submit(scheduler)
+    assert len([seconds for seconds in pace.pauses if seconds >= 7]) == 2
+    assert len(cluster.find("jobs")) == 1
+
+
+def test_a_server_that_stays_ill_is_given_up(cluster, scheduler, double, pace):
+    cluster.faults.append(double.Fault("GET", "/version", 503, "etcd is sad", times=1000))
+    with pytest.raises(EngineError, match="cannot read the version: the API server answers 503 etcd is sad"):
+        submit(scheduler)
+    assert sum(pace.pauses) <= 60
+
+
+def test_credentials_that_run_out_are_read_anew(cluster, scheduler, double, tmp_path):
+    app_id = submit(scheduler)
+    cluster.token = "two"
+    double.write_kubeconfig(tmp_path / "kubeconfig", cluster)
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    cluster.token = "three"
+    with pytest.raises(EngineError, match="does not accept these credentials; log in again"):
+        scheduler.describe(app_id)
+
+
+def test_no_server_at_all(scheduler, cluster, double, tmp_path):
+    cluster.url = "http://127.0.0.1:1"
+    double.write_kubeconfig(tmp_path / "kubeconfig", cluster)
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:1 \(context 'double' of .*\) cannot be reached"):
+        submit(scheduler)
+
+
+def test_an_old_server_is_refused(cluster, scheduler):
+    cluster.version = ("1", "28")
+    with pytest.raises(
+        SchedulerError,
+        match=r"1\.29 or newer is needed for a fixed number of nodes, 1\.31 for elastic jobs; the server is 1\.28",
+    ):
+        submit(scheduler)
+    cluster.version = ("1", "30+")
+    submit(scheduler)
+    with pytest.raises(SchedulerError, match=r"the server is 1\.30"):
+        submit(scheduler, build_app(nodes=2, least=1))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"flavor": "jobset"}, "JobSet is not installed in this cluster .*; install it, or use flavor=job"),
+        ({"flavor": "volcano"}, "Volcano is not installed in this cluster"),
+        ({"queue": "q"}, "queue=q: Kueue is not installed in this cluster"),
+        ({"context": "nope"}, "kubeconfig .*nope"),
+        ({"kubeconfig": "/no/where"}, "kubeconfig '/no/where' does not exist"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_created(cluster, scheduler, cfg, message):
+    with pytest.raises(EngineError, match=message) as caught:
+        submit(scheduler, **cfg)
+    assert "\n" not in str(caught.value)
+    assert leftovers(cluster) == []
+
+
+def test_a_missing_queue_names_those_there_are(cluster, scheduler):
+    cluster.groups["kueue.x-k8s.io"] = ["v1beta1"]
+    cluster.kinds["kueue.x-k8s.io/v1beta1"] = ["localqueues", "workloads"]
+    cluster.put(
+        "/apis/kueue.x-k8s.io/v1beta1", "team", "localqueues", {"metadata": {"name": "gpu", "namespace": "team"}}
+    )
+    with pytest.raises(SchedulerError, match="namespace 'team' has no LocalQueue 'gp'; there are: gpu"):
+        submit(scheduler, queue="gp")
+    submit(scheduler, queue="gpu")
+
+
+def test_who_may_not_see_queues_is_trusted(cluster, scheduler, double):
+    cluster.groups["kueue.x-k8s.io"] = ["v1beta1"]
+    cluster.kinds["kueue.x-k8s.io/v1beta1"] = ["localqueues", "workloads"]
+    hidden = ("localqueues is forbidden", "Forbidden")
+    cluster.faults.append(double.Fault("GET", "(localqueues|workloads)", 403, *hidden, times=10**6))
+    app_id = submit(scheduler, queue="gpu")
+    assert scheduler.describe(app_id).state is AppState.PENDING
+
+
+def test_who_may_not_see_events_still_sees_the_state(cluster, scheduler, double):
+    app_id = submit(scheduler)
+    cluster.faults.append(double.Fault("GET", "/events", 403, "events is forbidden", "Forbidden", times=10**6))
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    assert cluster.count("GET", "/events") == 1
+
+
+def test_gangs_are_discovered(cluster, scheduler, capsys):
+    submit(scheduler)
+    assert "schedules no gangs" in capsys.readouterr().err
+    cluster.groups["scheduling.k8s.io"] = ["v1", "v1alpha2"]
+    cluster.kinds["scheduling.k8s.io/v1alpha2"] = ["podgroups"]
+    submit(scheduler)
+    (group,) = cluster.find("podgroups")
+    assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == 2
+    assert group["metadata"]["ownerReferences"]
+
+
+def test_jobset_over_http(cluster, scheduler):
+    cluster.kinds["jobset.x-k8s.io/v1alpha2"] = ["jobsets"]
+    app_id = submit(scheduler, flavor="jobset")
+    assert leftovers(cluster) == ["configmaps", "jobsets", "secrets"]
+    assert scheduler.describe(app_id).state is AppState.SUBMITTED
+    scheduler.cancel(app_id)
+    assert cluster.find("jobsets")[0]["spec"]["suspend"] is True
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+    assert [app.app_id for app in scheduler.list()] == [app_id]
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+
+
+def test_volcano_over_http(cluster, scheduler):
+    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
+    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
+    app_id = submit(scheduler, build_app(nodes=4, least=2), flavor="volcano")
+    (job,) = cluster.find("jobs")
+    job["status"] = {"state": {"phase": "Running"}}
+    scheduler.resize(app_id, 3)
+    assert [task["replicas"] for task in job["spec"]["tasks"]] == [1, 2]
+    scheduler.cancel(app_id)
+    scheduler.cancel(app_id)
+    (command,) = cluster.find("commands")
+    assert command["action"] == "AbortJob"
+    job["status"] = {"state": {"phase": "Aborted"}}
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+
+
+def test_in_cluster_the_pods_own_account_is_used(monkeypatch, tmp_path):
+    from kubernetes.config import incluster_config
+
+    from muster.schedulers.kubernetes.api import connection
+
+    for name, text in (("token", "sa-token"), ("ca.crt", "certificate"), ("namespace", "team-b\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(connection, "_ACCOUNT_DIR", tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(EngineError, match="no cluster is configured"):
+        connection.open_access(connection.Access())
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    opened = connection.open_access(connection.Access())
+    assert (opened.host, opened.namespace) == ("https://10.0.0.1:443", "team-b")
+    assert "sa-token" in "".join(opened.auth_headers().values())
+
+
+# -- afterwards -------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_follows_the_pods(cluster, scheduler):
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    for index in range(2):
+        cluster.start_pod(cluster.pod_of(name, index))
+    assert scheduler.describe(app_id).state is AppState.RUNNING
+    for index in range(2):
+        cluster.end_pod(cluster.pod_of(name, index), 0)
+    status = scheduler.describe(app_id)
+    assert (status.state, status.msg) == (AppState.SUCCEEDED, "<NONE>")
+    assert status.roles[0].entrypoint == "python3"
+
+
+def test_a_healthy_app_costs_two_requests(cluster, scheduler):
+    app_id = submit(scheduler)
+    for index in range(2):
+        cluster.start_pod(cluster.pod_of(app_id.partition(":")[2], index))
+    before = len(cluster.requests)
+    scheduler.describe(app_id)
+    assert len(cluster.requests) - before == 2
+
+
+def test_a_worker_that_fails_ends_the_app_and_no_pod_follows(cluster, scheduler):
+    app_id = submit(scheduler, build_app(max_retries=3))
+    name = app_id.partition(":")[2]
+    for index in range(2):
+        cluster.start_pod(cluster.pod_of(name, index))
+    report = {"run_id": "x", "reason": "r", "failures": [{"host": "h", "global_rank": 0, "exception": "KeyError: 'x'"}]}
+    cluster.end_pod(cluster.pod_of(name, 1), 1, json.dumps(report))
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.FAILED
+    assert "rank 0 on h: KeyError: 'x'" in status.msg
+    assert len(cluster.find("pods")) == 1
+
+
+def test_preemption_is_not_charged(cluster, scheduler):
+    app_id = submit(scheduler, build_app(max_retries=0))
+    name = app_id.partition(":")[2]
+    evicted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    for _ in range(3):
+        cluster.start_pod(cluster.pod_of(name, 0))
+        cluster.end_pod(cluster.pod_of(name, 0), 143, conditions=evicted)
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.PENDING
+    assert status.num_restarts == 3
+
+
+def test_pages_and_tokens_that_expire(cluster, scheduler):
+    app_id = submit(scheduler, build_app(nodes=25))
+    cluster.page_limit = 10
+    cluster.expire_pages = True
+    assert len(scheduler.describe(app_id).roles_statuses[0].replicas) == 25
+    assert cluster.count("GET", "continue=10") == 2
+    status = scheduler.describe(app_id)
+    assert all(replica.hostname for replica in status.roles_statuses[0].replicas)
+
+
+def test_why_there_are_no_pods(cluster, scheduler):
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    for pod in cluster.find("pods"):
+        cluster.take(("/api/v1", "team", "pods", pod["metadata"]["name"]))
+    event = {"metadata": {"name": "e"}, "type": "Warning", "reason": "FailedCreate", "message": "exceeded quota"}
+    event["involvedObject"] = {"name": f"{name}-trainer"}
+    cluster.put("/api/v1", "team", "events", event)
+    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
+    # An event that only repeats a reason hides none that explains it.
+    bare = {"metadata": {"name": "f"}, "type": "Warning", "reason": "Failed", "message": "Error: ErrImagePull"}
+    late = {"involvedObject": {"name": f"{name}-trainer"}, "lastTimestamp": "2026-01-01T00:00:00Z"}
+    cluster.put("/api/v1", "team", "events", {**bare, **late})
+    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
+
+
+def test_cancel_keeps_the_record(cluster, scheduler):
+    app_id = submit(scheduler)
+    scheduler.cancel(app_id)
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+    assert len(cluster.find("jobs")) == 1
+    assert not cluster.find("pods")
+    scheduler.cancel(app_id)
+
+
+def test_one_role_that_fails_stops_the_others(cluster, scheduler, capsys):
+    app_id = submit(scheduler, build_app(extra=[echo_role()]))
+    name = app_id.partition(":")[2]
+    cluster.start_pod(cluster.pod_of(f"{name}-echo", 0))
+    cluster.end_pod(cluster.pod_of(f"{name}-echo", 0), 5)
+    assert scheduler.describe(app_id).state is AppState.FAILED
+    said = capsys.readouterr().err
+    assert "each role is a Job of its own" in said, "told at submission"
+    assert "one role has failed, the others are stopped" in said
+    trainer = next(job for job in cluster.find("jobs") if job["metadata"]["name"].endswith("trainer"))
+    assert trainer["spec"]["activeDeadlineSeconds"] == 1
+    assert "stopped because another role failed" in scheduler.describe(app_id).msg
+    assert len([path for verb, path in cluster.requests if verb == "PATCH" and "trainer" in path]) == 1, "once"
+
+
+def test_whoever_follows_a_log_stops_the_other_roles_too(cluster, scheduler, capsys):
+    app_id = submit(scheduler, build_app(extra=[echo_role()]))
+    name = app_id.partition(":")[2]
+    for index in range(2):
+        cluster.start_pod(cluster.pod_of(f"{name}-trainer", index))
+    cluster.end_pod(cluster.pod_of(f"{name}-echo", 0), 5)
+    list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
+    assert "one role has failed, the others are stopped" in capsys.readouterr().err
+    assert not [pod for pod in cluster.find("pods") if pod["status"]["phase"] == "Running"]
+
+
+def test_list(cluster, scheduler):
+    first = submit(scheduler, build_app(extra=[echo_role()]))
+    second = submit(scheduler)
+    cluster.put("/apis/batch/v1", "team", "jobs", theirs("other"))
+    scheduler.cancel(second)
+    assert {app.app_id: app.state for app in scheduler.list()} == {first: AppState.PENDING, second: AppState.CANCELLED}
+
+
+def test_resize_is_one_patch_within_the_bounds(cluster, scheduler, capsys):
+    app_id = submit(scheduler, build_app(nodes=4, least=2))
+    assert main(["resize", f"kubernetes://session/{app_id}", "3"]) == 0
+    (job,) = cluster.find("jobs")
+    assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (3, 3)
+    assert main(["resize", app_id, "5"]) == 1
+    assert "can have 2 to 4 nodes, not 5" in capsys.readouterr().err
+    fixed = submit(scheduler)
+    with pytest.raises(SchedulerError, match=r"has a fixed number of nodes, 2; start it with -j MIN:MAX"):
+        scheduler.resize(fixed, 1)
+
+
+def test_an_app_that_does_not_exist(cluster, scheduler):
+    assert scheduler.describe("team:nope") is None
+    assert scheduler.exists("team:nope") is False
+    scheduler.cancel("team:nope")
+    with pytest.raises(SchedulerError, match="there is no app 'nope' in namespace 'team'"):
+        scheduler.resize("team:nope", 2)
+
+
+def test_from_another_shell_with_context_and_kubeconfig_in_the_id(cluster, scheduler, double, tmp_path, monkeypatch):
+    path = tmp_path / "other"
+    double.write_kubeconfig(path, cluster, namespace="blue")
+    app_id = submit(scheduler, kubeconfig=str(path), context="double")
+    monkeypatch.delenv("KUBECONFIG")
+    from muster.schedulers.kubernetes.scheduler import create_scheduler
+
+    other = create_scheduler("another")
+    assert other.describe(app_id).state is AppState.PENDING
+    other.close()
+
+
+def test_a_dry_run_needs_no_cluster_no_credentials_and_no_client(scheduler, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    assert "kind: Job" in str(scheduler.submit_dryrun(build_app(), {}))
+
+
+def test_the_workspace_travels(cluster, scheduler, tmp_path):
+    folder = tmp_path / "ws"
+    folder.mkdir()
+    (folder / "main.py").write_text("print('hi')\n")
+    scheduler.submit(build_app(), {}, workspace=f"file://{folder}")
+    (config_map,) = cluster.find("configmaps")
+    assert {key.partition("-")[0] for key in config_map["binaryData"]} == {"muster", "workspace"}
+
+
+def test_a_workspace_that_does_not_fit_names_the_alternatives(scheduler, tmp_path):
+    import os
+
+    (tmp_path / "weights.bin").write_bytes(os.urandom(800 * 1024))
+    with pytest.raises(
+        SchedulerError, match=r"is 80\d KiB packed, 700 KiB packed fit; .*\.torchxignore.*image_repo.*volume"
+    ):
+        scheduler.submit(build_app(), {}, workspace=f"file://{tmp_path}")

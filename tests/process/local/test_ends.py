@@ -1,0 +1,251 @@
+"""Every way in which the command line, a pipeline or a supervisor can end: what then happens to the replicas.
+
+Each runs below a subreaper, so that a grandchild that called setsid with an empty environment is found too.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Tree, run_tree, wait_until
+
+from muster.schedulers.supervision.app_folder import AppFolder, ProcessId
+from muster.schedulers.supervision.registry import AppRegistry
+
+PROGRAMS = Path(__file__).parents[2] / "programs"
+TORCHX = str(Path(sys.executable).with_name("torchx"))
+TREE_UP = "tree is up"
+
+
+@pytest.fixture
+def env(tmp_path):
+    drop = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOGLEVEL")
+    return {name: value for name, value in os.environ.items() if name not in drop} | {
+        "XDG_STATE_HOME": str(tmp_path / "state")
+    }
+
+
+def cli(*words, scheduler="local_cwd", cfg=None):
+    """`torchx run` of a program that makes a tree of processes."""
+    options = ["-cfg", cfg] if cfg else []
+    command = [sys.executable, str(PROGRAMS / "local_tree.py"), *words]
+    return [TORCHX, "run", "-s", scheduler, *options, "utils.sh", "--num_replicas", "2", "--", *command]
+
+
+def pipeline(scheduler="local_cwd", cfg=None, *words):
+    role = {"entrypoint": sys.executable, "args": [str(PROGRAMS / "local_tree.py"), *words], "num_replicas": 2}
+    return [sys.executable, str(PROGRAMS / "local_job.py"), scheduler, json.dumps(cfg or {}), json.dumps(role)]
+
+
+def only_app(tmp_path, scheduler="local_cwd"):
+    """The folder of the one app that was submitted."""
+    registry = AppRegistry(tmp_path / "state" / "muster", scheduler)
+    wait_until(lambda: list(registry), what="the app")
+    (app_id,) = registry
+    return AppFolder(registry.find(app_id))
+
+
+def wait_for_trees(tmp_path, scheduler="local_cwd"):
+    folder = only_app(tmp_path, scheduler)
+    (role,) = folder.read_spec().roles
+    logs = [folder.path / role.name / str(k) / "stdout.log" for k in range(2)]
+    wait_until(lambda: all(log.exists() and TREE_UP in log.read_text() for log in logs), what="both trees")
+    return folder
+
+
+def outcome_of(folder):
+    gang = folder.read_record().gang
+    return (gang.app_state, gang.reason)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_outlives_the_command_line(tmp_path, env, signum):
+    with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        folder = wait_for_trees(tmp_path)
+        tree.send(signum)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    state, reason = outcome_of(folder)
+    assert state == "CANCELLED"
+    assert reason.startswith("cancelled")
+    assert outcome.exit_code == -signum
+    assert "Traceback" not in outcome.stderr, outcome.explain()
+
+
+def test_ctrl_c_of_a_pipeline_is_its_own_affair(tmp_path, env):
+    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        wait_for_trees(tmp_path)
+        tree.send(signal.SIGINT)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (-signal.SIGINT, ()), outcome.explain()
+    assert outcome.stderr.rstrip().endswith("KeyboardInterrupt"), outcome.explain()
+
+
+def test_nothing_outlives_a_pipeline(tmp_path, env):
+    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        folder = wait_for_trees(tmp_path)
+        tree.send(signal.SIGKILL)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    assert outcome_of(folder)[0] == "CANCELLED"
+
+
+def test_second_ctrl_c_kills(tmp_path, env):
+    with Tree(cli("ignore-term", cfg="grace_s=600"), env=env, cwd=tmp_path, settle_s=20) as tree:
+        folder = wait_for_trees(tmp_path)
+        tree.send(signal.SIGINT)
+        wait_until(lambda: folder.read_request() == "cancel", what="the first Ctrl-C")
+        assert outcome_of(folder)[0] == "RUNNING"
+        tree.send(signal.SIGINT)
+        outcome = tree.wait()
+    assert "Traceback" not in outcome.stderr, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    # The shell above the program heeds SIGTERM: it may have gone (143) by the time of the kill.
+    assert {known.exit_code for known in folder.read_record().gang.replicas.values()} <= {137, 143}
+
+
+def test_stubborn_replicas_go_after_the_grace_period(tmp_path, env):
+    with Tree(cli("ignore-term", cfg="grace_s=0.3"), env=env, cwd=tmp_path, settle_s=20) as tree:
+        wait_for_trees(tmp_path)
+        tree.send(signal.SIGKILL)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+
+
+def test_nothing_outlives_the_supervisor(tmp_path, env):
+    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        folder = wait_for_trees(tmp_path)
+        os.kill(folder.read_record().supervisor.pid, signal.SIGKILL)
+        outcome = tree.wait()  # the pipeline's next look starts it again, and it finds both replicas gone
+    assert outcome.leftovers == (), outcome.explain()
+    assert outcome.stdout.split()[-1] == "FAILED"
+    assert "its supervisor had died" in outcome_of(folder)[1]
+
+
+def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env):
+    with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        folder = wait_for_trees(tmp_path)
+        tree.send(signal.SIGSTOP)
+        os.kill(folder.read_record().supervisor.pid, signal.SIGKILL)
+        tree.send(signal.SIGKILL)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    handle = f"local_cwd://torchx/{folder.path.name}"
+    status = run_tree([TORCHX, "status", handle], env=env, cwd="/", settle_s=20)  # starts the supervisor again
+    assert (status.exit_code, status.leftovers) == (0, ()), status.explain()
+    assert outcome_of(folder)[0] == "CANCELLED"
+
+
+def test_nothing_outlives_the_guards(tmp_path, env):
+    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+        folder = wait_for_trees(tmp_path)
+        for handle in folder.read_record().handles.values():
+            os.kill(handle["pid"], signal.SIGKILL)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    assert outcome.stdout.split()[-1] == "FAILED"
+    assert re.search(r"r/\d was ended by SIGKILL", outcome_of(folder)[1])
+
+
+def test_detached_returns_at_once_and_stays(tmp_path, env):
+    outcome = run_tree(cli(scheduler="detached"), env=env, cwd=tmp_path, settle_s=0.0)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers, "the job must still run when the command has returned"
+    assert outcome.stdout.startswith("detached://torchx/")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_detach_only_leaves(tmp_path, env, signum):
+    with Tree(cli(cfg="detach=True"), env=env, cwd=tmp_path, settle_s=0.5) as tree:
+        folder = wait_for_trees(tmp_path)
+        supervisor = folder.read_record().supervisor
+        tree.send(signum)
+        wait_until(lambda: not _runs(tree.pid), what="the command's end")
+        assert supervisor.is_alive()
+        assert outcome_of(folder)[0] == "RUNNING"
+        outcome = tree.wait()
+    assert len(outcome.leftovers) >= 7, outcome.explain()  # a supervisor, and per replica guard, parent and grandchild
+
+
+def _runs(pid):
+    process = ProcessId.of(pid)
+    return process is not None and process.is_alive()
+
+
+def test_cancel_from_another_shell(tmp_path, env):
+    with Tree(cli(scheduler="detached"), env=env, cwd=tmp_path, settle_s=20) as tree:
+        tree.wait_for_line("detached://")
+        folder = wait_for_trees(tmp_path, "detached")
+        handle = tree.stdout.split()[0]
+        cancelled = run_tree([TORCHX, "cancel", handle], env=env, cwd="/")
+        assert cancelled.exit_code == 0, cancelled.explain()
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    status = run_tree([TORCHX, "status", handle], env=env, cwd="/")
+    assert "CANCELLED" in status.stdout, status.explain()
+    listed = run_tree([TORCHX, "list", "-s", "detached"], env=env, cwd="/")
+    assert re.search(rf"{handle}\s+CANCELLED", listed.stdout), listed.explain()
+    logged = run_tree([TORCHX, "log", handle], env=env, cwd="/")
+    assert logged.stdout.count(TREE_UP) == 2, logged.explain()
+    described = run_tree([TORCHX, "describe", handle], env=env, cwd="/")
+    assert "local_tree.py" in described.stdout, described.explain()
+    assert folder.path.exists()
+    if "delete" in run_tree([TORCHX, "--help"], env=env, cwd="/").stdout:  # 0.7's command line has no delete
+        deleted = run_tree([TORCHX, "delete", handle], env=env, cwd="/")
+        assert deleted.exit_code == 0, deleted.explain()
+        assert not folder.path.exists()
+
+
+def test_success_and_failure_are_exit_codes(tmp_path, env):
+    for script, code in (("echo fine", 0), ("exit 9", 1)):
+        run = [TORCHX, "run", "-s", "local_cwd", "utils.sh", "--", "sh", "-c", script]
+        outcome = run_tree(run, env=env, cwd=tmp_path)
+        assert (outcome.exit_code, outcome.leftovers) == (code, ()), outcome.explain()
+        assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("grace=1", "local_cwd has no option 'grace'; did you mean 'grace_s'?"),
+        ("detach=perhaps", "option 'detach' of local_cwd must be one of true, 1, yes, on, false, 0, no, off"),
+    ],
+)
+def test_wrong_options_are_one_line(tmp_path, env, options, message):
+    run = [TORCHX, "run", "-s", "local_cwd", "-cfg", options, "utils.echo", "--msg", "x"]
+    outcome = run_tree(run, env=env, cwd=tmp_path)
+    assert outcome.exit_code == 1, outcome.explain()
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr, outcome.explain()
+
+
+def test_runopts_of_all_schedulers(tmp_path, env):
+    outcome = run_tree([TORCHX, "runopts"], env=env, cwd=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    for scheduler in ("local_cwd", "detached", "local_docker", "docker", "kubernetes", "slurm", "ray", "lsf"):
+        assert re.search(rf"^\W*(\[\d+m)?{scheduler}\b", outcome.stdout, re.MULTILINE), outcome.explain()
+
+
+def test_local_cwd_is_the_default():
+    from torchx.schedulers import get_default_scheduler_name
+
+    assert get_default_scheduler_name() == "local_cwd"
+
+
+def test_a_full_disk_is_one_line_and_the_job_goes_on(tmp_path, env):
+    """In a mount namespace of its own, with a file system that is too small."""
+    if run_tree(["unshare", "--mount", "true"]).exit_code != 0:
+        pytest.skip("making a mount namespace is not allowed here")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    spew = "i=0; while [ $i -lt 3000 ]; do echo line $i of very many; i=$((i + 1)); done; touch done"
+    run = [TORCHX, "run", "-s", "local_cwd", "-cfg", f"log_dir={disk}", "utils.sh", "--", "sh", "-c", spew]
+    mount = f'mount -t tmpfs -o size=64k none {disk} && exec "$@"'
+    outcome = run_tree(["unshare", "--mount", "sh", "-c", mount, "sh", *run], env=env, cwd=tmp_path)
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    assert (tmp_path / "done").exists()
+    assert (outcome.stdout + outcome.stderr).count("is being lost: No space left on device") == 1, outcome.explain()

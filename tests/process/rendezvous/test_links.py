@@ -1,0 +1,332 @@
+"""Members and leader over real sockets on loopback: forming, proof of identity, strangers, ports."""
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.backends.selection import create_rendezvous
+from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.rendezvous.protocol.framing import WireError
+from muster.agent.rendezvous.transport import tcp_network as network_module
+from muster.agent.rendezvous.transport.addresses import PortReservation
+from muster.agent.rendezvous.transport.tcp_network import STRANGER_PLACES, TcpNetwork
+from muster.agent.runtime.loop import Loop
+
+LIMIT_S = 30.0
+
+
+class Node:
+    """A member with a loop of its own, and what it was told."""
+
+    def __init__(self, index: int | None, port: int, **changes) -> None:
+        settings = {
+            "backend": "muster",
+            "run_id": "run",
+            "host": "127.0.0.1",
+            "port": port,
+            "node_index": index,
+            "min_nodes": 2,
+            "max_nodes": 2,
+            "join_timeout_s": LIMIT_S,
+            "max_restarts": 1,
+        }
+        self.loop = Loop()
+        config = RendezvousConfig(**{**settings, **changes})
+        self.member = create_rendezvous(config, 2, "default", self.loop, None, f"host-{index}")
+        self.events: list = []
+
+    def turn(self) -> None:
+        self.loop.turn(0.005)
+        while (event := self.loop.take_event()) is not None:
+            self.events.append(event)
+
+    def find(self, kind):
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    def close(self) -> None:
+        self.member.close()
+        self.loop.close()
+
+
+def wait_for(condition: Callable[[], object], *nodes: Node) -> None:
+    """Turn the loops until the condition holds."""
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, [node.events for node in nodes]
+        for node in nodes:
+            node.turn()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    made: list[Node] = []
+    yield made
+    for node in made:
+        node.close()
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+@pytest.mark.parametrize("indices", [(0, 1), (None, None)])
+def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
+    one, two = Node(indices[0], port, token=token), Node(indices[1], port, token=token)
+    nodes += [one, two]
+    two.member.join()
+    two.turn()
+    one.member.join()
+    wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
+    rounds = [node.find(RoundFormed).round for node in nodes]
+    assert {r.group_rank for r in rounds} == {0, 1}
+    assert {(r.world_size, r.master_addr, r.master_port) for r in rounds} == {(4, "127.0.0.1", rounds[0].master_port)}
+    first_port = rounds[0].master_port
+    two.member.stopped(1)
+    wait_for(lambda: one.find(RoundBroken), one, two)
+    one.member.stopped(1)
+    wait_for(lambda: all(node.find(RoundFormed).round.number == 2 for node in nodes), one, two)
+    assert one.find(RoundFormed).round.master_port != first_port
+    for node in nodes:
+        node.member.succeeded(2)
+    wait_for(lambda: one.find(JobEnded) and two.find(JobEnded), one, two)
+    assert one.find(JobEnded).succeeded
+
+
+def test_loopback_jobs_listen_on_loopback_only(nodes, port) -> None:
+    one = Node(0, port)
+    nodes.append(one)
+    one.member.join()
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.2", port))
+        other.listen()  # the same port on another address is free: the leader does not hold the wildcard
+    assert not [event for event in one.events if isinstance(event, Notice)]
+
+
+def test_without_token_on_the_network_there_is_a_warning(nodes, port) -> None:
+    one = Node(0, port, host=socket.gethostname())
+    nodes.append(one)
+    one.member.join()
+    wait_for(lambda: one.find(Notice), one)
+    assert "MUSTER_TOKEN" in one.find(Notice).text
+
+
+def test_ipv6(nodes, port) -> None:
+    try:
+        socket.create_server(("::1", port), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    one, two = Node(0, port, host="::1", token="t"), Node(1, port, host="::1", token="t")
+    nodes += [one, two]
+    one.member.join()
+    two.member.join()
+    wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
+
+
+def test_wrong_token_and_wrong_run_never_get_in(nodes, port) -> None:
+    one = Node(0, port, token="right")
+    stranger = Node(1, port, token="wrong", join_timeout_s=1.0)
+    nodes += [one, stranger]
+    one.member.join()
+    stranger.member.join()
+    wait_for(lambda: stranger.find(RendezvousLost), one, stranger)
+    assert "MUSTER_TOKEN" in stranger.find(RendezvousLost).reason
+    other_run = Node(1, port, token="right", run_id="other")
+    nodes.append(other_run)
+    other_run.member.join()
+    wait_for(lambda: other_run.find(RendezvousLost), one, other_run)
+    assert "this is run 'run', not 'other'" in other_run.find(RendezvousLost).reason
+    assert one.find(RoundFormed) is None
+
+
+def test_no_leader_is_one_clear_line(nodes, port) -> None:
+    one = Node(1, port, host="no-such-host.invalid", join_timeout_s=0.5)
+    nodes.append(one)
+    one.member.join()
+    wait_for(lambda: one.find(RendezvousLost), one)
+    reason = one.find(RendezvousLost).reason
+    assert reason.startswith(f"no leader was found at no-such-host.invalid:{port} within 0.5 s")
+    assert "does not resolve" in reason
+
+
+def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(nodes, port) -> None:
+    one, two = Node(0, port, keep_alive_interval_s=0.2), Node(1, port, keep_alive_interval_s=0.2)
+    twin = Node(1, port)
+    nodes += [one, two, twin]
+    one.member.join()
+    two.member.join()
+    wait_for(lambda: two.find(RoundFormed), one, two)
+    twin.member.join()
+    wait_for(lambda: twin.find(RendezvousLost), one, two, twin)
+    assert twin.find(RendezvousLost).usage
+    assert "node rank 1 is already taken by host-1" in twin.find(RendezvousLost).reason
+
+
+GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x00\x00\x05[1,2]", b"\xff" * 64)
+
+
+def test_garbage_and_silent_strangers_do_not_disturb(nodes, port, monkeypatch) -> None:
+    monkeypatch.setattr(network_module, "STRANGER_LIMIT_S", 0.3)
+    one = Node(0, port)
+    nodes.append(one)
+    one.member.join()
+    one.turn()
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    try:
+        for place, stranger in enumerate(strangers):
+            if place % 2:
+                stranger.sendall(GARBAGE[place % len(GARBAGE)])
+            else:
+                stranger.sendall(b"\x00\x00")  # half a length, then silence
+        two = Node(1, port)
+        nodes.append(two)
+        two.member.join()
+        wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
+        for stranger in strangers:
+            stranger.setblocking(False)
+        wait_for(lambda: all(map(_is_closed, strangers)), one, two)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(4096) == b"" if sock.fileno() >= 0 else True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_strangers_have_limited_places(nodes, port) -> None:
+    one = Node(0, port)
+    nodes.append(one)
+    one.member.join()
+    one.turn()
+    strangers = []
+    try:
+        for _ in range(STRANGER_PLACES + 50):
+            strangers.append(socket.create_connection(("127.0.0.1", port)))
+            one.turn()
+        wait_for(lambda: sum(map(_is_closed, _unblocked(strangers))) >= 50, one)
+        two = Node(1, port)
+        nodes.append(two)
+        two.member.join()
+        wait_for(lambda: two.find(RoundFormed), one, two)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def _unblocked(sockets: list[socket.socket]) -> list[socket.socket]:
+    for sock in sockets:
+        sock.setblocking(False)
+    return sockets
+
+
+def test_nonsense_after_the_handshake_costs_only_the_connection(nodes, port) -> None:
+    one = Node(0, port)
+    nodes.append(one)
+    one.member.join()
+    loop = Loop()
+    links = []
+    network = TcpNetwork(loop, None)
+    network.connect("127.0.0.1", port, links.append, lambda why, refused: None, 5.0)
+    gone = []
+
+    class Owner:
+        def on_message(self, link, message) -> None:
+            gone.append(message)
+
+        def on_closed(self, link, reason) -> None:
+            gone.append(reason)
+
+    def turn() -> bool:
+        loop.turn(0.005)
+        return bool(links)
+
+    wait_for(turn, one)
+    links[0].owner = Owner()
+    links[0].send({"t": "join", "run_id": "run", "id": 5})
+    wait_for(lambda: turn() and gone, one)
+    assert "made no sense" in one.find(Notice).text
+    network.close()
+    loop.close()
+    two = Node(1, port)
+    nodes.append(two)
+    two.member.join()
+    wait_for(lambda: two.find(RoundFormed), one, two)
+
+
+def test_reserved_ports_are_distinct_and_cannot_be_taken() -> None:
+    held = [PortReservation() for _ in range(300)]
+    try:
+        assert len({reservation.port for reservation in held}) == len(held)
+        with socket.socket() as thief, pytest.raises(OSError) as caught:
+            thief.bind(("0.0.0.0", held[0].port))
+        assert caught.value.errno == errno.EADDRINUSE
+    finally:
+        for reservation in held:
+            reservation.close()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_listens_on_a_reserved_port(use_libuv) -> None:
+    torch_distributed = pytest.importorskip("torch.distributed")
+    reservation = PortReservation()
+    try:
+        store = torch_distributed.TCPStore(
+            "127.0.0.1", reservation.port, is_master=True, wait_for_workers=False, use_libuv=use_libuv
+        )
+        client = torch_distributed.TCPStore(
+            "127.0.0.1", reservation.port, is_master=False, wait_for_workers=False, use_libuv=use_libuv
+        )
+        store.set("key", "value")
+        assert client.get("key") == b"value"
+    finally:
+        reservation.close()
+
+
+def test_only_reading_can_be_the_other_sides_fault() -> None:
+    """An error of ours while a message is handled must not cost its sender the connection."""
+    loop = Loop()
+    network = TcpNetwork(loop, None)
+    arrived, opened = [], []
+
+    class Owner:
+        def on_message(self, link, message) -> None:
+            raise WireError("a message of ours is too long to send")
+
+        def on_closed(self, link, reason) -> None:
+            raise AssertionError(reason)
+
+    def on_link(link, message) -> None:
+        link.owner = Owner()
+        arrived.append(link)
+
+    listener = network.listen("127.0.0.1", 0, on_link)
+    network.connect("127.0.0.1", listener.port, opened.append, lambda why, refused: None, 5.0)
+    while not opened:
+        loop.turn(0.1)
+    opened[0].send({"t": "first"})
+    while not arrived:
+        loop.turn(0.1)
+    opened[0].send({"t": "second"})
+
+    def turn_for_a_while() -> None:
+        for _ in range(50):
+            loop.turn(0.1)
+
+    with pytest.raises(WireError, match="of ours"):
+        turn_for_a_while()
+    for closing in (arrived[0], opened[0], listener, network, loop):
+        closing.close()

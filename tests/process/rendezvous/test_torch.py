@@ -1,0 +1,262 @@
+"""torch's rendezvous through our agent's protocol, and ours through torchrun. Real stores, real processes."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.diagnosis.report import Failure
+from muster.agent.errors import InternalError
+from muster.agent.rendezvous.backends.selection import create_rendezvous
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.runtime.loop import Loop
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+LIMIT_S = 90.0
+SUMS = Path(__file__).parent.parent / "programs" / "rendezvous_sum.py"
+
+
+def find_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Node:
+    def __init__(self, backend: str, endpoint: str, *, max_restarts: int = 1) -> None:
+        host, _, port = endpoint.rpartition(":")
+        self.loop = Loop()
+        config = RendezvousConfig(
+            backend=backend,
+            run_id="torch-test",
+            host=host,
+            port=int(port),
+            endpoint=endpoint,
+            node_index=None,
+            min_nodes=2,
+            max_nodes=2,
+            max_restarts=max_restarts,
+            conf={"join_timeout": "60", "read_timeout": "30"},
+        )
+        self.member = create_rendezvous(config, 3, "default", self.loop, None, "host")
+        self.events: list = []
+
+    def find(self, kind):
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    def round_number(self) -> int:
+        formed = self.find(RoundFormed)
+        return formed.round.number if formed else 0
+
+    def close(self) -> None:
+        self.member.close()
+        self.loop.close()
+
+
+def wait_for(condition, *nodes: Node) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, [node.events for node in nodes]
+        for node in nodes:
+            node.loop.turn(0.01)
+            while (event := node.loop.take_event()) is not None:
+                node.events.append(event)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[str]:
+    """A real etcd that speaks the v2 API; its client endpoint."""
+    pytest.importorskip("etcd", reason="python-etcd is not installed")
+    binary = shutil.which("etcd")
+    if binary is None:
+        message = "etcd-server is not installed"
+        if "etcd" in os.environ.get("MUSTER_REQUIRE", "").split(","):
+            pytest.fail(message)
+        pytest.skip(message)
+    client, peer = f"127.0.0.1:{find_port()}", f"127.0.0.1:{find_port()}"
+    command = [
+        binary,
+        "--enable-v2",
+        "--data-dir",
+        str(tmp_path / "etcd"),
+        "--listen-client-urls",
+        f"http://{client}",
+        "--advertise-client-urls",
+        f"http://{client}",
+        "--listen-peer-urls",
+        f"http://{peer}",
+        "--initial-advertise-peer-urls",
+        f"http://{peer}",
+        "--initial-cluster",
+        f"default=http://{peer}",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + LIMIT_S
+        while not _is_healthy(client):
+            assert process.poll() is None, "etcd ended"
+            assert time.monotonic() < end_s, "etcd did not become healthy"
+        yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_healthy(client: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{client}/health", timeout=1) as answer:
+            return b"true" in answer.read()
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def play_a_job(backend: str, endpoint: str) -> None:
+    """Form, a failure on one node, re-form with a fresh port, success of both."""
+    nodes = [Node(backend, endpoint), Node(backend, endpoint)]
+    try:
+        for node in nodes:
+            node.member.join()
+        wait_for(lambda: all(node.round_number() == 1 for node in nodes), *nodes)
+        rounds = [node.find(RoundFormed).round for node in nodes]
+        assert sorted((r.group_rank, r.rank_offset) for r in rounds) == [(0, 0), (1, 3)]
+        assert {r.world_size for r in rounds} == {6}
+        assert len({(r.master_addr, r.master_port) for r in rounds}) == 1
+        failure = Failure(
+            node=0,
+            node_index=0,
+            host="h",
+            local_rank=0,
+            global_rank=0,
+            attempt=0,
+            round=1,
+            pid=1,
+            time_s=0.0,
+            exit_code=1,
+        )
+        nodes[0].member.failed(1, (failure,))
+        wait_for(lambda: nodes[0].find(RoundBroken), *nodes)
+        assert nodes[0].find(RoundBroken).kind is BreakKind.FAILURE
+        nodes[0].member.stopped(1)
+        wait_for(lambda: nodes[1].find(RoundBroken), *nodes)
+        assert nodes[1].find(RoundBroken).kind is BreakKind.MEMBERSHIP
+        nodes[1].member.stopped(1)
+        wait_for(lambda: all(node.round_number() == 2 for node in nodes), *nodes)
+        again = [node.find(RoundFormed).round for node in nodes]
+        assert {r.attempt for r in again} == {0, 1}  # the budget is each agent's own, as under torchrun
+        assert again[0].master_port != rounds[0].master_port
+        for node in nodes:
+            node.member.succeeded(2)
+        wait_for(lambda: all(node.find(JobEnded) for node in nodes), *nodes)
+        assert all(node.find(JobEnded).succeeded for node in nodes)
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def test_torchs_c10d() -> None:
+    play_a_job("c10d-torch", f"127.0.0.1:{find_port()}")
+
+
+@pytest.mark.etcd
+def test_etcd_v2(etcd: str) -> None:
+    play_a_job("etcd-v2", etcd)
+
+
+class PlugInError(Exception):
+    """As python-etcd's: of no family that the agent knows."""
+
+
+@pytest.mark.parametrize("kind", [PlugInError, TypeError])
+def test_whatever_a_handler_raises_ends_the_job(kind, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    def break_down(_parameters: object) -> None:
+        raise kind("no list of servers")
+
+    rendezvous = pytest.importorskip("torch.distributed.elastic.rendezvous")
+    monkeypatch.setattr(rendezvous.registry, "get_rendezvous_handler", break_down)
+    node = Node("etcd-v2", "127.0.0.1:1")
+    try:
+        node.member.join()
+        wait_for(lambda: node.find(RendezvousLost), node)
+        lost = node.find(RendezvousLost)
+        assert not lost.usage
+        assert lost.reason == f"rendezvous etcd-v2 failed: {kind.__name__}: no list of servers"
+    finally:
+        node.close()
+    assert ("Traceback" in capfd.readouterr().err) == (kind is TypeError)  # a bug is shown as one
+
+
+def test_an_unknown_backend_is_the_callers_mistake() -> None:
+    node = Node("no-such-backend", "127.0.0.1:1")
+    try:
+        node.member.join()
+        wait_for(lambda: node.find(RendezvousLost), node)
+        assert node.find(RendezvousLost).usage
+        assert "no-such-backend" in node.find(RendezvousLost).reason
+    finally:
+        node.close()
+
+
+def test_torchrun_with_our_backend_restarts_after_a_crash(tmp_path: Path) -> None:
+    endpoint = f"127.0.0.1:{find_port()}"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "1",
+        "--rdzv-backend",
+        "muster",
+        "--rdzv-endpoint",
+        endpoint,
+        "--rdzv-id",
+        "run",
+        str(SUMS),
+    ]
+    env = {**os.environ, "CRASH_ATTEMPT": "0", "PYTHONWARNINGS": "ignore"}
+    agents = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=tmp_path)
+        for _ in range(2)
+    ]
+    try:
+        outputs = [agent.communicate(timeout=150)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert "sum 2 of 2" in outputs[0]
+    assert "sum 2 of 2" in outputs[1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's agent waits for the next round without a limit of its own."""
+    api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
+    from muster.agent.rendezvous.backends import torch_plugin
+
+    def fail(*_args: object) -> None:
+        raise TypeError("our own bug")
+
+    monkeypatch.setattr("muster.agent.rendezvous.leader.leader.advance", fail)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
+    handler = torch_plugin.build_handler(parameters)
+    with pytest.raises(InternalError, match="ended by an error"):
+        handler.next_rendezvous()
+    handler.shutdown()

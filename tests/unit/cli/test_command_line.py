@@ -1,0 +1,210 @@
+"""The grammar of the command line: against torchrun's own parser where torch is there, and by tables."""
+
+import argparse
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from typing import cast
+from unittest import mock
+
+import pytest
+
+from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_words
+from muster.agent.cli.flag_table import FLAGS, Flag
+from muster.agent.errors import UsageError
+
+TORCHRUNS = [flag for flag in FLAGS if not flag.ours]
+VALUE = {
+    "nnodes": "1:3",
+    "start-method": "fork",
+    "numa-binding": "node",
+    "max-restarts": "4",
+    "monitor-interval": "2.5",
+    "node-rank": "2",
+    "master-port": "4711",
+    "shutdown-timeout": "7",
+    "duplicate-stdout-filters": "a,,b,c",
+    "duplicate-stderr-filters": "x",
+}
+
+
+def value_of(flag: Flag) -> str:
+    return VALUE.get(flag.name, "some")
+
+
+@functools.cache
+def torchruns_parser(env: tuple[tuple[str, str], ...] = ()) -> argparse.ArgumentParser:
+    """It reads its variables when it is made."""
+    run = pytest.importorskip("torch.distributed.run")
+    with mock.patch.dict(os.environ, dict(env)):
+        return cast("argparse.ArgumentParser", run.get_args_parser())
+
+
+def torchruns_namespace(argv: list[str], **env: str) -> dict[str, object]:
+    return vars(torchruns_parser(tuple(env.items())).parse_args(argv))
+
+
+def ours(argv: list[str], **env: str) -> dict[str, object]:
+    """Our reading in the shape of torchrun's namespace: numbers and lists converted as its parser does."""
+    line = parse_words(argv)
+    values = FlagValues(line.given, env)
+    found: dict[str, object] = {"training_script": line.script, "training_script_args": list(line.script_args)}
+    for flag in TORCHRUNS:
+        if values.is_given(flag.name):
+            found[flag.dest] = values.switch(flag.name) if flag.is_switch else values.text(flag.name)
+    return found
+
+
+def assert_same(argv: list[str], **env: str) -> None:
+    theirs = torchruns_namespace(argv, **env)
+    for name, value in ours(argv, **env).items():
+        expected = theirs[name]
+        if name.startswith("duplicate_"):
+            from muster.agent.cli.stream_flags import parse_texts
+
+            assert list(parse_texts(str(value))) == expected
+        elif isinstance(expected, (list, bool)):
+            assert value == expected, name
+        else:
+            assert str(value) == str(expected), name
+
+
+@pytest.mark.torch
+def test_the_table_has_every_flag_of_torchruns_parser_and_no_other() -> None:
+    theirs = {
+        (action.dest, action.nargs == 0, short[1:])
+        for action in torchruns_parser()._actions
+        if action.option_strings and action.dest != "help"
+        for short in [next((s for s in action.option_strings if not s.startswith("--")), "-")]
+    }
+    assert {(flag.dest, flag.is_switch, flag.short) for flag in TORCHRUNS} == theirs
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("flag", TORCHRUNS, ids=lambda flag: flag.name)
+def test_every_spelling_means_what_it_means_in_torchrun(flag: Flag) -> None:
+    tail = ["train.py", "--lr", "1", "-m"]
+    value = [] if flag.is_switch else [value_of(flag)]
+    spellings = [f"--{flag.name}", "--" + flag.dest] + ([f"-{flag.short}"] if flag.short else [])
+    for spelling in spellings:
+        assert ours([spelling, *value, *tail])[flag.dest]
+        assert_same([spelling, *value, *tail])
+        if value:
+            assert_same([f"{spelling}={value[0]}", *tail])
+    if flag.short and value:
+        assert_same([f"-{flag.short}{value[0]}", *tail])
+        assert_same([f"-m{flag.short}", value[0], *tail])
+
+
+def abbreviations() -> Iterator[tuple[str, Flag]]:
+    for flag in TORCHRUNS:
+        for spelling in {flag.name, flag.dest}:
+            for length in range(1, len(spelling)):
+                yield "--" + spelling[:length], flag
+
+
+@pytest.mark.torch
+def test_every_abbreviation_that_torchrun_takes_means_the_same() -> None:
+    parser = torchruns_parser()
+    taken = 0
+    for spelling, _ in abbreviations():
+        actions = {id(found[0]): found[0] for found in parser._get_option_tuples(spelling)}
+        if spelling in parser._option_string_actions or len(actions) != 1:
+            continue
+        # Where two spellings of one flag match, Python 3.11 still refuses: we take it, as 3.13 does.
+        [action] = actions.values()
+        if action.dest == "help":
+            continue
+        if spelling != "--start":  # ours has that name; see test_cli_config for its values
+            assert find_flag(spelling).dest == action.dest, spelling
+            taken += 1
+    assert taken > 200
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("flag", [f for f in TORCHRUNS if f.has_variable], ids=lambda flag: flag.name)
+def test_every_variable_is_a_default_that_the_flag_beats(flag: Flag) -> None:
+    if flag.is_switch:
+        for text in ("0", "1", "2"):
+            assert_same(["train.py"], **{flag.variable: text})
+        assert_same([f"--{flag.name}", "train.py"], **{flag.variable: "0"})
+        return
+    assert ours(["train.py"], **{flag.variable: value_of(flag)})[flag.dest] == value_of(flag)
+    assert_same(["train.py"], **{flag.variable: value_of(flag)})
+    other = "1" if flag.name in VALUE and VALUE[flag.name].isdecimal() else value_of(flag)
+    assert_same([f"--{flag.name}", other, "train.py"], **{flag.variable: value_of(flag)})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("flag", [f for f in TORCHRUNS if not f.has_variable], ids=lambda flag: flag.name)
+def test_the_two_without_a_variable_have_none(flag: Flag) -> None:
+    with_variable = torchruns_namespace(["train.py"], **{flag.variable: value_of(flag)})
+    assert with_variable[flag.dest] is None
+    assert flag.dest not in ours(["train.py"], **{flag.variable: value_of(flag)})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--nnodes", "2"],
+        ["train.py", "--", "--nnodes"],
+        ["train.py", "-h"],
+        ["--", "train.py", "--x"],
+        ["--rdzv-conf", "a b", "train.py"],
+        ["--rdzv-conf=", "train.py"],
+        ["--rdzv-conf", "", "train.py"],
+        ["--rdzv-conf=--x=1", "train.py"],
+        ["--rdzv-id", "-", "train.py"],
+        ["--nnodes", "1", "--nnodes", "3", "train.py"],
+        ["-mt3", "train.py"],
+        ["-m", "-r", "0:1,1:2", "pkg.mod", "-t", "3"],
+        ["--standalone", "--role=a=b", "train.py", "a", "--role", "c"],
+    ],
+    ids=" ".join,
+)
+def test_the_grammar_is_argparses(words: list[str]) -> None:
+    if sys.version_info >= (3, 13) and "--" in words:
+        pytest.skip("argparse of 3.13 treats -- otherwise; ours stays with what it does up to 3.12")
+    assert_same(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "2", "train.py"], "unknown flag --nodes (did you mean --nnodes?)"),
+        (
+            ["--rdzv", "c10d", "train.py"],
+            "--rdzv is ambiguous: --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf",
+        ),
+        (["--standalone=1", "train.py"], "--standalone takes no value, got '1'"),
+        (["--nnodes"], "--nnodes needs a value (N|MIN:MAX)"),
+        (["--rdzv-conf", "--x", "t.py"], "got the flag '--x' (write --rdzv-conf=VALUE if that is the value)"),
+        (["-x", "train.py"], "unknown flag -x in '-x'; the short ones are -m, -r, -t, -h"),
+        (["-mq", "train.py"], "unknown flag -q in '-mq'"),
+    ],
+)
+def test_a_wrong_word_gets_one_clear_line(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_words(words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_our_flags_never_shadow_an_abbreviation_of_torchruns() -> None:
+    assert find_flag("--re").name == "redirects"
+    assert find_flag("--star").name == "start-method"
+    assert find_flag("--start").name == "start"
+    assert find_flag("--rank0").name == "rank0-env"
+    assert find_flag("--pre").name == "preload"
+
+
+def test_help_has_every_flag_and_what_has_no_effect() -> None:
+    text = format_help()
+    for flag in FLAGS:
+        assert f"--{flag.name}" in text
+    assert "Has no effect here" in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert parse_words(["--nnodes", "2", "--help"]).wants_help
+    assert not parse_words(["train.py", "--help"]).wants_help

@@ -1,0 +1,208 @@
+"""What a worker died of: error files of all kinds, what Python prints, and what is a start-up error."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.agent.diagnosis.failures import (
+    FailureCollector,
+    FailureContext,
+    collect_failure,
+    name_signal,
+    read_error_file,
+    read_stderr,
+    trim_traceback,
+)
+from muster.agent.diagnosis.report import OomEvidence
+from muster.agent.logs import WorkerStreams
+from muster.agent.rendezvous.interface import Round
+from muster.agent.runtime.clock import SystemClock
+from muster.agent.workers.pool import LiveWorker, WorkerEnd
+
+ROUND = Round(
+    number=3,
+    attempt=1,
+    restarts_left=0,
+    group_rank=1,
+    group_world_size=2,
+    rank_offset=4,
+    world_size=8,
+    role_rank_offset=4,
+    role_world_size=8,
+    master_addr="a",
+    master_port=1,
+    node_index=5,
+)
+TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <module>\n    x\nNameError: name'
+
+
+def make_context(**changes: Any) -> FailureContext:
+    return FailureContext(**{"round": ROUND, "local_rank": 2, "host": "h", "code": 1, "lived_s": 1.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            {"message": {"message": "E: t", "extraInfo": {"py_callstack": "stack\n", "timestamp": "12"}}},
+            ("E: t", "stack"),
+        ),
+        ({"message": {"message": "E: t", "extraInfo": {"timestamp": "12"}}}, ("E: t", None)),
+        ({"message": {"message": "E: t"}}, ("E: t", None)),
+        ({"message": "plain text"}, ("plain text", None)),
+        ({"message": 5}, None),
+        ([], None),
+        ("", None),
+    ],
+)
+def test_error_files(tmp_path: Path, content: object, told: object) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(content))
+    assert read_error_file(str(path)) == told
+
+
+def test_error_files_that_are_none(tmp_path: Path) -> None:
+    half = tmp_path / "half.json"
+    half.write_text('{"message": {"mess')
+    assert read_error_file(str(half)) is None
+    assert read_error_file(str(tmp_path / "missing.json")) is None
+    assert read_error_file(None) is None
+
+
+def test_what_python_prints_when_it_dies() -> None:
+    assert read_stderr(f"noise\n{TRACEBACK}\n") == ("NameError: name", TRACEBACK)
+    chained = f"{TRACEBACK}\n\nDuring handling ...:\n\n{TRACEBACK.replace('NameError', 'KeyError')}\nmore noise\n"
+    assert read_stderr(chained) == ("KeyError: name", TRACEBACK.replace("NameError", "KeyError"))
+    fatal = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "m.py"\n'
+    own = '  File "/x/muster-agent.zip/muster/agent/workers/program.py", line 5 in run\n'
+    assert read_stderr("noise\n" + fatal + own) == ("Fatal Python error: Segmentation fault", fatal.rstrip())
+    assert read_stderr("nothing of the kind\n") is None
+    assert read_stderr("Traceback (most recent call last):\n  cut") is None
+
+
+def test_long_tracebacks_keep_the_frames_that_matter() -> None:
+    frames = [f'  File "m.py", line {n}' for n in range(500)]
+    raised = trim_traceback("\n".join(["Traceback (most recent call last):", *frames, "E: x"])).splitlines()
+    assert raised[0].startswith("Traceback")
+    assert raised[-2:] == [frames[-1], "E: x"]
+    fatal = trim_traceback("\n".join(["Fatal Python error: Aborted", *frames])).splitlines()
+    assert fatal[:2] == ["Fatal Python error: Aborted", frames[0]]
+    assert len(raised) < 70
+    assert len(fatal) < 70
+
+
+def test_a_failure_knows_its_place_and_its_end() -> None:
+    failure = collect_failure(make_context(code=-signal.SIGSEGV, stderr_text=TRACEBACK, pid=9))
+    assert (failure.node, failure.node_index, failure.global_rank, failure.round, failure.attempt) == (1, 5, 6, 3, 1)
+    assert (failure.exit_code, failure.signal, failure.pid) == (None, "SIGSEGV", 9)
+    assert failure.exception == "NameError: name"
+    assert not failure.collateral
+    assert collect_failure(make_context(stopped_by_us=True)).collateral
+
+
+def test_signals_have_names() -> None:
+    assert name_signal(9) == "SIGKILL"
+    assert name_signal(45) == "signal 45"
+
+
+def early(**changes: Any) -> bool:
+    return collect_failure(make_context(**changes)).early
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stderr_text": TRACEBACK.replace("NameError: name", "ModuleNotFoundError: No module named 'x'")},
+        {"stderr_text": "Traceback (most recent call last):\n  File\nImportError: cannot import"},
+        {"code": 2, "stderr_tail": ("/usr/bin/python: can't open file '/x.py': [Errno 2] No such file",)},
+        {"code": 1, "stderr_tail": ("/usr/bin/python: No module named nothing",)},
+        {"code": 127},
+        {"code": 2},
+        {"code": None, "reason": "cannot start x: No such file or directory"},
+    ],
+)
+def test_start_up_errors(changes: dict[str, Any]) -> None:
+    assert early(**changes)
+    assert not early(**changes, lived_s=3600.0) or changes.get("code") == 0
+    assert not early(**changes, stopped_by_us=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stderr_text": TRACEBACK.replace("NameError: name", "RuntimeError: connection refused")},
+        {"code": 1},
+        {"code": 2, "stderr_tail": ("the device is busy",)},
+        {"code": -11},
+        {"code": None, "reason": "no CPU time used"},
+    ],
+)
+def test_other_ends_are_worth_another_try(changes: dict[str, Any]) -> None:
+    assert not early(**changes)
+
+
+class Memory:
+    """Stands for the log router."""
+
+    def stderr_text(self, local_rank: int) -> str:
+        return TRACEBACK if local_rank == 2 else ""
+
+    def stderr_tail(self, local_rank: int) -> tuple[str, ...]:
+        return ("last line",) if local_rank == 2 else ()
+
+
+class Watch:
+    """Stands for `OomWatch`."""
+
+    def __init__(self, evidence: OomEvidence | None) -> None:
+        self.evidence = evidence
+
+    def begin(self) -> None: ...
+
+    def look(self) -> OomEvidence | None:
+        return self.evidence
+
+
+class FixedClock(SystemClock):
+    def now_s(self) -> float:
+        return 100.0
+
+    def wall_s(self) -> float:
+        return 5000.0
+
+
+def collect(evidence: OomEvidence | None, code: int, *, signalled: bool = False) -> Any:
+    collector = FailureCollector(host="h", clock=FixedClock(), logs=Memory(), oom=Watch(evidence))  # type: ignore[arg-type]
+    worker = LiveWorker(number=3, local_rank=2, pid=7, started_s=90.0)
+    end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled=signalled)
+    streams = WorkerStreams(
+        stdout_fd=None, stderr_fd=None, error_file=None, stack_file=None, stdout_log="/o", stderr_log="/e"
+    )
+    return collector.collect(ROUND, 2, end, streams)
+
+
+def test_the_collector_puts_it_together() -> None:
+    failure = collect(None, 1)
+    assert (failure.age_s, failure.time_s, failure.pid) == (0.5, 4999.5, 7)
+    assert failure.exception == "NameError: name"
+    assert failure.stderr_tail == ("last line",)
+    assert failure.log_path == "/e"
+
+
+def test_memory_evidence_goes_where_it_explains_something() -> None:
+    sure, guess = OomEvidence(certain=True), OomEvidence(certain=False)
+    assert collect(sure, -9).oom == sure
+    assert collect(sure, 1).oom == sure  # a child of the worker was killed, and the worker gave up
+    assert collect(guess, -9).oom == guess
+    assert collect(guess, 1).oom is None
+    assert collect(sure, -9, signalled=True).oom is None
+
+
+def test_a_worker_that_never_was() -> None:
+    collector = FailureCollector(host="h", clock=FixedClock(), logs=Memory(), oom=Watch(None))  # type: ignore[arg-type]
+    failure = collector.collect(ROUND, 0, None, None, "cannot start x: Permission denied")
+    assert (failure.exit_code, failure.signal, failure.pid) == (None, None, 0)
+    assert failure.reason == "cannot start x: Permission denied"

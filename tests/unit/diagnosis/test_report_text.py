@@ -1,0 +1,172 @@
+"""The report on one page, as JSON, in torch's format, and cut down to a termination message."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster._contract import TERMINATION_LOG_LIMIT_BYTES
+from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
+from muster.agent.diagnosis.report_text import (
+    build_torch_error,
+    find_root,
+    format_report,
+    name_ranks,
+    termination_message,
+    write_report,
+    write_torch_error_file,
+)
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
+
+
+def make_failure(**changes: Any) -> Failure:
+    values: dict[str, Any] = {
+        "node": 1,
+        "node_index": 1,
+        "host": "host-b",
+        "local_rank": 1,
+        "global_rank": 3,
+        "attempt": 0,
+        "round": 1,
+        "pid": 4711,
+        "time_s": 1_700_000_000.25,
+        "exit_code": 1,
+        "exception": "ValueError: boom",
+        "traceback": TRACEBACK,
+        "stderr_tail": ("loading", *TRACEBACK.splitlines()),
+        "log_path": "/logs/job/attempt_0/1/stderr.log",
+        **changes,
+    }
+    return Failure(**values)
+
+
+def make_collateral(rank: int) -> Failure:
+    return make_failure(
+        node=0,
+        host="host-a",
+        global_rank=rank,
+        local_rank=rank,
+        exit_code=None,
+        signal="SIGTERM",
+        exception=None,
+        traceback=None,
+        stderr_tail=(),
+        collateral=True,
+        stopped_by_us=True,
+    )
+
+
+def make_report(*failures: Failure, **changes: Any) -> Report:
+    values: dict[str, Any] = {"run_id": "job", "reason": "rank 3 failed", "attempt": 0, "max_restarts": 0, **changes}
+    return Report(failures=failures, **values)
+
+
+def test_the_page_names_everything_once() -> None:
+    stacks = tuple(
+        Stack(global_rank=rank, node=0, local_rank=rank, text=f"Thread 0x{rank:x} (most recent call first):\n  in wait")
+        for rank in (0, 1)
+    )
+    page = format_report(make_report(make_failure(), *(make_collateral(rank) for rank in (0, 1, 2)), stacks=stacks))
+    assert "JOB FAILED  job: rank 3 failed" in page
+    assert "rank      : 3 (local rank 1 on node 1)" in page
+    assert "host      : host-b" in page
+    assert "ended     : exit code 1 (pid 4711)" in page
+    assert page.count("ValueError: boom") == 2  # as the exception, and at the traceback's end
+    assert 'File "/w/main.py", line 3' in page
+    assert "    | loading" in page
+    assert "/logs/job/attempt_0/1/stderr.log" in page
+    assert "ranks 0-2 (node 0, host-a): killed by SIGTERM" in page
+    assert page.count("in wait") == 1
+    assert "ranks 0-1:" in page
+
+
+def test_collateral_is_never_the_root_however_early_it_came() -> None:
+    root = make_failure()
+    assert find_root(make_report(make_collateral(0), root)) is root
+    assert find_root(make_report()) is None
+    assert "JOB FAILED" in format_report(make_report())
+
+
+@pytest.mark.parametrize(
+    ("certain", "words"),
+    [(True, "the OOM killer struck in this node's cgroup (limit 4.00 GiB, peak 3.99 GiB"), (False, "a guess")],
+)
+def test_an_oom_kill_is_called_what_it_is(certain: bool, words: str) -> None:
+    oom = OomEvidence(certain=certain, limit_bytes=4 << 30, peak_bytes=int(3.99 * (1 << 30)), source="/sys/x")
+    page = format_report(make_report(make_failure(exit_code=None, signal="SIGKILL", oom=oom)))
+    assert "killed by SIGKILL" in page
+    assert words in page
+
+
+def test_a_thousand_dead_ranks_take_one_line_per_node() -> None:
+    others = [replace(make_collateral(rank), node=rank // 8, host=f"h{rank // 8}") for rank in range(1000)]
+    page = format_report(make_report(make_failure(), *others))
+    assert "ranks 0-7 (node 0, h0)" in page
+    assert "... and 109 such lines more" in page
+    assert len(page.splitlines()) < 50
+
+
+def test_rank_lists() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([2, 0, 1, 8]) == "ranks 0-2, 8"
+
+
+def test_json_round_trip_and_nothing_half_written(tmp_path: Path) -> None:
+    report = make_report(make_failure(oom=OomEvidence(certain=True, limit_bytes=1)), make_collateral(0))
+    path = tmp_path / "report.json"
+    write_report(report, str(path))
+    assert Report.from_json(json.loads(path.read_text())) == report
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_torch_format_without_an_error_file(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    write_torch_error_file(make_report(make_failure(exit_code=None, signal="SIGSEGV")), str(path))
+    assert json.loads(path.read_text()) == {
+        "message": {
+            "message": "ValueError: boom",
+            "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "1700000000"},
+            "errorCode": -11,
+        }
+    }
+
+
+def test_torch_format_keeps_what_the_worker_recorded(tmp_path: Path) -> None:
+    own = {"message": {"message": "Own: text", "extraInfo": {"py_callstack": "s", "timestamp": "1", "more": 1}}, "x": 2}
+    error_file = tmp_path / "worker.json"
+    error_file.write_text(json.dumps(own))
+    told = build_torch_error(make_failure(error_file=str(error_file), exit_code=17))
+    assert told == {**own, "message": {**own["message"], "errorCode": 17}}
+
+
+def test_nothing_known_to_have_failed_writes_no_torch_file(tmp_path: Path) -> None:
+    write_torch_error_file(make_report(), str(tmp_path / "error.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_report_fits_whole_into_the_termination_message() -> None:
+    report = make_report(make_failure(local_rank=0, global_rank=0, node=0))
+    assert Report.from_json(json.loads(termination_message(report))) == report
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    text=st.text(min_size=0, max_size=200),
+    repeats=st.integers(0, 200),
+    others=st.integers(0, 300),
+    run_id=st.text(max_size=50),
+)
+def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
+    text: str, repeats: int, others: int, run_id: str
+) -> None:
+    root = make_failure(exception=text * repeats, traceback=text * repeats, stderr_tail=(text * repeats,) * 20)
+    collateral = [make_collateral(rank) for rank in range(others)]
+    message = termination_message(make_report(*collateral, root, run_id=run_id, reason=text))
+    assert len(message) <= TERMINATION_LOG_LIMIT_BYTES
+    first = Report.from_json(json.loads(message)).failures[0]
+    assert (first.global_rank, first.host, first.exit_code) == (3, "host-b", 1)

@@ -1,0 +1,73 @@
+"""GPUs: explicit, disjoint ids."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.schedulers.docker.devices import assign_gpus, check_host, check_runtime, limit_visible, parse_gpus
+from muster.schedulers.docker.engine.errors import DockerFault
+
+LISTING = """\
+GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
+GPU 1: NVIDIA H200 (UUID: GPU-bbbb)
+  MIG 1g.18gb     Device  0: (UUID: MIG-1111)
+  MIG 1g.18gb     Device  1: (UUID: MIG-2222)
+"""
+
+
+def test_listing_is_read_and_slices_stand_for_their_gpu():
+    assert parse_gpus(LISTING) == {"GPU-aaaa": "0", "MIG-1111": "1", "MIG-2222": "1"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ["GPU-a0", "GPU-b1", "GPU-c2"]),
+        ("", []),
+        ("2,0", ["GPU-c2", "GPU-a0"]),
+        ("GPU-b", ["GPU-b1"]),
+        ("1,7,0", ["GPU-b1"]),
+        ("-1", []),
+    ],
+)
+def test_what_the_caller_may_see(visible, found):
+    assert limit_visible({"GPU-a0": "0", "GPU-b1": "1", "GPU-c2": "2"}, visible) == found
+
+
+@given(
+    wanted=st.lists(st.integers(0, 4), max_size=6),
+    free=st.lists(st.text("abc", min_size=1), unique=True, max_size=12),
+    taken=st.sets(st.text("abc", min_size=1), max_size=4),
+)
+def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, taken):
+    usable = [device for device in free if device not in taken]
+    if sum(wanted) > len(usable):
+        with pytest.raises(DockerFault, match=f"wants {sum(wanted)} GPUs"):
+            assign_gpus(wanted, free, taken)
+        return
+    assigned = assign_gpus(wanted, free, taken)
+    assert [len(ids) for ids in assigned] == wanted
+    flat = [device for ids in assigned for device in ids]
+    assert len(set(flat)) == len(flat)
+    assert set(flat) <= set(usable)
+
+
+def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DockerFault, match=r"no NVIDIA runtime \(it has: runc\)"):
+        check_runtime({"Runtimes": {"runc": {}}})
+    check_runtime({"Runtimes": {"runc": {}, "nvidia": {}}})
+    check_runtime({"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "nvidia.com/gpu=0"}]})
+    (tmp_path / "nvidia-container-runtime-hook").touch(0o755)
+    check_runtime({"Runtimes": {"runc": {}}})
+
+
+@pytest.mark.parametrize("address", ["unix:///var/run/docker.sock", "tcp://localhost:2375", "tcp://[::1]:2375"])
+def test_gpus_of_an_engine_here_can_be_listed(address):
+    check_host(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.7:2376", "ssh://me@gpu-box"])
+def test_gpus_of_an_engine_elsewhere_are_refused(address):
+    with pytest.raises(DockerFault, match=f"those of the engine at {address} cannot be listed"):
+        check_host(address)

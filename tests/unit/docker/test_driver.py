@@ -1,0 +1,160 @@
+"""The driver against an engine that fails in ways a real one cannot be made to: every end is told all the same."""
+
+import queue
+
+import pytest
+
+from muster._contract import AGENT_BUNDLE_NAME
+from muster.schedulers.docker.engine.container_state import ContainerFacts
+from muster.schedulers.docker.engine.errors import DockerFault, EngineGone, NotThere
+from muster.schedulers.docker.live import driver as drivers
+from muster.schedulers.docker.live.driver import DockerDriver
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
+from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
+from muster.schedulers.supervision.driver import Mailbox
+
+REPLICA = ReplicaId("w", 0)
+_GOES_AWAY = object()
+
+
+class ScriptedEngine:
+    """One container, created before. A test says what happens to it, and which calls fail how often."""
+
+    def __init__(self):
+        self.status, self.exit_code = "created", None
+        self.happens = queue.SimpleQueue()
+        self.failing = {}
+        self.removed = []
+
+    def fail(self, call, *errors):
+        self.failing[call] = list(errors)
+
+    def _may_fail(self, call):
+        if self.failing.get(call):
+            raise self.failing[call].pop(0)
+
+    def end(self, exit_code):
+        self.status, self.exit_code = "exited", exit_code
+        self.happens.put({"Action": "die", "Actor": {"ID": "c", "Attributes": {"exitCode": str(exit_code)}}})
+
+    def now_s(self):
+        self._may_fail("now_s")
+        return 0.0
+
+    def events(self, actions, since_s):
+        while (event := self.happens.get()) is not _GOES_AWAY:
+            yield event
+
+    def inspect_container(self, container):
+        self._may_fail("inspect_container")
+        labels = {Label.INCARNATION: "0"}
+        facts = {"id": "c", "name": "c", "labels": labels, "oom_killed": False, "error": ""}
+        times = {"started_at": "", "finished_at": ""}
+        return ContainerFacts(status=self.status, exit_code=self.exit_code, **facts, **times)
+
+    def list_containers(self, labels):
+        return [self.inspect_container("c")]
+
+    def list_container_ids(self, labels, *, running_only=False):
+        return []
+
+    def start_container(self, container):
+        self._may_fail("start_container")
+        self.status = "running"
+
+    def remove_container(self, container):
+        self._may_fail("remove_container")
+        self.removed.append(container)
+
+    def copy_out(self, container, path, limit_bytes):
+        self._may_fail("copy_out")
+
+    def list_volumes(self, labels):
+        return {}
+
+
+@pytest.fixture
+def engine():
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def mailbox():
+    mailbox = Mailbox()
+    yield mailbox
+    mailbox.close()
+
+
+@pytest.fixture
+def driver(engine, mailbox, tmp_path, monkeypatch):
+    monkeypatch.setattr(drivers, "RECONNECT_S", 0.0)
+    (tmp_path / AGENT_BUNDLE_NAME).write_bytes(b"")
+    container = ContainerRequest(
+        role="w", replica=0, image="img", name="a-w-0", command=("python3",), env={}, hostname="w-0", aliases=(),
+        runs_agent=True, bundled=True,
+    )  # fmt: skip
+    app = AppRequest(
+        app_id="a", network="net", owns_network=False, pull="missing", grace_s=1.0, keep="all", user="u",
+        containers=(container,),
+    )  # fmt: skip
+    driver = DockerDriver(engine, app, tmp_path, mailbox)
+    yield driver
+    driver._closing.set()
+    engine.happens.put(_GOES_AWAY)
+    driver.close()
+    if driver._watcher is not None:
+        driver._watcher.join()
+
+
+def told(mailbox):
+    """The next end; waits for it."""
+    while (event := mailbox.take()) is None:
+        mailbox.turn()
+    return event
+
+
+def test_end_is_told_once(driver, engine, mailbox):
+    driver.start(REPLICA, 1)
+    engine.end(3)
+    assert told(mailbox) == ReplicaEnded(replica=REPLICA, exit_code=3, reason="", final=False)
+    assert mailbox.take() is None
+
+
+def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine, mailbox, capfd):
+    engine.fail("now_s", DockerFault("cannot ask: 500"), DockerFault("cannot ask: 500"))
+    driver.start(REPLICA, 1)
+    engine.end(3)
+    assert told(mailbox).exit_code == 3
+    assert capfd.readouterr().err.count("looking again: cannot ask: 500") == 2
+
+
+def test_end_is_told_when_what_it_left_cannot_be_read(driver, engine, mailbox):
+    engine.fail("copy_out", DockerFault("500"), DockerFault("500"))
+    driver.start(REPLICA, 1)
+    engine.end(1)
+    assert told(mailbox).exit_code == 1
+
+
+def test_what_an_engine_that_goes_away_kept_from_being_read_is_read_when_it_is_back(driver, engine, mailbox):
+    engine.fail("copy_out", EngineGone("gone"))
+    driver.start(REPLICA, 1)
+    engine.end(1)
+    assert told(mailbox).exit_code == 1
+
+
+@pytest.mark.parametrize("error", [EngineGone("gone"), DockerFault("busy"), NotThere("gone")])
+def test_failed_start_is_told_when_the_container_cannot_be_removed(driver, engine, mailbox, error):
+    engine.fail("start_container", DockerFault("no space left"))
+    engine.fail("remove_container", error)
+    driver.start(REPLICA, 1)
+    end = told(mailbox)
+    assert (end.exit_code, end.final) == (127, True)
+    assert "could not be started: no space left" in end.reason
+
+
+def test_bug_in_a_thread_is_in_the_supervisors_log(driver, engine, capfd):
+    engine.fail("start_container", ZeroDivisionError("a bug"))
+    driver.start(REPLICA, 1)
+    driver._closing.set()
+    driver._pool.shutdown(wait=True)
+    assert "ZeroDivisionError: a bug" in capfd.readouterr().err

@@ -1,0 +1,719 @@
+"""Every manifest passes the strict published schemas; one golden file per flavour; size and purity."""
+
+import copy
+import importlib.util
+import json
+import os
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+from doubles.kubernetes_rules import Broken, check_create
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from torchx import specs
+
+from muster._contract import RoleKey
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, decode_app
+from muster.schedulers.kubernetes.manifests.request import build_request, with_token
+from muster.schedulers.kubernetes.schema import load_table, parse_version
+
+pytestmark = pytest.mark.torchx
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+REPOSITORY = HERE.parents[2]
+
+
+def load_double(name):
+    """A module of tests/doubles: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tests" / "doubles" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def agent_role(**changes):
+    nodes, least = changes.pop("nodes", 2), changes.pop("least", None)
+    args = ["-m", "muster.agent", "--nnodes", str(nodes), "--node-rank", specs.macros.replica_id]
+    args += [
+        "--rank0-env",
+        specs.macros.rank0_env,
+        "--rdzv-id",
+        specs.macros.app_id,
+        "main.py",
+        *changes.pop("script", []),
+    ]
+    given = {
+        "name": "trainer",
+        "image": "img:1",
+        "entrypoint": "python3",
+        "args": args,
+        "num_replicas": nodes,
+        "min_replicas": least,
+        "resource": specs.Resource(cpu=2, gpu=0, memMB=2048),
+        "retry_policy": specs.RetryPolicy.REPLICA,
+    }
+    return specs.Role(**{**given, **changes})
+
+
+def plain_role(**changes):
+    given = {
+        "name": "echo",
+        "image": "img:1",
+        "entrypoint": "/bin/echo",
+        "args": ["hello"],
+        "num_replicas": 1,
+        "resource": specs.Resource(cpu=1, gpu=0, memMB=512),
+    }
+    return specs.Role(**{**given, **changes})
+
+
+def build(*roles, name="app-x1", workspaces=None, **cfg):
+    return build_request(specs.AppDef(name="app", roles=list(roles)), cfg, name=name, workspaces=workspaces)
+
+
+def pod_of(request):
+    parent = request.parent
+    if parent["kind"] == "JobSet":
+        return parent["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return parent["spec"]["template"] if "template" in parent["spec"] else parent["spec"]["tasks"][0]["template"]
+
+
+def container_of(request):
+    return pod_of(request)["spec"]["containers"][0]
+
+
+def env_of(request):
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container_of(request)["env"]}
+
+
+# -- the published schemas --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def load_validator(version, name):
+    """The published strict schema of one kind. kubernetes_validate itself reads two megabytes for every document."""
+    package = pytest.importorskip("kubernetes_validate", reason="the published schemas are in the test requirements")
+    jsonschema, referencing = pytest.importorskip("jsonschema"), pytest.importorskip("referencing")
+    folder = Path(package.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local-strict"
+    schema = json.loads((folder / f"{name}.json").read_text())
+    registry = referencing.Resource.from_contents(schema) @ (load_definitions(folder) @ referencing.Registry())
+    return jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+@lru_cache(maxsize=16)
+def load_definitions(folder):
+    from referencing import Resource
+
+    return Resource.from_contents(json.loads((folder / "_definitions.json").read_text()))
+
+
+def validate_published(document, version):
+    group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", document["apiVersion"])
+    load_validator(version, f"{document['kind'].lower()}-{group}").validate(document)
+
+
+def validate_strictly(document, version):
+    if document["apiVersion"].startswith("jobset"):
+        check_jobset(document)
+        for job in document["spec"]["replicatedJobs"]:
+            inner = {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": {"name": "x"},
+                "spec": job["template"]["spec"],
+            }
+            validate_published(inner, version)
+    elif document["apiVersion"].startswith("batch.volcano"):
+        check_volcano(document)
+        for task in document["spec"]["tasks"]:
+            template = {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "x"},
+                "template": task["template"],
+            }
+            validate_published(template, version)
+    elif document["apiVersion"] != "scheduling.volcano.sh/v1beta1":
+        validate_published(document, version)
+
+
+def test_the_validator_refuses_what_it_should():
+    request = build(agent_role())
+    request.parent["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Never"
+    jsonschema = pytest.importorskip("jsonschema")
+    with pytest.raises(jsonschema.ValidationError, match="imagePullPolice"):
+        validate_strictly(request.parent, versions()[-1])
+
+
+def check_jobset(document):
+    """The models drop what they do not know: what comes back must be what went in."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    shell = copy.deepcopy(document)
+    for job in shell["spec"]["replicatedJobs"]:
+        job["template"].pop("spec")  # checked against Kubernetes' own schema
+    model = models.JobsetV1alpha2JobSet.from_dict(copy.deepcopy(shell))
+    assert prune(json.loads(model.to_json())) == prune(shell)
+
+
+def prune(value):
+    if isinstance(value, dict):
+        return {key: prune(item) for key, item in value.items() if item is not None and item != {}}
+    return [prune(item) for item in value] if isinstance(value, list) else value
+
+
+VOLCANO_POLICY = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["action"],
+    "properties": {
+        "action": {"enum": ["RestartPod", "RestartJob", "TerminateJob", "CompleteJob"]},
+        "event": {"enum": ["PodFailed", "TaskCompleted"]},
+        "exitCode": {"type": "integer", "not": {"const": 0}},
+    },
+    "oneOf": [{"required": ["event"]}, {"required": ["exitCode"]}],
+}
+VOLCANO_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "batch.volcano.sh/v1alpha1"},
+        "kind": {"const": "Job"},
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["minAvailable", "schedulerName", "tasks"],
+            "properties": {
+                "schedulerName": {"const": "volcano"},
+                "minAvailable": {"type": "integer", "minimum": 1},
+                "maxRetry": {"type": "integer", "minimum": 0},
+                "queue": {"type": "string"},
+                "priorityClassName": {"type": "string"},
+                "ttlSecondsAfterFinished": {"type": "integer", "minimum": 0},
+                "plugins": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+                "tasks": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["name", "replicas", "template"],
+                        "properties": {
+                            "name": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"},
+                            "replicas": {"type": "integer", "minimum": 0},
+                            "minAvailable": {"type": "integer", "minimum": 0},
+                            "maxRetry": {"type": "integer", "minimum": 1},
+                            "policies": {"type": "array", "items": VOLCANO_POLICY},
+                            "template": {"type": "object"},
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def check_volcano(document):
+    pytest.importorskip("jsonschema").validate(document, VOLCANO_SCHEMA)
+    spec = document["spec"]
+    assert spec["minAvailable"] <= sum(task["replicas"] for task in spec["tasks"])
+    assert all(task["minAvailable"] <= task["replicas"] for task in spec["tasks"])
+    names = [task["name"] for task in spec["tasks"]]
+    assert len(set(names)) == len(names)
+    for task in spec["tasks"]:
+        events = [policy.get("event", policy.get("exitCode")) for policy in task["policies"]]
+        assert len(set(events)) == len(events), "the webhook refuses an event with two actions"
+
+
+def test_the_compact_table_equals_the_published_schemas():
+    pytest.importorskip("kubernetes_validate")
+    double = load_double("kubernetes_fields")
+    assert double.PATH.read_text() == double.render(double.build_fields())
+
+
+def versions():
+    newest = load_table().newest
+    return [f"1.{minor}" for minor in range(29, newest[1] + 1)]
+
+
+FLAVORS = ("job", "jobset", "volcano")
+
+
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_every_flavour_passes_the_strict_schema(flavor, version):
+    elastic = parse_version(version) >= (1, 31)
+    request = build(
+        agent_role(nodes=4, least=2 if elastic else None, max_retries=3),
+        plain_role(num_replicas=2),
+        flavor=flavor,
+        kube_version=version,
+        workspaces={},
+    )
+    for document in request.documents:
+        validate_strictly(document, version)
+
+
+TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=20)
+NAMES = st.text(st.sampled_from("abcXYZ019-_. "), min_size=1, max_size=70).filter(lambda name: name not in (".", ".."))
+MOUNTS = st.lists(
+    st.one_of(
+        st.builds(specs.BindMount, src_path=st.just("/data"), dst_path=st.just("/mnt/a"), read_only=st.booleans()),
+        st.builds(
+            specs.VolumeMount,
+            src=st.sampled_from(["claim", "pvc/claim", "configmap/c", "secret/s", "emptydir/", "emptydir/1Gi"]),
+            dst_path=st.just("/mnt/b"),
+            read_only=st.booleans(),
+        ),
+        st.builds(
+            specs.DeviceMount, src_path=st.just("/dev/fuse"), dst_path=st.just("/dev/fuse"), permissions=st.just("rwm")
+        ),
+    ),
+    max_size=2,
+    unique_by=lambda mount: mount.dst_path,
+)
+
+
+@st.composite
+def roles(draw):
+    most = draw(st.integers(1, 5000))
+    make = agent_role if draw(st.booleans()) else plain_role
+    common = {
+        "num_replicas": most,
+        "min_replicas": draw(st.none() | st.integers(1, most)),
+        "max_retries": draw(st.integers(0, 5)),
+        "env": draw(
+            st.dictionaries(st.sampled_from(["A", "B_1", "WANDB_API_KEY", "MUSTER_TOKEN", "TMPDIR"]), TEXT, max_size=3)
+        ),
+        "mounts": draw(MOUNTS),
+        "port_map": draw(st.dictionaries(st.sampled_from(["c10d", "Tensor Board"]), st.integers(1, 65535), max_size=2)),
+        "resource": specs.Resource(
+            cpu=draw(st.integers(-1, 64)),
+            gpu=draw(st.integers(-1, 8)),
+            memMB=draw(st.integers(-1, 1 << 20)),
+            devices=draw(st.dictionaries(st.just("rdma/hca"), st.integers(0, 8), max_size=1)),
+        ),
+        "metadata": draw(st.just({}) | st.just({RoleKey.MEMORY_REQUEST_MB: "4096"})),
+    }
+    role = make(**common)
+    role.args = [*role.args, *draw(st.lists(TEXT, max_size=3))]
+    return role
+
+
+OPTIONS = st.fixed_dictionaries(
+    {"flavor": st.sampled_from(FLAVORS), "kube_version": st.sampled_from(versions())},
+    optional={
+        "namespace": st.just("team-a"),
+        "queue": st.just("q"),
+        "priority_class": st.just("high"),
+        "service_account": st.just("sa"),
+        "image_pull_secrets": st.just(["regcred"]),
+        "image_pull_policy": st.sampled_from(["Always", "Never"]),
+        "node_selector": st.just({"a/b": "c"}),
+        "tolerations": st.just(["k:v:NoExecute:30", "k"]),
+        "pod_template": st.just('{"spec": {"containers": [{"name": "main", "tty": true}], "priority": null}}'),
+        "ttl_s": st.integers(0, 10**6),
+        "shm_size": st.just("16Gi"),
+        "grace_s": st.integers(31, 600),
+        "rdma": st.sampled_from(["true", "rdma/hca:8"]),
+        "gang": st.sampled_from(["auto", "auto", "auto", "none", "kueue", "podgroup", "volcano"]),
+        "agent": st.sampled_from(["bundled", "image"]),
+        "security": st.sampled_from(["baseline", "restricted"]),
+        "suspend": st.booleans(),
+        "efa_device_count": st.integers(0, 4),
+        "reserved_millicpu": st.integers(0, 500),
+    },
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(name=NAMES, app_roles=st.lists(roles(), min_size=1, max_size=3), options=OPTIONS)
+@mock.patch(
+    "muster.schedulers.kubernetes.manifests.bundles.build_agent_bundle", return_value=b"the agent"
+)  # its own tests pack it
+def test_whatever_is_built_passes_the_strict_schema(bundle, name, app_roles, options):
+    for index, role in enumerate(app_roles):
+        role.name = f"{role.name}{index}"
+    app = specs.AppDef(name=name, roles=app_roles)
+    before = copy.deepcopy(app)
+    try:
+        request = build_request(app, options, name="app-b1c2d3e4")
+    except SchedulerError as error:
+        event(f"refused: {str(error)[:40]}")
+        refused = str(error)
+    else:
+        refused = None
+    if refused is not None:
+        assert "\n" not in refused, "one line"
+        return
+    assert app == before, "the caller's AppDef is not changed"
+    assert str(build_request(app, options, name="app-b1c2d3e4")) == str(request), "deterministic"
+    for document in with_token(request, "a-token", "team-a"):
+        validate_strictly(document, options["kube_version"])
+        check_create(document)
+
+
+def breaking(change):
+    """Documents of a sound request, one of them changed into what the real API server refuses."""
+    request = build(agent_role(nodes=4, max_retries=1))
+    documents = {document["kind"]: document for document in with_token(request, "tok", "ns")}
+    change(documents, documents["Job"]["spec"], documents["Job"]["spec"]["template"]["spec"])
+    return documents.values()
+
+
+def check_all(documents):
+    for document in documents:
+        check_create(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, job, pod: job.pop("backoffLimitPerIndex"), "Required value: when maxFailedIndexes is"),
+        (lambda d, job, pod: job.update(maxFailedIndexes=5), "less than or equal to completions"),
+        (lambda d, job, pod: job.update(podReplacementPolicy="TerminatingOrFailed"), 'supported values: "Failed"'),
+        (lambda d, job, pod: job.update(completionMode="NonIndexed"), "requires indexed completion mode"),
+        (lambda d, job, pod: job.update(successPolicy={"rules": [{"succeededCount": 5}]}), "less than or equal to"),
+        (lambda d, job, pod: job["podFailurePolicy"]["rules"][1]["onExitCodes"].update(values=[2, 1]), "be ordered"),
+        (lambda d, job, pod: pod.update(restartPolicy="OnFailure"), 'only "Never" is supported'),
+        (lambda d, job, pod: pod["containers"][0].update(image=""), "image: Required value"),
+        (lambda d, job, pod: pod["volumes"].pop(), "volumeMounts.name: Not found"),
+        (lambda d, job, pod: pod["tolerations"][0].update(tolerationSeconds=1), "effect must be 'NoExecute'"),
+        (lambda d, job, pod: d["Service"]["metadata"].update(name="1a"), "a DNS-1035 label"),
+        (lambda d, job, pod: d["Job"]["metadata"].update(name="a" * 62), "pod with invalid DNS label"),
+        (
+            lambda d, job, pod: d["ConfigMap"].update(binaryData={"x": "A" * (1 << 21)}),
+            "not be more than 1048576 bytes",
+        ),
+    ],
+)
+def test_the_double_refuses_what_the_real_server_refuses(change, message):
+    check_all(breaking(lambda *_: None))
+    with pytest.raises(Broken, match=message):
+        check_all(breaking(change))
+
+
+# -- golden files -----------------------------------------------------------------------------------------------------
+
+
+def golden_text(request):
+    """As printed, but for the bundle's bytes and the AppDef, whose encoding differs between the TorchX lines."""
+    text = re.sub(r'(muster-agent\.zip|workspace-\w+\.tar\.gz): "[^"]*"', r'\1: "..."', str(request))
+    return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: \S+", f"{APPDEF_ANNOTATION}: ...", text)
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("size", ["fixed", "elastic"])
+def test_golden(flavor, size):
+    role = agent_role(
+        nodes=4,
+        least=2 if size == "elastic" else None,
+        max_retries=1,
+        env={"PRICE": "$5", "HF_TOKEN": "s3cret"},
+        resource=specs.Resource(cpu=8, gpu=2, memMB=16384),
+    )
+    text = golden_text(build(role, flavor=flavor, kube_version="1.31"))
+    path = GOLDEN / f"{flavor}-{size}.yaml"
+    assert text == path.read_text(), f"to accept the change: write the text to {path}"
+
+
+# -- what must hold ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_the_size_does_not_depend_on_the_number_of_nodes(flavor):
+    def size(nodes):
+        request = build(agent_role(nodes=nodes, least=2), flavor=flavor)
+        documents = [document for document in request.documents if document["kind"] != "ConfigMap"]
+        return len(json.dumps(documents, separators=(",", ":")))
+
+    assert size(4096) <= 8192
+    assert abs(size(4096) - size(16)) < 64
+
+
+def test_the_dry_run_holds_no_secret():
+    request = build(agent_role(env={"WANDB_API_KEY": "hunter2"}))
+    assert "hunter2" not in str(request)
+    assert "hunter2" not in repr(request)
+    assert all("data" not in document for document in request.documents if document["kind"] == "Secret")
+    sent = {document["kind"]: document for document in with_token(request, "tok", "ns")}
+    assert set(sent["Secret"]["data"]) == {"token", "trainer.WANDB_API_KEY"}
+    assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
+
+
+@pytest.mark.parametrize("namespace", [None, "team"])
+def test_the_dry_run_says_how_to_fill_its_secret(namespace, tmp_path):
+    """By the command in its comment, which reaches the Secret of the same document and keeps its labels."""
+    text = str(build(agent_role(env={"WANDB_API_KEY": "hunter2"}), namespace=namespace))
+    command = next(line for line in text.splitlines() if "kubectl" in line).removeprefix("#   ")
+    for name, script in (("kubectl", r'printf "%s\n" "$@"'), ("openssl", "echo r4nd0m")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-c", command], env={"PATH": path}, capture_output=True, text=True, check=True)
+    place = ["-n", "team"] if namespace else []
+    *words, patch = done.stdout.splitlines()
+    assert words == [*place, "patch", "secret", "app-x1-secret", "--type=merge", "-p"]
+    assert json.loads(patch) == {"stringData": {"token": "r4nd0m", "trainer.WANDB_API_KEY": "..."}}
+
+
+def test_a_request_is_not_changed_by_being_sent():
+    request = build(agent_role())
+    before = copy.deepcopy(request.documents)
+    with_token(request, "tok", "ns")
+    assert request.documents == before
+
+
+def test_the_printed_yaml_is_the_documents():
+    request = build(agent_role(script=["yes", "1e3", "null", " leading", "multi\nline", "ünï"]))
+    assert list(yaml.safe_load_all(str(request))) == json.loads(json.dumps(request.documents))
+
+
+def test_dollars_reach_the_program_as_they_are():
+    role = agent_role(script=["$(HOME)", "a$$b", "${replica_id}", "$VAR"], env={"X": "p$q ${replica_id}"})
+    request = build(role)
+    args = container_of(request)["args"]
+    # TorchX's own substitution turns $$ into $ on every scheduler
+    assert args[-4:] == ["$$(HOME)", "a$$b", "$(NODE_INDEX)", "$$VAR"]
+    assert env_of(request)["X"] == "p$$q $(NODE_INDEX)"
+    assert container_of(request)["env"][0]["name"] == "NODE_INDEX", "a variable can only refer to those before it"
+
+
+def test_macros():
+    request = build(agent_role(script=["${app_id}", "${rank0_env}", "${img_root}x"]))
+    assert container_of(request)["args"][-3:] == ["app-x1", "TORCHX_RANK0_HOST", "x"]
+
+
+def test_the_agent_runs_from_the_bundle_or_from_the_image():
+    assert container_of(build(agent_role()))["args"][0] == "/opt/muster/muster-agent.zip"
+    request = build(agent_role(), agent="image")
+    assert container_of(request)["args"][:2] == ["-m", "muster.agent"]
+    assert "ConfigMap" not in [document["kind"] for document in request.documents]
+
+
+@pytest.mark.parametrize(
+    ("flavor", "least", "host"),
+    [
+        ("job", None, "app-x1-trainer-0.app-x1"),
+        ("jobset", None, "app-x1-trainer-0-0.app-x1"),
+        ("volcano", None, "app-x1-trainer-0.app-x1"),
+        ("volcano", 1, "app-x1-lead-0.app-x1"),
+    ],
+)
+def test_the_address_of_node_0(flavor, least, host):
+    request = build(agent_role(least=least), flavor=flavor)
+    assert env_of(request)["TORCHX_RANK0_HOST"] == host
+    assert pod_of(request)["spec"]["subdomain"] == "app-x1"
+
+
+def test_fixed_and_elastic_jobs_count_failures_differently():
+    fixed = build(agent_role(nodes=4, max_retries=2)).parent["spec"]
+    assert (fixed["backoffLimit"], fixed["backoffLimitPerIndex"], fixed["maxFailedIndexes"]) == (2, 2, 0)
+    assert "successPolicy" not in fixed
+    elastic = build(agent_role(nodes=4, least=1, max_retries=2)).parent["spec"]
+    assert elastic["backoffLimit"] == 2 + 4 - 1
+    assert elastic["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    assert not {"backoffLimitPerIndex", "maxFailedIndexes"} & elastic.keys()
+    rules = [rule["action"] for rule in elastic["podFailurePolicy"]["rules"]]
+    assert rules == ["Ignore", "FailJob"], "preemption is looked at before exit codes"
+
+
+def test_a_role_without_our_agent_keeps_torchx_meaning():
+    request = build(plain_role(max_retries=3, min_replicas=1, num_replicas=2))
+    spec = request.parent["spec"]
+    assert spec["backoffLimit"] == 3
+    assert not {"podFailurePolicy", "successPolicy", "backoffLimitPerIndex"} & spec.keys()
+    assert [document["kind"] for document in request.documents] == ["Service", "Job"]
+    assert "MUSTER_TOKEN" not in env_of(request)
+
+
+def test_several_roles_share_the_service_and_the_first_leads():
+    request = build(agent_role(), plain_role())
+    jobs = [document for document in request.documents if document["kind"] == "Job"]
+    assert [job["metadata"]["name"] for job in jobs] == ["app-x1-trainer", "app-x1-echo"]
+    hosts = [
+        item["value"]
+        for job in jobs
+        for item in job["spec"]["template"]["spec"]["containers"][0]["env"]
+        if item["name"] == "TORCHX_RANK0_HOST"
+    ]
+    assert hosts == ["app-x1-trainer-0.app-x1"] * 2
+
+
+def test_memory_nobody_asked_for_is_no_limit():
+    request = build(agent_role(metadata={RoleKey.MEMORY_REQUEST_MB: "4096"}))
+    assert container_of(request)["resources"] == {"requests": {"cpu": "2", "memory": "4096Mi"}}
+    asked = container_of(build(agent_role()))["resources"]
+    assert asked == {"requests": {"cpu": "2", "memory": "2048Mi"}, "limits": {"memory": "2048Mi"}}
+
+
+def test_devices_by_resource_name():
+    role = agent_role(resource=specs.Resource(cpu=1, gpu=4, memMB=1, devices={"amd.com/gpu": 2}))
+    limits = container_of(build(role, rdma="rdma/hca:8"))["resources"]["limits"]
+    assert limits == {"memory": "1Mi", "amd.com/gpu": "2", "nvidia.com/gpu": "4", "rdma/hca": "8"}
+    assert container_of(build(role, rdma="true"))["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_grace_is_longer_than_the_agents_shutdown():
+    assert pod_of(build(agent_role()))["spec"]["terminationGracePeriodSeconds"] == 45
+    role = agent_role()
+    role.args[2:2] = ["--shutdown-timeout", "100"]
+    assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == 115
+    with pytest.raises(SchedulerError, match=r"grace_s=100 is not more than the agent's --shutdown-timeout 100"):
+        build(role, grace_s=100)
+
+
+def test_the_workspace_is_unpacked_by_the_agent_or_by_tar():
+    files = {"workspace-1.tar.gz": b"x"}
+    metadata = {"muster.kubernetes_workspace": "workspace-1.tar.gz"}
+    request = build(agent_role(metadata=metadata), plain_role(metadata=metadata), workspaces=files)
+    trainer, echo = (job["spec"]["template"]["spec"] for job in request.documents if job["kind"] == "Job")
+    assert env_of(request)["MUSTER_WORKSPACE"] == "/opt/muster/workspace-1.tar.gz"
+    assert trainer["containers"][0]["workingDir"] == env_of(request)["MUSTER_WORKSPACE_DIR"] == "/muster/work"
+    assert "initContainers" not in trainer
+    assert echo["initContainers"][0]["command"] == [
+        "tar",
+        "-xzof",
+        "/opt/muster/workspace-1.tar.gz",
+        "-C",
+        "/muster/work",
+    ]
+
+
+def test_restricted_passes_pod_security():
+    pod = pod_of(build(agent_role(), security="restricted"))["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mount = specs.BindMount(src_path="/data", dst_path="/data")
+    with pytest.raises(SchedulerError, match="host path '/data' is forbidden by security=restricted"):
+        build(agent_role(mounts=[mount]), security="restricted")
+
+
+def test_gangs():
+    kueue = build(agent_role(nodes=4, least=2), queue="lq", priority_class="high").parent["metadata"]
+    assert kueue["labels"]["kueue.x-k8s.io/queue-name"] == "lq"
+    assert kueue["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "2"
+    native = build(agent_role(nodes=4), gang="podgroup", kube_version="1.37")
+    group = next(document for document in native.documents if document["kind"] == "PodGroup")
+    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}}
+    assert pod_of(native)["spec"]["schedulingGroup"] == {"podGroupName": "app-x1"}
+    volcano = build(agent_role(nodes=4), gang="volcano", queue="q")
+    assert pod_of(volcano)["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "app-x1"
+    assert pod_of(volcano)["spec"]["schedulerName"] == "volcano"
+    with pytest.raises(SchedulerError, match=r"gang=podgroup needs Kubernetes 1\.36"):
+        build(agent_role(nodes=4), gang="podgroup", kube_version="1.35")
+
+
+def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
+    """Volcano counts each task from 0: what it cannot add up, the agent does."""
+    role = agent_role(nodes=3, least=1, script=["--shard", "${replica_id}"], env={"WHO": "node-${replica_id}"})
+    lead, rest = build(role, flavor="volcano").parent["spec"]["tasks"]
+    expected = {"lead": "$(NODE_INDEX)", "rest": "{{muster.node_index}}"}
+    for task, index in ((lead, expected["lead"]), (rest, expected["rest"])):
+        container = task["template"]["spec"]["containers"][0]
+        assert (container["args"][4], container["args"][-1]) == (index, index)
+        env = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert env["WHO"] == f"node-{index}"
+        assert env.get("MUSTER_NODE_INDEX") == ("1+$(NODE_INDEX)" if task is rest else None)
+
+
+@pytest.mark.parametrize(
+    ("roles", "cfg", "message"),
+    [
+        (
+            [agent_role(least=1)],
+            {"kube_version": "1.30"},
+            r"1\.29 or newer is needed .* 1\.31 for elastic jobs; .* 1\.30",
+        ),
+        ([agent_role(), agent_role()], {}, "role names must differ"),
+        ([agent_role(nodes=0)], {}, "num_replicas must be at least 1"),
+        ([agent_role(nodes=2, least=3)], {}, r"min_replicas must be from 1 to num_replicas \(2\), not 3"),
+        ([plain_role(env={"a b": ""})], {}, "'a b' is no name of an environment variable"),
+        ([plain_role(port_map={"x": 70000})], {}, "port x=70000 is not between 1 and 65535"),
+        (
+            [plain_role(mounts=[specs.VolumeMount(src="nfs/x", dst_path="/x")])],
+            {},
+            "volume 'nfs/x' is not CLAIM or one of",
+        ),
+        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="x")])], {}, "'x' is not an absolute path"),
+        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/a/../b")])], {}, "without ':' and '..'"),
+        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/muster/work/")])], {}, "belongs to muster"),
+        (
+            [plain_role(mounts=[specs.VolumeMount(src="a", dst_path=path) for path in ("/x", "/x/")])],
+            {},
+            "two mounts have the target '/x'",
+        ),
+        ([plain_role(mounts=[specs.VolumeMount(src="My_Claim", dst_path="/x")])], {}, "no name of a Kubernetes object"),
+        (
+            [plain_role(mounts=[specs.VolumeMount(src="emptydir/big", dst_path="/x")])],
+            {},
+            "has no size after the slash",
+        ),
+        (
+            [plain_role(mounts=[specs.BindMount(src_path="/a/../b", dst_path="/x")])],
+            {},
+            "path of the host without '..'",
+        ),
+        ([plain_role(image="")], {}, "image '' is no name of an image"),
+        ([plain_role(max_retries=2**31)], {}, "max_retries=2147483648 is too large"),
+        ([agent_role(nodes=100_001)], {}, "100001 replicas, a Job has at most 100000"),
+        (
+            [plain_role(resource=specs.Resource(cpu=1, gpu=0, memMB=1, devices={"fpga": 1}))],
+            {},
+            "device 'fpga' is not DOMAIN/RESOURCE",
+        ),
+        (
+            [plain_role(resource=specs.Resource(1, 0, 1, {"node.kubernetes.io/instance-type": "no such"}))],
+            {},
+            "'no such' is no value of a node's label",
+        ),
+        (
+            [plain_role()],
+            {"pod_template": '{"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}'},
+            "labels.app.kubernetes.io/instance cannot be set",
+        ),
+        ([agent_role()], {"flavor": "volcano", "suspend": True}, "suspend=true is not possible with flavor=volcano"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(roles, cfg, message):
+    with pytest.raises(SchedulerError, match=message) as caught:
+        build(*roles, **cfg)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_too_long_is_refused_before_anything_is_sent():
+    with pytest.raises(SchedulerError, match=r"is 60 characters; with role 'trainer' and 2 replicas at most 47 fit"):
+        build(agent_role(), name="a" * 60)
+
+
+def test_the_appdef_comes_back_whole():
+    role = agent_role(
+        nodes=4,
+        least=2,
+        env={"A": "1", "MY_SECRET": "x"},
+        mounts=[
+            specs.BindMount(src_path="/a", dst_path="/b", read_only=True),
+            specs.VolumeMount(src="c", dst_path="/d"),
+        ],
+        port_map={"c10d": 1},
+        metadata={"k": ["v"]},
+        resource=specs.Resource(cpu=1, gpu=2, memMB=3, capabilities={"x": "y"}, devices={"d/e": 1}),
+    )
+    app = specs.AppDef(name="app", roles=[role, plain_role()], metadata={"team": "a"})
+    request = build_request(app, {}, name="app-x1")
+    back = decode_app(request.parent["metadata"]["annotations"][APPDEF_ANNOTATION])
+    expected = copy.deepcopy(app)
+    expected.roles[0].env["MY_SECRET"] = "***"
+    assert back == expected

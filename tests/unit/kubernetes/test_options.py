@@ -1,0 +1,170 @@
+"""Options and the pod_template patch: strict, offline, one line per mistake."""
+
+import json
+
+import pytest
+
+from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
+from muster.schedulers.kubernetes.options import parse_options
+
+VERSION = (1, 37)
+
+
+def test_torchx_own_option_names_keep_working():
+    options = parse_options(
+        {
+            "namespace": "team",
+            "queue": "q",
+            "service_account": "sa",
+            "priority_class": "p",
+            "image_repo": "r/x",
+            "validate_spec": False,
+            "reserved_millicpu": 100,
+            "reserved_memmb": 1024,
+            "efa_device_count": 4,
+        }
+    )
+    assert (options.namespace, options.queue, options.validate_spec, options.efa_device_count) == (
+        "team",
+        "q",
+        False,
+        4,
+    )
+
+
+def test_tolerations_as_the_command_line_can_carry_them():
+    options = parse_options({"tolerations": ["gpu", "team:a", "team=a:NoSchedule", "x/y:NoExecute:60"]})
+    assert options.tolerations == (
+        {"key": "gpu", "operator": "Exists"},
+        {"key": "team", "operator": "Equal", "value": "a"},
+        {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"},
+        {"key": "x/y", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
+    )
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"quue": "x"}, "did you mean 'queue'"),
+        ({"flavor": "jobs"}, "flavor=jobs is not one of job, jobset, volcano"),
+        ({"namespace": "Team"}, "namespace=Team is not a namespace's name"),
+        ({"ttl_s": -1}, "ttl_s=-1 is not a whole number, 0 or more"),
+        ({"shm_size": "lots"}, "shm_size=lots is not a size; for example 16Gi"),
+        ({"tolerations": ["a:b:c"]}, r"tolerations: 'a:b:c' is not KEY"),
+        ({"node_selector": {"a b": "c"}}, "node_selector: a b:c is not KEY:VALUE of a label"),
+        ({"kube_version": "new"}, "kube_version=new is not a version; for example 1.31"),
+        ({"kube_version": "1.28"}, r"1\.29 or newer is needed .*kube_version is 1\.28"),
+        ({"rdma": "4"}, "rdma=4 is not 'true' or DOMAIN/RESOURCE"),
+        ({"rdma": "true", "security": "restricted"}, "security=restricted forbids"),
+        ({"flavor": "volcano", "gang": "kueue"}, "gang=kueue contradicts flavor=volcano"),
+        ({"flavor": "jobset", "gang": "volcano"}, "gang=volcano is only for flavor=job"),
+        ({"gang": "kueue"}, "gang=kueue needs queue=NAME"),
+        ({"gang": "none", "queue": "q"}, "queue=q has no meaning with gang=none"),
+        ({"pod_template": "/nowhere/x.yaml"}, "No such file or directory; give a file or inline JSON"),
+        ({"pod_template": '{"spec": ['}, "is not YAML"),
+        ({"pod_template": '{"containers": []}'}, "must be a mapping with spec and/or metadata"),
+        ({"image_pull_secrets": ["No Such"]}, "image_pull_secrets=No Such is not the name of a Secret"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_it(cfg, message):
+    with pytest.raises(OptionError, match=message) as caught:
+        parse_options(cfg)
+    assert "\n" not in str(caught.value)
+
+
+def test_pod_template_from_a_file(tmp_path):
+    path = tmp_path / "pod.yaml"
+    path.write_text("spec:\n  runtimeClassName: nvidia\n")
+    assert parse_options({"pod_template": str(path)}).pod_template == {"spec": {"runtimeClassName": "nvidia"}}
+    path.write_text(json.dumps({"metadata": {"labels": {"a": "b"}}}))
+    assert parse_options({"pod_template": str(path)}).pod_template == {"metadata": {"labels": {"a": "b"}}}
+
+
+# -- the patch --------------------------------------------------------------------------------------------------------
+
+
+def template():
+    return {
+        "metadata": {"labels": {"a": "1"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "img",
+                    "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                    "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+                }
+            ],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "tolerations": [{"key": "k"}],
+        },
+    }
+
+
+def merge(patch):
+    before = template()
+    merged = merge_pod_template(before, patch, VERSION)
+    assert before == template(), "the arguments are not changed"
+    return merged
+
+
+def test_named_items_are_merged_by_name():
+    container = {"name": "main", "env": [{"name": "B", "value": "3"}, {"name": "C", "value": "4"}]}
+    merged = merge({"spec": {"containers": [container]}})
+    assert merged["spec"]["containers"][0]["image"] == "img"
+    assert [item["value"] for item in merged["spec"]["containers"][0]["env"]] == ["1", "3", "4"]
+
+
+def test_a_second_container_is_added():
+    merged = merge({"spec": {"containers": [{"name": "sidecar", "image": "s"}]}})
+    assert [item["name"] for item in merged["spec"]["containers"]] == ["main", "sidecar"]
+
+
+def test_a_volume_has_one_source():
+    merged = merge({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}})
+    assert merged["spec"]["volumes"] == [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+
+
+def test_other_lists_are_replaced_and_null_removes():
+    merged = merge({"spec": {"tolerations": [{"key": "x"}]}, "metadata": {"labels": {"a": None, "b": "2"}}})
+    assert merged["spec"]["tolerations"] == [{"key": "x"}]
+    assert merged["metadata"]["labels"] == {"b": "2"}
+    assert "volumes" not in merge({"spec": {"volumes": None}})["spec"]
+
+
+def test_directives():
+    deleted = merge({"spec": {"containers": [{"name": "main", "env": [{"name": "A", "$patch": "delete"}]}]}})
+    assert deleted["spec"]["containers"][0]["env"] == [{"name": "B", "value": "2"}]
+    fresh = [{"$patch": "replace"}, {"name": "Z", "value": "9"}]
+    replaced = merge({"spec": {"containers": [{"name": "main", "env": fresh}]}})
+    assert replaced["spec"]["containers"][0]["env"] == [{"name": "Z", "value": "9"}]
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        (
+            {"spec": {"nodeselector": {}}},
+            r"pod_template\.spec\.nodeselector is no field of PodSpec; did you mean nodeSelector\?",
+        ),
+        ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] must be a mapping with name"),
+        ({"spec": {"restartPolicy": "Always"}}, "restartPolicy cannot be set: the Job replaces pods itself"),
+        ({"spec": {"subdomain": "x"}}, "subdomain cannot be set"),
+        ({"spec": {"priority": "high"}}, "template.spec.priority must be a integer, not 'high'"),
+        ({"spec": {"volumes": [{"name": "w", "nfs": {"path": "/x"}}]}}, "nfs.server is required and missing"),
+        (
+            {"spec": {"containers": [{"name": "main", "$patch": "remove"}]}},
+            "'remove' is not one of delete, merge, replace",
+        ),
+    ],
+)
+def test_a_wrong_patch_is_one_line_that_names_the_path(patch, message):
+    with pytest.raises(SchedulerError, match=message) as caught:
+        merge(patch)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_of_another_version_is_refused():
+    with pytest.raises(OptionError, match=r"schedulingGroup exists in Kubernetes 1\.36 to 1\.37, not in 1\.31"):
+        merge_pod_template(template(), {"spec": {"schedulingGroup": {"podGroupName": "x"}}}, (1, 31))

@@ -1,0 +1,280 @@
+"""What the cluster says, in plain words: tables of pods and parents, no cluster."""
+
+import json
+
+import pytest
+from torchx import specs
+from torchx.specs.api import AppState, AppStatus
+
+from muster.schedulers.kubernetes.live.operations import CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.live.pod_status import latest_pods, read_pod
+from muster.schedulers.kubernetes.live.status import Observation, build_status
+from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, encode_app
+
+pytestmark = pytest.mark.torchx
+
+NODES = 4
+TAINT = "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+
+
+def job(*conditions, annotations=None, role="trainer", status=None, first=True):
+    app = specs.AppDef(name="app", roles=[specs.Role(name=role, image="i", num_replicas=NODES)])
+    own = {APPDEF_ANNOTATION: encode_app(app)} if first else {}
+    made = [{"type": kind, "status": "True", "reason": reason, "message": "m"} for kind, reason in conditions]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"app-x1-{role}", "annotations": {**own, **(annotations or {})}, "labels": {}, "uid": "u"},
+        "spec": {},
+        "status": {"active": NODES, "conditions": made} if status is None else status,
+    }
+
+
+def pod(index, phase="Running", *, created="2026-01-01T00:00:00Z", name=None, **status):
+    metadata = status.pop("metadata", {})
+    container = {"name": "main", "resources": {"limits": {"memory": "2Gi"}}}
+    return {
+        "metadata": {
+            "name": name or f"app-x1-trainer-{index}-abcde",
+            "uid": name or f"uid-{index}-{created}",
+            "creationTimestamp": created,
+            "labels": {
+                "app.kubernetes.io/component": "trainer",
+                "batch.kubernetes.io/job-completion-index": str(index),
+            },
+            **metadata,
+        },
+        "spec": {"nodeName": "node-a", "containers": [container]},
+        "status": {"phase": phase, **status},
+    }
+
+
+def waiting(reason, message=""):
+    return [{"name": "main", "image": "img:1", "state": {"waiting": {"reason": reason, "message": message}}}]
+
+
+def terminated(code, *, reason="Error", message=""):
+    ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": "2026-01-01T00:00:09Z"}
+    return [{"name": "main", "state": {"terminated": ended}}]
+
+
+def unscheduled(message, reason="Unschedulable"):
+    return [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]
+
+
+def describe(parents, pods, **more):
+    facts = [read_pod(item) for item in pods]
+    return build_status("ns:app-x1", Observation(parents=parents, pods=facts, **more))
+
+
+REPORT = json.dumps(
+    {
+        "run_id": "app-x1",
+        "reason": "workers failed",
+        "failures": [
+            {
+                "host": "app-x1-trainer-1",
+                "global_rank": 3,
+                "exit_code": 1,
+                "exception": "ValueError: bad batch",
+                "traceback": "Traceback ...",
+                "time_s": 1767225600.5,
+            }
+        ],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("parents", "pods", "state"),
+    [
+        ([job(status={})], [], AppState.SUBMITTED),
+        ([job()], [pod(0, "Pending")], AppState.PENDING),
+        ([job()], [pod(0), pod(1, "Pending")], AppState.RUNNING),
+        ([job(("Complete", ""))], [pod(0, "Succeeded")], AppState.SUCCEEDED),
+        ([job(("Failed", "PodFailurePolicy"))], [pod(0, "Failed")], AppState.FAILED),
+        ([job(("FailureTarget", "PodFailurePolicy"))], [pod(0)], AppState.FAILED),
+        ([job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: "true"})], [], AppState.CANCELLED),
+        ([job(annotations={CANCEL_ANNOTATION: "true"})], [pod(0)], AppState.RUNNING),
+        ([job(("Complete", ""), annotations={CANCEL_ANNOTATION: "true"})], [], AppState.SUCCEEDED),
+        ([job(("Complete", "")), job(first=False, role="b")], [pod(0)], AppState.RUNNING),
+        ([job(), job(("Failed", "BackoffLimitExceeded"), first=False, role="b")], [pod(0)], AppState.FAILED),
+    ],
+)
+def test_the_state(parents, pods, state):
+    assert describe(parents, pods).state is state
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (
+            pod(
+                0,
+                "Pending",
+                conditions=unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3"),
+            ),
+            "Insufficient nvidia.com/gpu (3 of 3 nodes)",
+        ),
+        (
+            pod(
+                0,
+                "Pending",
+                conditions=unscheduled(
+                    "0/3 nodes are available: 1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu."
+                ),
+            ),
+            "node(s) had untolerated taint {a: b} (1 of 3 nodes), Insufficient cpu (2 of 3 nodes)",
+        ),
+        (
+            pod(0, "Pending", conditions=unscheduled("", "SchedulingGated")),
+            "waits for its gang or queue to be admitted",
+        ),
+        (
+            pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "img:1"')),
+            "ImagePullBackOff: cannot get image 'img:1': Back-off pulling image \"img:1\"",
+        ),
+        (
+            pod(0, "Pending", containerStatuses=waiting("CreateContainerConfigError", 'secret "s" not found')),
+            'CreateContainerConfigError: secret "s" not found',
+        ),
+        (pod(0, "Pending", containerStatuses=waiting("ContainerCreating")), ""),
+        (
+            pod(0, "Failed", containerStatuses=terminated(137, reason="OOMKilled")),
+            "OOMKilled: out of memory, limit 2Gi; ask for more with --memMB",
+        ),
+        (pod(0, "Failed", containerStatuses=terminated(143)), "exit 143: ended by SIGTERM"),
+        (pod(0, "Failed", containerStatuses=terminated(1)), "exit 1"),
+        (
+            pod(
+                0, "Failed", containerStatuses=terminated(128, reason="StartError", message="exec: python3: not found")
+            ),
+            "could not start: exec: python3: not found",
+        ),
+        (
+            pod(
+                0,
+                "Failed",
+                conditions=[
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "EvictionByEvictionAPI",
+                        "message": "by drain",
+                    }
+                ],
+            ),
+            "evicted (a node is drained): by drain",
+        ),
+        (pod(0, "Failed", reason="Evicted", message="low on memory"), "Evicted by its node: low on memory"),
+        (
+            pod(0, "Failed", initContainerStatuses=[{"state": {"terminated": {"exitCode": 127, "message": "tar?"}}}]),
+            "the workspace could not be unpacked with the image's tar (exit 127): tar?",
+        ),
+        (
+            pod(
+                0,
+                metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"},
+                conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
+            ),
+            f"Terminating on node node-a, which does not answer; if the machine is gone for good: {TAINT}",
+        ),
+    ],
+)
+def test_why_a_pod_is_not_well(item, words):
+    assert read_pod(item).why == words
+
+
+def test_reasons_are_grouped():
+    stuck = unscheduled("0/1 nodes are available: 1 Insufficient cpu.")
+    pods = [pod(0), *(pod(index, "Pending", conditions=stuck) for index in (1, 2, 3))]
+    assert describe([job()], pods).msg == "3/4 Pending: Insufficient cpu (1 of 1 nodes)"
+
+
+def test_only_the_newest_pod_of_an_index_counts():
+    old = pod(1, "Failed", created="2026-01-01T00:00:00Z", containerStatuses=terminated(143))
+    new = pod(1, created="2026-01-01T00:01:00Z")
+    status = describe([job()], [new, pod(0), old])
+    assert status.roles_statuses[0].replicas[1].state is AppState.RUNNING
+    assert status.num_restarts == 1
+    assert status.msg == "<NONE>"
+    assert len(latest_pods([read_pod(item) for item in (new, old)])) == 1
+
+
+def test_events_speak_where_pods_do_not():
+    made = [pod(0, "Pending", name="app-x1-trainer-0-q", containerStatuses=waiting("ContainerCreating"))]
+    status = describe([job()], made, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"})
+    assert status.msg == "1/1 Pending: FailedMount: no such claim"
+    status = describe([job()], [], warnings={"app-x1-trainer": "FailedCreate: exceeded quota"})
+    assert status.msg == "no pods: FailedCreate: exceeded quota; ask for less, or delete what is no longer needed"
+    violates = 'FailedCreate: is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+    status = describe([job(status={"active": 0})], [], warnings={"app-x1-trainer": violates})
+    assert status.msg == f"no pods: {violates}; try -cfg security=restricted"
+
+
+def test_pods_that_were_never_made_are_counted():
+    some = job()
+    some["spec"]["parallelism"] = 3
+    event = "FailedCreate: exceeded quota"
+    status = describe([some], [pod(0)], warnings={"app-x1-trainer": event, "app-x1-trainer-0-abcde": "Unhealthy: x"})
+    assert status.msg == f"2 pods not made: {event}; ask for less, or delete what is no longer needed"
+    assert describe([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+    over = job(("Complete", "r"), status=None)
+    over["spec"]["parallelism"] = 3
+    assert describe([over], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+
+
+def test_the_queue_speaks_first():
+    status = describe([job()], [], queue_words="waits in queue q: insufficient quota")
+    assert status.msg == "waits in queue q: insufficient quota"
+
+
+def test_a_failed_job_gives_the_exception_in_both_places_torchx_shows():
+    failed = [pod(index, "Failed", containerStatuses=terminated(1, message=REPORT)) for index in range(2)]
+    status = describe([job(("Failed", "PodFailurePolicy"))], failed)
+    assert status.msg.startswith("rank 3 on app-x1-trainer-1: ValueError: bad batch")
+    error = json.loads(status.structured_error_msg)
+    assert error["message"]["extraInfo"]["py_callstack"] == "Traceback ..."
+    shown = AppStatus(
+        status.state, msg=status.msg, structured_error_msg=status.structured_error_msg, roles=status.roles_statuses
+    )
+    assert "ValueError: bad batch" in shown.format()
+    assert "ValueError: bad batch" in repr(shown)
+    assert [replica.state for replica in status.roles_statuses[0].replicas] == [AppState.FAILED] * 2 + [
+        AppState.CANCELLED
+    ] * 2
+
+
+def test_what_ended_the_job_is_said_while_its_other_pods_still_end():
+    lost = pod(0, "Failed", containerStatuses=terminated(143))
+    leaving = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
+    status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, leaving])
+    assert status.msg.startswith("a replica was lost more often than max_retries allows; 1/2 Failed: exit 143")
+    assert status.num_restarts == 0, "nothing was started again"
+    both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))
+    assert describe([both], [lost]).msg.count("max_retries") == 1
+
+
+def test_a_pod_without_a_report_shows_its_last_words():
+    failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
+    status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)
+    assert status.msg == "more replicas were lost than max_retries allows; 1/1 Failed: exit 3 (SystemExit: 3)"
+    shown = AppStatus(status.state, roles=status.roles_statuses)
+    assert "exit 3: SystemExit: 3" in shown.format()
+
+
+def test_other_kinds():
+    volcano = {**job(), "apiVersion": "batch.volcano.sh/v1alpha1", "status": {"state": {"phase": "Terminated"}}}
+    assert describe([volcano], []).state is AppState.FAILED
+    jobset = {**job(), "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    jobset["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
+    assert describe([jobset], []).state is AppState.SUCCEEDED
+
+
+def test_indices_of_a_volcano_job_with_a_lead():
+    item = pod(0)
+    item["metadata"]["labels"] = {"volcano.sh/task-index": "0", "volcano.sh/task-spec": "trainer"}
+    assert read_pod(item, leads=True).index == 1
+    assert read_pod(item).index == 0
+    item["metadata"]["labels"]["volcano.sh/task-spec"] = "lead"
+    assert read_pod(item, leads=True).index == 0

@@ -1,0 +1,306 @@
+"""The console with a reader that is slow, gone, or a terminal. Threads and pipes, no processes."""
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.agent.config import Std
+from muster.agent.logs.console import Console
+from muster.agent.logs.progress_bars import fit_row
+from muster.agent.runtime.clock import SystemClock
+
+
+class FakeClock(SystemClock):
+    """Stands still until told."""
+
+    time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+class Pipe:
+    """A console's other end: reads nothing until asked."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+
+    def read_all(self) -> bytes:
+        """All until the write end is closed; closes the read end."""
+        with os.fdopen(self.read_fd, "rb") as reader:
+            return reader.read()
+
+    def collect(self) -> "threading.Thread":
+        """Start reading in the background; `collected` is whole when the thread is joined."""
+        thread = threading.Thread(target=lambda: setattr(self, "collected", self.read_all()))
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    for fd in (pipe.read_fd, pipe.write_fd):
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
+def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:
+    assert console.close(limit_s=20.0)
+    os.close(pipe.write_fd)
+    reader.join()
+    return pipe.collected
+
+
+def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    reader = pipe.collect()
+    feeds = [console.feed(std, b"[%d]:" % number) for number, std in enumerate((Std.OUT, Std.ERR, Std.OUT))]
+    for step in range(300):
+        for number, feed in enumerate(feeds):
+            feed.offer(b"stream %d line %d begins " % (number, step))
+            feed.offer(b"and ends\n" if step % 2 else b"and ends\nshort\n")
+        console.say(f"own line {step}")
+    for feed in feeds:
+        feed.offer(b"no newline")
+        feed.end()
+    lines = finish(console, pipe, reader).split(b"\n")
+    for number in range(3):
+        own = [line for line in lines if line.startswith(b"[%d]:stream" % number)]
+        assert own == [b"[%d]:stream %d line %d begins and ends" % (number, number, step) for step in range(300)]
+        assert b"[%d]:no newline" % number in lines
+    assert [line for line in lines if line.startswith(b"[muster]")] == [b"[muster] own line %d" % n for n in range(300)]
+    assert len(lines) == 3 * (300 + 150 + 1) + 300 + 1
+
+
+@pytest.mark.parametrize("data", [bytes(range(256)) * 40 + b"\n", b"\xff\xfe\x00\x80\n", b"y" * (10 << 20) + b"\n"])
+def test_bytes_pass_unharmed(pipe: Pipe, data: bytes) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    reader = pipe.collect()
+    feed = console.feed(Std.OUT, b"")
+    for start in range(0, len(data), 100_000):
+        feed.offer(data[start : start + 100_000])
+    feed.end()
+    assert finish(console, pipe, reader) == data
+
+
+def test_a_console_that_falls_behind_reads_the_rest_from_the_log(pipe: Pipe, tmp_path: Path) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
+    feeds = [console.feed(Std.OUT, b"[%d]:" % number) for number in range(2)]
+    logs = [os.open(tmp_path / f"{number}.log", os.O_RDWR | os.O_CREAT) for number in range(2)]
+    sizes = [0, 0]
+    for step in range(20_000):
+        for number in range(2):
+            chunk = b"stream %d line %07d, padded to be long enough to fill a pipe\n" % (number, step)
+            sizes[number] += os.write(logs[number], chunk)
+            feeds[number].offer(chunk, logs[number], sizes[number])
+    for feed in feeds:
+        feed.end()
+    console.say("the end")
+    for log in logs:
+        os.close(log)
+    lines = finish(console, pipe, pipe.collect()).splitlines()
+    for number in range(2):
+        own = [line for line in lines if line.startswith(b"[%d]:" % number)]
+        assert own == [
+            b"[%d]:stream %d line %07d, padded to be long enough to fill a pipe" % (number, number, step)
+            for step in range(20_000)
+        ]
+    assert lines[-1] == b"[muster] the end"
+    assert len(lines) == 40_001
+
+
+def test_without_a_log_lines_are_left_out_whole_and_counted(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
+    feed = console.feed(Std.OUT, b"[0]:")
+    total = 40_000
+    text = b"".join(b"line %07d and some more text to fill the pipe\n" % step for step in range(total))
+    for start in range(0, len(text), 1000):
+        feed.offer(text[start : start + 1000])
+    feed.end()
+    lines = finish(console, pipe, pipe.collect()).splitlines()
+    gaps = [line for line in lines if line.startswith(b"[muster]")]
+    left_out = sum(int(line.split()[1]) for line in gaps)
+    whole = [line for line in lines if line.endswith(b"and some more text to fill the pipe")]
+    assert left_out > 0
+    assert len(whole) + left_out == total
+    assert b"left out: the console is too slow" in gaps[0]
+
+
+def test_without_descriptors_left_lines_are_left_out_and_counted(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("muster.agent.logs.console.os.dup", refuse)
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=1)
+    log = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    feed = console.feed(Std.OUT, b"[0]:")
+    size = 0
+    for step in range(3000):
+        chunk = b"line %04d %s\n" % (step, b"x" * 80)
+        size += os.write(log, chunk)
+        feed.offer(chunk, log, size)
+    feed.end()
+    os.close(log)
+    lines = finish(console, pipe, pipe.collect()).splitlines()
+    left_out = sum(int(line.split()[1]) for line in lines if line.startswith(b"[muster]"))
+    assert left_out > 0
+    assert left_out + sum(line.startswith(b"[0]:") for line in lines) == 3000
+
+
+def test_a_stuck_console_holds_nobody_up(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
+    feed = console.feed(Std.OUT, b"")
+    for _ in range(1000):
+        feed.offer(b"x" * 999 + b"\n")
+    assert not console.close(limit_s=0.05)
+
+
+def test_the_agents_own_lines_survive_when_the_rest_is_given_up(pipe: Pipe) -> None:
+    clock = FakeClock()
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=clock)
+    feed = console.feed(Std.OUT, b"")
+    for _ in range(1000):
+        feed.offer(b"x" * 999 + b"\n")
+    console.print_page("the report")
+    closing = threading.Thread(target=lambda: console.close(limit_s=0.05))
+    closing.start()
+    device = console._devices[Std.OUT]
+    assert device is not None
+    while device._queued_bytes:  # until close has given up on the stuck console
+        clock.time_s += 0.06
+        closing.join(0.001)
+    reader = pipe.collect()
+    closing.join()
+    os.close(pipe.write_fd)
+    reader.join()
+    lines = pipe.collected.splitlines()
+    assert lines[-2] == b"the report"
+    assert lines[-1].startswith(b"[muster] the console is too slow: ")
+
+
+def test_a_closed_console_is_ignored(pipe: Pipe) -> None:
+    os.close(pipe.read_fd)
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    feed = console.feed(Std.OUT, b"")
+    for _ in range(100):
+        feed.offer(b"x" * 9999 + b"\n")
+    console.say("to nobody")
+    feed.end()
+    assert console.close(limit_s=20.0)
+
+
+def test_no_console_at_all() -> None:
+    console = Console(stdout_fd=12345, stderr_fd=12346)
+    feed = console.feed(Std.OUT, b"")
+    feed.offer(b"x\n")
+    feed.end()
+    console.say("to nobody")
+    assert console.close()
+
+
+def test_somebody_elses_non_blocking_descriptor_still_gets_everything(pipe: Pipe) -> None:
+    os.set_blocking(pipe.write_fd, False)
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    reader = pipe.collect()
+    feed = console.feed(Std.OUT, b"")
+    for _ in range(500):
+        feed.offer(b"x" * 9999 + b"\n")
+    feed.end()
+    assert len(finish(console, pipe, reader)) == 500 * 10_000
+
+
+def test_off_a_terminal_a_bar_is_printed_once_per_interval_and_at_its_end(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, bar_interval_s=0.01)
+    feed = console.feed(Std.ERR, b"[0]:")
+    feed.offer(b"\r 10%")
+    with os.fdopen(pipe.read_fd, "rb", buffering=0, closefd=False) as reader:
+        assert reader.read(100) == b"[0]: 10%\n"
+        feed.offer(b"\r 20%\r 30%")
+        assert reader.read(100) == b"[0]: 30%\n"
+    feed.offer(b"\r100%\n")
+    reader_thread = pipe.collect()
+    assert finish(console, pipe, reader_thread) == b"[0]:100%\n"
+
+
+class Terminal:
+    """A terminal of 24 rows and 40 columns; `read_until` returns what was drawn."""
+
+    def __init__(self) -> None:
+        self.master_fd, self.fd = pty.openpty()
+        tty.setraw(self.fd)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        self.seen = b""
+
+    def read_until(self, text: bytes) -> bytes:
+        while text not in self.seen:
+            self.seen += os.read(self.master_fd, 4096)
+        return self.seen
+
+    def close(self) -> None:
+        os.close(self.master_fd)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def test_on_a_terminal_every_worker_has_its_live_row_and_lines_go_above(terminal: Terminal) -> None:
+    console = Console(stdout_fd=terminal.fd, stderr_fd=terminal.fd)
+    bars = [console.feed(Std.ERR, b"[%d]:" % number) for number in range(2)]
+    out = console.feed(Std.OUT, b"[0]:")
+    bars[0].offer(b"\rfirst 10%")
+    terminal.read_until(b"[0]:first 10%")
+    bars[1].offer(b"\rsecond 20%")
+    terminal.read_until(b"[0]:first 10%\n[1]:second 20%")
+    terminal.seen = b""
+    out.offer(b"a line\n")
+    assert terminal.read_until(b"second 20%") == b"\r\x1b[1A\x1b[J[0]:a line\n[0]:first 10%\n[1]:second 20%"
+    terminal.seen = b""
+    bars[0].offer(b"\rfirst 100%\n")
+    assert terminal.read_until(b"second 20%") == b"\r\x1b[1A\x1b[J[0]:first 100%\n[1]:second 20%"
+    bars[1].offer(b"\n")
+    for feed in (*bars, out):
+        feed.end()
+    assert console.close(limit_s=20.0)
+
+
+def test_a_terminal_that_does_not_know_its_size_has_80_columns() -> None:
+    master_fd, fd = pty.openpty()
+    tty.setraw(fd)
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    console = Console(stdout_fd=fd, stderr_fd=fd)
+    feed = console.feed(Std.ERR, b"")
+    feed.offer(b"\r" + b"x" * 200)
+    seen = b""
+    while len(seen) < 79:
+        seen += os.read(master_fd, 4096)
+    assert seen == b"x" * 79
+    feed.end()
+    assert console.close(limit_s=20.0)
+    os.close(master_fd)
+    os.close(fd)
+
+
+def test_rows_do_not_wrap() -> None:
+    assert fit_row(b"x" * 100, 39) == b"x" * 39
+    assert fit_row(b"\x1b[31mred\x1b[0m text", 39) == b"red text"
+    assert fit_row("進捗バー".encode(), 5) == "進捗".encode()
+    assert fit_row(b"\xff\tabc", 39).decode().endswith("    abc")

@@ -1,0 +1,181 @@
+"""Where streams go, what stands in front of their lines, and what the folders are called."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from muster.agent.cli.command_line import format_help
+from muster.agent.config import LogConfig, Std, StdChoice
+from muster.agent.logs.destinations import DISCARDED, INHERITED, StreamPlan, plan_stream
+from muster.agent.logs.files import LogFile, RunFolder, name_log
+from muster.agent.logs.prefix import build_prefix
+from muster.agent.rendezvous.interface import Round
+
+
+def make_round(**changes: int) -> Round:
+    values = {
+        "number": 1,
+        "attempt": 0,
+        "restarts_left": 0,
+        "group_rank": 0,
+        "group_world_size": 1,
+        "rank_offset": 0,
+        "world_size": 2,
+        "role_rank_offset": 0,
+        "role_world_size": 2,
+        **changes,
+    }
+    return Round(master_addr="localhost", master_port=29500, **values)
+
+
+def make_config(**changes: object) -> LogConfig:
+    return LogConfig(**{"base_dir": "/logs", **changes})
+
+
+TEE = StdChoice(default=Std.ALL)
+OUT_LOG = "/a/0/stdout.log"
+
+
+@pytest.mark.parametrize(
+    ("config", "attempt_dir", "plan"),
+    [
+        (make_config(), "/a", INHERITED),
+        (make_config(redirects=TEE), "/a", StreamPlan(captured=True, path=OUT_LOG)),
+        (make_config(tee=TEE), "/a", StreamPlan(captured=True, path=OUT_LOG, to_console=True)),
+        (make_config(tee=StdChoice(default=Std.ERR)), "/a", INHERITED),
+        (make_config(tee=StdChoice(by_rank={1: Std.ALL})), "/a", INHERITED),
+        (
+            make_config(tee=StdChoice(by_rank={0: Std.OUT})),
+            "/a",
+            StreamPlan(captured=True, path=OUT_LOG, to_console=True),
+        ),
+        (make_config(local_ranks_filter=frozenset({1})), "/a", DISCARDED),
+        (make_config(local_ranks_filter=frozenset({1}), tee=TEE), "/a", StreamPlan(captured=True, path=OUT_LOG)),
+        (
+            make_config(tee=TEE, duplicate_stdout_filters=("x",)),
+            "/a",
+            StreamPlan(captured=True, path=OUT_LOG, to_console=True, filtered_path="/a/filtered_stdout.log"),
+        ),
+        (make_config(redirects=TEE, duplicate_stdout_filters=("x",)), "/a", StreamPlan(captured=True, path=OUT_LOG)),
+        (make_config(redirects=TEE), None, StreamPlan(captured=True, to_console=True)),
+        (make_config(tee=TEE, duplicate_stdout_filters=("x",)), None, StreamPlan(captured=True, to_console=True)),
+    ],
+)
+def test_plan_of_stdout_of_rank_0(config: LogConfig, attempt_dir: str | None, plan: StreamPlan) -> None:
+    assert plan_stream(config, Std.OUT, 0, attempt_dir) == plan
+
+
+def test_stderr_of_a_silenced_rank_is_remembered_for_the_report() -> None:
+    config = make_config(local_ranks_filter=frozenset({1}))
+    assert plan_stream(config, Std.ERR, 0, "/a") == StreamPlan(captured=True)
+
+
+def test_prefixes() -> None:
+    one = make_round()
+    two = make_round(group_world_size=2, group_rank=1, rank_offset=4, node_index=7, attempt=2, number=9, world_size=8)
+    assert build_prefix(role="trainer", local_rank=1, round=one) == b"[trainer1]:"
+    assert build_prefix(role="trainer", local_rank=1, round=two) == b"[trainer1|n1.r5]:"
+    template = "<${role_name} ${rank} ${local_rank} ${global_rank} ${node} ${node_index} ${nodes} ${attempt} ${other}>"
+    assert build_prefix(role="t", local_rank=1, round=two, template=template) == b"<t 5 1 5 1 7 2 2 ${other}>"
+
+
+def test_help_names_what_a_prefix_template_knows() -> None:
+    about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.*?\n\n", format_help(), re.DOTALL)
+    assert about is not None
+    names = set(re.findall(r"\$\{\w+\}", about[0]))
+    torchruns = {"${role_name}", "${local_rank}", "${rank}"}
+    assert names >= torchruns | {"${node}", "${node_index}", "${nodes}", "${world_size}", "${attempt}", "${round}"}
+    filled = build_prefix(role="t", local_rank=1, round=make_round(), template=" ".join(names))
+    assert b"$" not in filled
+
+
+def test_one_node_has_the_plain_layout_and_appends_within_an_attempt(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "job")
+    first = folder.open_attempt(make_round(), 2)
+    assert first == str(tmp_path / "job/attempt_0")
+    Path(name_log(first, 1, Std.ERR)).write_text("kept")
+    assert folder.open_attempt(make_round(number=2), 2) == first
+    assert Path(first, "1/stderr.log").read_text() == "kept"
+    assert folder.open_attempt(make_round(number=3, attempt=1), 2) == str(tmp_path / "job/attempt_1")
+    folder.tidy()
+
+
+def test_agents_that_share_a_folder_never_share_a_file(tmp_path: Path) -> None:
+    nodes = [
+        RunFolder(str(tmp_path), "job").open_attempt(make_round(group_world_size=2, node_index=index), 1)
+        for index in (0, 1)
+    ]
+    assert nodes == [str(tmp_path / f"job/node_{index}/attempt_0") for index in (0, 1)]
+
+
+def test_a_second_live_agent_with_the_same_id_goes_elsewhere(tmp_path: Path) -> None:
+    first, second = RunFolder(str(tmp_path), "job"), RunFolder(str(tmp_path), "job")
+    path = first.open_attempt(make_round(), 1)
+    other = second.open_attempt(make_round(), 1)
+    assert path != other
+    assert Path(other).parent.parent == tmp_path / "job"
+    first.tidy()
+    second.tidy()
+
+
+def test_what_an_earlier_run_left_is_set_aside(tmp_path: Path) -> None:
+    for text in ("one", "two", "three"):
+        folder = RunFolder(str(tmp_path), "job")
+        path = Path(folder.open_attempt(make_round(), 1), "0/stdout.log")
+        assert not path.exists()
+        path.write_text(text)
+        folder.tidy()
+    assert (tmp_path / "job/earlier_1/attempt_0/0/stdout.log").read_text() == "one"
+    assert (tmp_path / "job/earlier_2/attempt_0/0/stdout.log").read_text() == "two"
+
+
+def test_an_earlier_report_of_several_nodes_is_set_aside_by_the_first(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/report.json").write_text("old")
+    folders = [RunFolder(str(tmp_path), "job") for _ in range(2)]
+    for index in (1, 0):
+        folders[index].open_attempt(make_round(group_world_size=2, group_rank=index, node_index=index), 1)
+        assert (tmp_path / "job/report.json").exists() == (index == 1)
+    assert (tmp_path / "job/node_0/earlier_1/report.json").read_text() == "old"
+    for folder in folders:
+        folder.tidy()
+
+
+def test_an_agent_that_joins_a_running_job_sets_nothing_aside(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "job")
+    log = Path(folder.open_attempt(make_round(), 1), "0/stdout.log")
+    log.write_text("of the agent before")
+    folder.tidy()
+    again = RunFolder(str(tmp_path), "job")
+    again.open_attempt(make_round(number=2), 1)
+    assert log.read_text() == "of the agent before"
+    again.tidy()
+
+
+def test_an_unused_temporary_folder_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = RunFolder(None, "job")
+    path = Path(folder.open_attempt(make_round(), 2))
+    (path / "0/stacks.txt").write_text("--- stacks of process 7\n")
+    (path.parent / "events.jsonl").write_text("{}")
+    folder.tidy()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_used_temporary_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = RunFolder(None, "job")
+    log = Path(folder.open_attempt(make_round(), 2), "0/stdout.log")
+    log.write_text("x")
+    folder.tidy()
+    assert log.read_text() == "x"
+
+
+def test_a_full_disk_is_told_once_and_nothing_more_is_tried() -> None:
+    told: list[str] = []
+    file = LogFile("/dev/full", told.append)
+    assert file.write(b"x") == 0
+    assert file.write(b"y") == 0
+    assert file.fd is None
+    assert told == ["cannot write /dev/full: No space left on device"]

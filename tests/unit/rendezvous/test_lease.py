@@ -1,0 +1,51 @@
+"""Until when the leader's own workers may live, for silence limits of any length."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from muster.agent.rendezvous.consensus.events import Rules
+from muster.agent.rendezvous.leader.leader import Leader, LeaderOptions
+from muster.agent.runtime.loop import Loop
+
+
+class StandingClock:
+    """Time that does not pass."""
+
+    def now_s(self) -> float:
+        return 100.0
+
+    def boottime_s(self) -> float:
+        return 200.0
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop(StandingClock())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("silence_s", "lease_s"), [(0.3, 0.2), (1.0, 2 / 3), (3.0, 2.0), (5.0, 4.0)])
+def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s: float, lease_s: float) -> None:
+    rules = Rules(
+        run_id="run",
+        min_nodes=1,
+        max_nodes=2,
+        max_restarts=0,
+        join_timeout_s=10.0,
+        last_call_s=1.0,
+        gather_s=silence_s,
+    )
+    options = LeaderOptions(
+        rules=rules,
+        silence_s=silence_s,
+        takeover=False,
+        local_addr=None,
+        tell=print,
+        own_id="a",
+        listen_port=0,
+    )
+    leader = Leader(loop, None, options)
+    assert leader.lease_until_s() == pytest.approx(200.0 + lease_s)
+    leader.close()

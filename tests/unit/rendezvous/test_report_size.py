@@ -1,0 +1,48 @@
+"""The job's report fits into one letter, however many ranks have failed and however much they had to say."""
+
+import pytest
+
+from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.diagnosis.root_cause import LEFT_OUT, Seen, build_report
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, encode_json
+from muster.agent.rendezvous.protocol.leader_messages import build_verdict
+
+
+@pytest.mark.parametrize("letter", ["x", "\n", "ü", "\U0001f40c", "\x1b"])
+def test_thousands_of_talkative_ranks(letter: str) -> None:
+    seen = [
+        Seen(
+            when_s=float(rank),
+            failure=Failure(
+                node=rank // 8,
+                node_index=rank // 8,
+                host="a-rather-long-name-of-a-host.example",
+                local_rank=rank % 8,
+                global_rank=rank,
+                attempt=0,
+                round=1,
+                pid=1,
+                time_s=0.0,
+                exit_code=1,
+                exception=letter * 500,
+                traceback=letter * 4000,
+                stderr_tail=(letter * 200,) * 20,
+            ),
+        )
+        for rank in range(4096)
+    ]
+    stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=letter * 5000) for rank in range(4096))
+    report = build_report("run", "why", 0, 1, seen, stacks)
+    frame = encode_json(build_verdict(succeeded=False, report=report).address(prints=True))
+    assert len(frame) < FRAME_LIMIT_BYTES
+    assert report.failures[0].traceback == letter * 4000  # the root cause is whole
+    assert (len(report.failures), len(report.stacks)) == (4096, 4096)
+    assert report.stacks[-1].text == LEFT_OUT
+
+
+def test_an_ordinary_report_is_left_as_it_is() -> None:
+    stacks = (
+        Stack(global_rank=1, node=0, local_rank=1, text="b"),
+        Stack(global_rank=0, node=0, local_rank=0, text="a"),
+    )
+    assert build_report("run", "why", 0, 1, (), stacks).stacks == stacks[::-1]

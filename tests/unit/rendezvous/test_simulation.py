@@ -1,0 +1,291 @@
+"""Seeded histories of faults against the real rendezvous code in memory; see `doubles.rendezvous_world`.
+
+Every seed is checked for: never workers of two rounds at once, rounds strictly increase for every node and for the
+job, ranks follow node indices, no attempt lost or invented, nothing trains after the job's end, all agree on the end,
+and once the faults are over and all nodes are back, the job ends. MUSTER_SIM_SEEDS sets the number of seeds.
+
+One fault is left out on purpose: node 0 coming back with empty memory *while* it cannot hear an acting leader, which is
+cut off, stopped, or lost its power and is still waited for. Node 0 then cannot know that the job goes on without it;
+the design gives the acting leader two seconds to call (DESIGN, Return). And one end in some hundred thousand histories
+is not told to all: the leader that decided it dies while it is cut off, and those who have heard of it leave before the
+others can be reached; these do their finished work once more (seed 201974).
+"""
+
+import os
+import random
+
+import pytest
+from doubles.rendezvous_world import Process, Violation, World
+
+from muster.agent.rendezvous.interface import JobEnded, RendezvousLost
+
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "1000"))
+BATCHES = 20
+FAULTS_FROM_S, FAULTS_UNTIL_S, HEALED_S, PATIENCE_S = 3.0, 30.0, 36.0, 260.0
+
+
+class Story:
+    """One seed: a job, its faults, and what must hold in the end."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed * 7919 + 1)
+        nodes = self.random.choice((1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6)) if seed % 100 else self.random.choice((16, 64))
+        self.world = World(
+            seed,
+            nodes=nodes,
+            min_nodes=self.random.randint(1, nodes),
+            max_restarts=self.random.randint(0, 3),
+            work_s=self.random.choice((4.0, 12.0, 20.0)),
+        )
+        if seed % 5 == 3:
+            self.world.imports_s = (0.05, 0.3, 1.0, 4.0, 12.0)
+        if seed % 7 in (1, 5):
+            self.world.stops_s = (0.01, 0.1, 1.5, 5.0, 20.0)
+        if seed % 11 == 4:
+            self.world.late_s = 0.1
+        self.fault_times: list[float] = []
+        self.log: list[str] = []
+        self.protected_until_s = 0.0
+        self.abandoned: set[int] = set()
+
+    def tell(self) -> str:
+        world = self.world
+        lines = [f"seed {self.seed}: {world.max_nodes} nodes, min {world.min_nodes}, restarts {world.max_restarts}"]
+        lines += self.log
+        lines += [f"trained {entry}" for entry in world.trained]
+        lines += [f"{p.machine.host} rounds {p.numbers} alive={p.is_alive} {p.outcome}" for p in world.processes]
+        return "\n".join(lines)
+
+    def play(self) -> None:
+        world, rng = self.world, self.random
+        for index in range(world.max_nodes):
+            world.at(
+                rng.uniform(0.0, 1.5) if rng.random() < 0.9 else rng.uniform(2.0, 6.0), lambda i=index: self.boot(i)
+            )
+        for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 5))):
+            fault = rng.choice(
+                (
+                    self.crash,
+                    self.crash,
+                    self.vanish,
+                    self.stop,
+                    self.sleep,
+                    self.split,
+                    self.split,
+                    self.fail_worker,
+                    self.fail_worker,
+                    self.behead_and_split,
+                )
+            )
+            world.at(rng.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), lambda f=fault: self.inflict(f))
+        world.at(HEALED_S, self.repair)
+        world.at(HEALED_S + 4.0, self.check_imports)
+        world.run_until(PATIENCE_S, lambda: world.now_s > HEALED_S and not world.alive())
+
+    def is_ended(self) -> bool:
+        return any(isinstance(p.outcome, JobEnded) for p in self.world.processes)
+
+    def boot(self, index: int) -> None:
+        machine = self.world.machines[index]
+        if self.is_ended() or (machine.process is not None and machine.process.is_alive):
+            return
+        unwell = any(m.is_asleep or (m.process is not None and m.process.is_stopped) for m in self.world.machines)
+        if index == 0 and machine.process is not None and (self.world.cuts or unwell or self.is_leader_missed()):
+            self.world.at(self.world.now_s + 1.0, lambda: self.boot(0))
+            return
+        if index == 0:
+            self.protected_until_s = self.world.now_s + 4.0
+        self.note(f"boot n{index}")
+        self.fault_times.append(self.world.now_s)
+        self.world.boot(index)
+
+    def is_leader_missed(self) -> bool:
+        """Somebody follows a leader that has lost its power, and has not noticed it yet."""
+        places = [process.member._session.office.following for process in self.world.alive()]
+        return any(not self.world.hosts[place[0]].is_up for place in places if place is not None)
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.world.now_s:8.3f} {text}")
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def inflict(self, fault) -> None:
+        if self.is_ended():
+            return
+        if self.world.now_s < self.protected_until_s:
+            self.world.at(self.protected_until_s + 0.01, lambda: self.inflict(fault))
+            return
+        fault()
+
+    def pick(self) -> Process | None:
+        alive = self.world.alive()
+        return self.random.choice(alive) if alive else None
+
+    def leader(self) -> Process | None:
+        return next((p for p in self.world.alive() if p.member._session.office.leader is not None), None)
+
+    def crash(self) -> None:
+        process = self.leader() if self.random.random() < 0.4 else self.pick()
+        if process is None:
+            return
+        self.fault_times.append(self.world.now_s)
+        self.note(f"crash {process.machine.host}")
+        process.crash()
+        self.return_later(process, self.random.uniform(0.3, 8.0))
+
+    def vanish(self) -> None:
+        process = self.pick()
+        if process is None:
+            return
+        self.fault_times.append(self.world.now_s)
+        self.note(f"vanish {process.machine.host}")
+        self.world.vanish(process.machine)
+        # No machine is back before its silence is noticed: that takes the keep-alive limit.
+        self.return_later(process, self.random.uniform(5.5, 12.0))
+
+    def return_later(self, process: Process, delay_s: float) -> None:
+        index = self.world.machines.index(process.machine)
+        self.fault_times.append(self.world.now_s + delay_s)
+        self.world.at(self.world.now_s + delay_s, lambda: self.boot(index))
+
+    def stop(self) -> None:
+        process = self.pick()
+        if process is None:
+            return
+        for_s = self.random.choice((0.3, 2.0, 4.5, 5.5, 15.0))
+        self.fault_times += [self.world.now_s, self.world.now_s + for_s]
+        self.note(f"SIGSTOP {process.machine.host} for {for_s}")
+        process.is_stopped = True
+        self.world.at(self.world.now_s + for_s, lambda: self.carry_on(process))
+
+    def carry_on(self, process: Process) -> None:
+        process.is_stopped = False
+        process.wake()
+
+    def sleep(self) -> None:
+        process = self.pick()
+        if process is None or process.machine.is_asleep:
+            return
+        for_s = self.random.choice((0.3, 2.0, 4.5, 5.5, 15.0))
+        self.fault_times += [self.world.now_s, self.world.now_s + for_s]
+        self.note(f"sleep {process.machine.host} for {for_s}")
+        process.machine.sleep()
+        self.world.at(self.world.now_s + for_s, process.machine.wake)
+
+    def split(self) -> None:
+        hosts = [machine.host for machine in self.world.machines]
+        side = {host for host in hosts if self.random.random() < 0.5}
+        pairs = {(a, b) for a in side for b in hosts if b not in side}
+        if self.random.random() < 0.7:
+            pairs |= {(b, a) for a, b in pairs}
+        for_s = self.random.choice((0.2, 1.0, 3.0, 4.5, 6.0, 6.0, 12.0))
+        self.fault_times += [self.world.now_s, self.world.now_s + for_s]
+        self.note(f"cut {sorted(pairs)} for {for_s}")
+        self.world.cut(pairs)
+        self.world.at(self.world.now_s + for_s, self.heal)
+
+    def heal(self) -> None:
+        self.note("heal")
+        self.world.heal()
+
+    def behead_and_split(self) -> None:
+        """The leader dies within moments of a partition: before, with or after it."""
+        leader = self.leader()
+        if leader is None:
+            return
+        self.split()
+        self.world.at(self.world.now_s + self.random.choice((0.0, 0.05, 0.4, 2.0)), lambda: self.kill(leader))
+
+    def kill(self, process: Process) -> None:
+        if process.is_alive:
+            self.fault_times.append(self.world.now_s)
+            self.note(f"crash {process.machine.host}")
+            process.crash()
+            self.return_later(process, self.random.uniform(0.5, 8.0))
+
+    def fail_worker(self) -> None:
+        process = self.pick()
+        if process is not None:
+            self.note(f"worker fails on {process.machine.host}")
+            process.fail_worker()
+
+    def repair(self) -> None:
+        self.heal()
+        for machine in self.world.machines:
+            if machine.process is not None and machine.process.is_stopped:
+                self.carry_on(machine.process)
+            machine.wake()
+        for index in range(self.world.max_nodes):
+            self.boot(index)
+
+    # -- what must hold ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        world = self.world
+        # Who only came new in the moments of the job's end cannot know of it: see above.
+        late = [p for p in world.processes if p.numbers == [1] and len(world.trained) > 1]
+        ends = [p.outcome for p in world.processes if isinstance(p.outcome, JobEnded)]
+        knowing = [p.outcome for p in world.processes if isinstance(p.outcome, JobEnded) and p not in late]
+        left = [p.machine.host for p in world.alive()]
+        if left:
+            raise Violation(f"still there at the end: {left}")
+        if not ends:
+            raise Violation("the job never ended")
+        if len({end.succeeded for end in knowing}) > 1:
+            raise Violation("the nodes do not agree on the end")
+        # Who takes over a final failure cannot know whether its leader lived to print it, and says at least why.
+        if sum(end.prints_report and bool(end.report and end.report.failures) for end in ends) > 1:
+            raise Violation("two nodes print the report")
+        if not ends[0].succeeded and len({i for _, i in world.failures}) <= world.max_restarts:
+            raise Violation(f"failed after {len(world.failures)} failures with {world.max_restarts} restarts")
+        for process in world.processes:
+            if isinstance(process.outcome, RendezvousLost) and not self.is_ended():
+                raise Violation(f"{process.machine.host} gave up: {process.outcome.reason}")
+        self.check_budget()
+
+    def check_imports(self) -> None:
+        """Letters have had their time: no leader waits for an import that is long over."""
+        over = {p.member_id for p in self.world.processes if p.prepared_s < self.world.now_s - 3.0}
+        for process in self.world.alive():
+            leader = process.member._session.office.leader
+            if leader is not None and over & (leader.state.importing | leader.state.importing_seated):
+                raise Violation(f"{process.machine.host} waits for an import that is over")
+
+    def check_budget(self) -> None:
+        """A failure far from any fault is charged, exactly once."""
+        if not self.world.trained:
+            return
+        last = self.world.trained[-1]
+        complete = {entry.instance for entry in self.world.trained if entry.is_complete_memory(last)}
+        lonely = {
+            instance
+            for when_s, instance in self.world.failures
+            if instance in complete and when_s < last.when_s and self.is_far_from_faults(when_s)
+        }
+        if last.attempt < len(lonely):
+            raise Violation(f"attempt {last.attempt} after {len(lonely)} failures: budget was lost")
+
+    def is_far_from_faults(self, when_s: float) -> bool:
+        return all(not -8.0 < when_s - fault_s < 8.0 for fault_s in self.fault_times)
+
+
+def play(seed: int) -> None:
+    story = Story(seed)
+    try:
+        story.play()
+        story.check()
+    except Violation as violation:
+        pytest.fail(f"{violation}\n{story.tell()}", pytrace=False)
+
+
+@pytest.mark.parametrize("seed", [20267, 31569, 33085, 36169, 45884, 52021, 202305])
+def test_histories_that_once_broke_one(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_history_keeps_the_invariants(batch: int) -> None:
+    for seed in range(batch, SEEDS, BATCHES):
+        play(seed)

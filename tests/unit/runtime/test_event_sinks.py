@@ -1,0 +1,68 @@
+"""`--event-log-handler`: names to sinks."""
+
+import gc
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.agent.runtime.event_log import EventRecord, JsonlSink
+from muster.agent.runtime.event_sinks import NAMES, ConsoleSink, open_sink
+
+RECORD = EventRecord(
+    time_s=1.0, monotonic_s=2.0, node=0, node_index=0, round=1, attempt=0, what="round_formed", ranks=(0, 1)
+)
+
+
+@pytest.mark.torch
+def test_torchs_names_are_ours() -> None:
+    handlers = pytest.importorskip("torch.distributed.elastic.events.handlers")
+    assert set(NAMES) == set(handlers._log_handlers)
+
+
+def test_the_console_gets_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = open_sink("console")
+    sink.write(RECORD)
+    sink.write(RECORD)
+    sink.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [json.loads(line)["what"] for line in lines] == ["round_formed"] * 2
+    assert json.loads(lines[0])["ranks"] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["null", "dynamic_rendezvous"])
+def test_null_prints_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sink = open_sink(name)
+    sink.write(RECORD)
+    sink.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first, second = JsonlSink(str(path)), JsonlSink(str(path))
+    first.write(RECORD)
+    second.write(RECORD)
+    assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["round_formed"] * 2
+    first.close()
+    second.close()
+
+
+def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
+    sink = JsonlSink("/dev/full")
+    sink.write(RECORD)
+    sink.write(RECORD)
+    sink.close()
+    del sink  # a file object would try once more to write what it holds, and say so
+    gc.collect()
+
+
+def test_a_console_that_went_away_is_not_an_error() -> None:
+    stream = io.StringIO()
+    sink = ConsoleSink(stream)
+    sink.write(RECORD)
+    stream.close()
+    sink.write(RECORD)
+    sink.write(RECORD)
+    sink.close()

@@ -1,0 +1,199 @@
+import pytest
+from torchx.specs import AppDef, Resource, Role, macros
+from torchx.specs.api import InvalidRunConfigException
+from torchx.specs.finder import ComponentValidationException
+
+from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.runner import versions as lines
+from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.supervision.app_folder import AppRecord, AppSpec, Machine
+from muster.schedulers.supervision.decisions import (
+    GangState,
+    Outcome,
+    Phase,
+    ReplicaId,
+    ReplicaState,
+    ReplicaStatus,
+    RetryScope,
+)
+
+BOOLS = "one of true, 1, yes, on, false, 0, no, off"
+NAMES = "count, detach, grace_s, labels, log_dir, names"
+TINY = Resource(cpu=1, gpu=0, memMB=1)
+
+
+@pytest.fixture
+def opts():
+    opts = StrictOpts("local_cwd")
+    opts.add("detach", type_=bool, default=False, help="stay")
+    opts.add("grace_s", type_=float, default=30.0, help="grace")
+    opts.add("count", type_=int, default=1, help="how many")
+    opts.add("log_dir", type_=str, default=None, help="where")
+    opts.add("names", type_=list[str], default=None, help="names")
+    opts.add("labels", type_=dict[str, str], default=None, help="labels")
+    return opts
+
+
+def resolve(opts, text):
+    return opts.resolve(opts.cfg_from_str(text))
+
+
+@pytest.mark.parametrize("word", ["true", "TRUE", "1", "yes", "on", "True"])
+def test_words_for_true(opts, word):
+    assert resolve(opts, f"detach={word}")["detach"] is True
+
+
+@pytest.mark.parametrize("word", ["false", "0", "no", "off", "False"])
+def test_words_for_false(opts, word):
+    assert resolve(opts, f"detach={word}")["detach"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("detach=maybe", f"option 'detach' of local_cwd must be {BOOLS}, not 'maybe'"),
+        ("count=1.5", "option 'count' of local_cwd must be a whole number, not '1.5'"),
+        ("count=\u0661", "option 'count' of local_cwd must be a whole number, not '\u0661'"),
+        ("grace_s=soon", "option 'grace_s' of local_cwd must be a number, not 'soon'"),
+        ("grace_s=nan", "option 'grace_s' of local_cwd must be a number, not 'nan'"),
+        ("labels=a", "option 'labels' of local_cwd must be key:value pairs separated by ;, not 'a'"),
+        ("detatch=1", f"local_cwd has no option 'detatch'; did you mean 'detach'? it has: {NAMES}"),
+        ("zzz=1", f"local_cwd has no option 'zzz'; it has: {NAMES}"),
+        ("detach", f"option 'detach' of local_cwd must be {BOOLS}, not ''"),
+        ("detach=1,detach=0", None),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_one_line(opts, text, message):
+    if message is None:
+        assert resolve(opts, text)["detach"] is False  # the last one wins, as with TorchX
+        return
+    with pytest.raises(OptionError) as caught:
+        resolve(opts, text)
+    assert str(caught.value) == message
+    # What the command lines of both TorchX lines turn into a message, and what callers in Python expect.
+    assert isinstance(caught.value, (ComponentValidationException))
+    assert isinstance(caught.value, InvalidRunConfigException)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_lists_and_dicts(opts):
+    cfg = resolve(opts, "names=a,b;c,labels=x:1;y:2:3,grace_s=.5")
+    assert cfg["names"] == ["a", "b", "c"]
+    assert cfg["labels"] == {"x": "1", "y": "2:3"}
+    assert cfg["grace_s"] == 0.5
+
+
+def test_values_from_python_are_checked_too(opts):
+    assert opts.resolve({"detach": True, "grace_s": 3, "names": ["a"]})["grace_s"] == 3
+    for wrong in ({"detach": 3}, {"grace_s": True}, {"count": 1.5}, {"names": [1]}, {"log_dir": 1}):
+        with pytest.raises(OptionError):
+            opts.resolve(wrong)
+
+
+def test_defaults_fill_in_and_resolving_twice_changes_nothing(opts):
+    once = opts.resolve({})
+    assert once["grace_s"] == 30.0
+    assert opts.resolve(once) == once
+
+
+def test_camel_case_is_understood_but_not_against_itself(opts):
+    assert opts.resolve({"logDir": "/x"})["log_dir"] == "/x"
+    with pytest.raises(OptionError, match="given twice"):
+        opts.resolve({"logDir": "/x", "log_dir": "/y"})
+
+
+def test_required(opts):
+    opts.add("must", type_=str, required=True, help="it must")
+    with pytest.raises(OptionError, match=r"local_cwd needs the option 'must' \(it must\)"):
+        opts.resolve({})
+
+
+def make_role(**more):
+    return Role(**({"name": "r", "image": "", "entrypoint": "sh", "resource": TINY} | more))
+
+
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ({"name": "a/b"}, "role name 'a/b' must be a non-empty word without '/'"),
+        ({"name": ".."}, "role name '..' must be"),
+        ({"entrypoint": ""}, "role 'r' has no entrypoint"),
+        ({"num_replicas": 0}, "num_replicas must be at least 1, not 0"),
+        ({"max_retries": -1}, "max_retries must be at least 0, not -1"),
+        ({"min_replicas": 3, "num_replicas": 2}, r"min_replicas must be from 1 to num_replicas \(2\), not 3"),
+        ({"min_replicas": 0}, r"min_replicas must be from 1 to num_replicas \(1\), not 0"),
+    ],
+)
+def test_roles_nobody_can_run(role, message):
+    with pytest.raises(SchedulerError, match=message):
+        lines.check_roles(AppDef("app", roles=[make_role(**role)]))
+
+
+def test_apps_nobody_can_run():
+    with pytest.raises(SchedulerError, match="has no roles"):
+        lines.check_roles(AppDef("app"))
+    with pytest.raises(SchedulerError, match="role names must differ"):
+        lines.check_roles(AppDef("app", roles=[make_role(), make_role()]))
+
+
+@pytest.mark.parametrize(
+    ("workspace", "path"), [("file:///a/b", "/a/b"), ("/a/b", "/a/b"), ("a", "a"), ("file://", ".")]
+)
+def test_workspace_paths(workspace, path):
+    assert lines.get_workspace_path(workspace) == path
+
+
+def test_workspaces_elsewhere_are_refused():
+    with pytest.raises(SchedulerError, match="'memory://x' is not a local folder"):
+        lines.get_workspace_path("memory://x")
+
+
+def test_secrets_are_masked_by_name():
+    env = {
+        "MUSTER_TOKEN": "t",
+        "MUSTER_REQUIRE_TOKEN": "1",
+        "HF_TOKEN": "t",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "MONKEY": "m",
+    }
+    assert lines.mask_env(env) == {
+        "MUSTER_TOKEN": "***", "MUSTER_REQUIRE_TOKEN": "1", "HF_TOKEN": "***", "AWS_SECRET_ACCESS_KEY": "***",
+        "MONKEY": "m",
+    }  # fmt: skip
+
+
+def test_macros_leave_the_role_alone():
+    role = make_role(args=[macros.app_id, macros.replica_id], env={"A": macros.rank0_env})
+    applied = lines.apply_macros(role, app_id="x", replica_id=3)
+    assert applied.args == ["x", "3"]
+    assert applied.env == {"A": "TORCHX_RANK0_HOST"}
+    assert role.args[0] == macros.app_id
+
+
+def test_describe_gives_back_what_was_submitted():
+    role = make_role(args=["-c", "x"], env={"A": "1", "API_KEY": "k"}, num_replicas=2, min_replicas=1, max_retries=3)
+    app = AppDef("app", roles=[role], metadata={"k": "v"})
+    plan = lines.build_role_plan(role)
+    assert plan.retry_scope is RetryScope.APPLICATION
+    assert not plan.is_agent
+    spec = AppSpec(
+        app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
+        description=lines.describe_roles(app),
+    )  # fmt: skip
+    gang = GangState(
+        replicas={
+            ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.FAILED),
+            ReplicaId("r", 1): ReplicaState(status=ReplicaStatus.SUCCEEDED),
+        },
+        phase=Phase.ENDED,
+        outcome=Outcome.FAILED,
+        reason="because",
+    )
+    response = lines.build_describe_response(spec, AppRecord(gang=gang, machine=Machine(host="h", boot_id="")))
+    assert response.state.name == "FAILED"
+    assert response.msg == "because"
+    assert [status.state.name for status in response.roles_statuses[0].replicas] == ["FAILED", "SUCCEEDED"]
+    again = response.roles[0]
+    assert (again.args, again.num_replicas, again.max_retries) == (["-c", "x"], 2, 3)
+    assert again.env == {"A": "1", "API_KEY": "***"}
+    assert lines.build_describe_response(spec, None).state.name == "SUBMITTED"

@@ -1,0 +1,192 @@
+import os
+import stat
+
+import pytest
+
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.app_folder import (
+    AppFolder,
+    AppRecord,
+    AppSpec,
+    Machine,
+    ProcessId,
+    StateError,
+    is_folder_of_ours,
+)
+from muster.schedulers.supervision.decisions import (
+    GangState,
+    Outcome,
+    Phase,
+    ReplicaId,
+    ReplicaState,
+    ReplicaStatus,
+    RetryScope,
+    RolePlan,
+)
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+
+PLAN = RolePlan(name="r", replicas=2, is_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return AppSpec(
+        app_id="app-x",
+        scheduler="local_cwd",
+        folder=str(tmp_path / "app-x"),
+        driver="a.b:c",
+        roles=(PLAN,),
+        grace_s=2.5,
+        owner=ProcessId(pid=1, start_ticks="5"),
+        description={"name": "app"},
+        details={"token": "h1dden"},
+    )
+
+
+def test_a_spec_survives_the_disk(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    assert folder.read_spec() == spec
+
+
+def test_secrets_are_for_the_owner_and_go_at_the_end(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.private_file.stat().st_mode) == 0o600
+    assert "h1dden" not in folder.spec_file.read_text()
+    folder.forget_secrets()
+    assert folder.read_spec().details == {}
+
+
+def test_a_record_survives_the_disk(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    assert folder.read_record() is None
+    first, second = ReplicaId("r", 0), ReplicaId("r", 1)
+    record = AppRecord(
+        gang=GangState(
+            replicas={
+                first: ReplicaState(status=ReplicaStatus.LOST, starts=2, exit_code=137),
+                second: ReplicaState(status=ReplicaStatus.RUNNING, starts=1),
+            },
+            phase=Phase.RESTARTING,
+            retries={"r": 2},
+            restarting=("r",),
+            grace_number=3,
+            lingering=3,
+            outcome=Outcome.FAILED,
+            reason="because",
+        ),
+        machine=Machine.here(),
+        supervisor=ProcessId.of(os.getpid()),
+        handles={second: {"pid": 7}},
+        submitted_s=1.5,
+        ended_s=2.5,
+    )
+    folder.write_record(record)
+    assert folder.read_record() == record
+    assert [name for name in os.listdir(folder.path) if name.startswith(".")] == []
+
+
+def test_a_process_is_its_pid_and_its_start():
+    me = ProcessId.of(os.getpid())
+    assert me.is_alive()
+    assert not ProcessId(pid=me.pid, start_ticks="1").is_alive()
+
+
+def test_a_kill_request_is_not_taken_back(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    assert folder.read_request() is None
+    folder.write_request("cancel")
+    folder.write_request("kill")
+    folder.write_request("cancel")
+    assert folder.read_request() == "kill"
+
+
+def test_poking_a_dead_supervisor_is_noticed(spec, tmp_path):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    assert not folder.poke("cancel")
+    assert not AppFolder(tmp_path / "nowhere").poke("cancel")
+
+
+def test_apps_of_another_host_are_left_alone(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    gang = GangState(replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=Phase.RUNNING)
+    elsewhere = AppRecord(
+        gang=gang,
+        machine=Machine(host="another-host", boot_id="b"),
+        supervisor=ProcessId(pid=1, start_ticks="no such start"),
+    )
+    folder.write_record(elsewhere)
+    assert client.look(folder) == (spec, elsewhere)
+
+
+def test_registry_finds_apps_and_forgets_them(tmp_path, spec):
+    registry = AppRegistry(tmp_path / "state", "local_cwd")
+    assert list(registry) == []
+    assert registry.find("app-x") is None
+    registry.add("app-x", AppFolder(spec.folder).path)
+    assert registry.find("app-x") is None, "a link without an app is no app"
+    AppFolder(spec.folder).create(spec)
+    assert registry.find("app-x") == AppFolder(spec.folder).path
+    assert list(registry) == ["app-x"]
+    registry.remove("app-x")
+    registry.remove("app-x")
+    assert list(registry) == []
+
+
+@pytest.mark.parametrize("app_id", ["", ".", "..", "../x", "a/b", "/etc"])
+def test_registry_stays_in_its_folder(tmp_path, app_id):
+    assert AppRegistry(tmp_path, "local_cwd").find(app_id) is None
+
+
+def test_state_dir_prefers_xdg_then_home(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    xdg, home = tmp_path / "xdg", tmp_path / "home"
+    assert find_state_dir({"XDG_STATE_HOME": str(xdg), "HOME": str(home)}) == xdg / "muster"
+    assert find_state_dir({"XDG_STATE_HOME": "relative", "HOME": str(home)}) == home / ".local/state/muster"
+    assert find_state_dir({"HOME": "/proc/nowhere"}) == tmp_path / f"muster-{os.geteuid()}"
+
+
+def test_only_app_folders_are_ever_removed(tmp_path, spec):
+    assert not is_folder_of_ours(tmp_path)
+    AppFolder(spec.folder).create(spec)
+    assert is_folder_of_ours(AppFolder(spec.folder).path)
+
+
+def test_files_of_another_version_are_named_and_can_be_removed(tmp_path, spec):
+    folder, registry = AppFolder(spec.folder), AppRegistry(tmp_path / "state", "local_cwd")
+    folder.create(spec)
+    registry.add(spec.app_id, folder.path)
+    folder.spec_file.write_text('{"schema": 0}')
+    with pytest.raises(client.SupervisorError, match=r"spec\.json cannot be read .*another version of muster wrote it"):
+        client.look(folder)
+    folder.state_file.write_text("{")
+    with pytest.raises(StateError, match=r"state\.json cannot be read"):
+        folder.read_record()
+    client.delete(folder, registry, spec.app_id)
+    assert not folder.path.exists()
+    assert list(registry) == []
+
+
+def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    words = []
+
+    def ask(_folder, word="cancel"):
+        words.append(word)
+        if word == "cancel":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "request_stop", ask)
+    monkeypatch.setattr(client, "is_over", lambda _: False)
+    monkeypatch.setattr(client, "wait_ended", lambda *_, **__: True)
+    monkeypatch.setattr(AppFolder, "read_record", lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        client.end_all([folder], flush_s=1)
+    assert words == ["cancel", "kill"]

@@ -1,0 +1,400 @@
+"""The supervisor's decisions as tables of events: no processes, no time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.schedulers.supervision.decisions import (
+    Begin,
+    CancelRequested,
+    Finish,
+    GraceOver,
+    Kill,
+    KillRequested,
+    Linger,
+    LingerOver,
+    Outcome,
+    Phase,
+    ReplicaEnded,
+    ReplicaId,
+    ReplicaStatus,
+    RetryScope,
+    RolePlan,
+    Start,
+    Stop,
+    build_state,
+    decide,
+    describe_end,
+)
+
+
+def agents(replicas=2, **more):
+    return RolePlan(name="trainer", replicas=replicas, is_agent=True, **more)
+
+
+def others(replicas=2, name="main", **more):
+    return RolePlan(name=name, replicas=replicas, is_agent=False, **more)
+
+
+class Gang:
+    """Drives `decide` and remembers what it did, in short words: "start trainer/0"."""
+
+    def __init__(self, *plan):
+        self.plan = plan
+        self.state = build_state(plan)
+
+    def tell(self, event):
+        self.state, actions = decide(self.plan, self.state, event)
+        done = []
+        for action in actions:
+            if isinstance(action, Finish):
+                done.append(f"finish {action.outcome.value}")
+            elif isinstance(action, Linger):
+                done.append("linger")
+            else:
+                verb = {Start: "start", Stop: "stop", Kill: "kill"}[type(action)]
+                done += [f"{verb} {replica}" for replica in action.replicas]
+        return done
+
+    def begin(self):
+        return self.tell(Begin())
+
+    def end(self, name, exit_code, **more):
+        role, _, index = name.partition("/")
+        return self.tell(ReplicaEnded(replica=ReplicaId(role, int(index)), exit_code=exit_code, **more))
+
+    def status(self, name):
+        role, _, index = name.partition("/")
+        return self.state.replicas[ReplicaId(role, int(index))].status
+
+
+class TestOrdinaryLife:
+    def test_starts_all_and_succeeds_when_all_have(self):
+        gang = Gang(agents())
+        assert gang.state.app_state == "PENDING"
+        assert gang.begin() == ["start trainer/0", "start trainer/1"]
+        assert gang.state.app_state == "RUNNING"
+        assert gang.end("trainer/1", 0) == []
+        assert gang.end("trainer/0", 0) == ["finish SUCCEEDED"]
+        assert gang.state.app_state == "SUCCEEDED"
+
+    def test_roles_succeed_together(self):
+        gang = Gang(agents(1), others(1))
+        gang.begin()
+        assert gang.end("trainer/0", 0) == []
+        assert gang.end("main/0", 0) == ["finish SUCCEEDED"]
+
+    def test_what_is_over_changes_nothing(self):
+        gang = Gang(agents(1))
+        gang.begin()
+        gang.end("trainer/0", 0)
+        before = gang.state
+        for event in (Begin(), CancelRequested(), KillRequested(), GraceOver(number=1)):
+            assert gang.tell(event) == []
+        assert gang.end("trainer/0", 1) == []
+        assert gang.state == before
+
+
+class TestAgentExitCodes:
+    def test_a_failed_jobs_agents_end_by_themselves_before_they_are_stopped(self):
+        gang = Gang(agents(3, max_retries=5))
+        gang.begin()
+        assert gang.end("trainer/0", 1) == ["linger"]
+        assert gang.end("trainer/1", 1) == []
+        assert gang.tell(LingerOver(number=gang.state.lingering + 1)) == []
+        assert gang.tell(LingerOver(number=gang.state.lingering)) == ["stop trainer/2"]
+        assert gang.tell(LingerOver(number=1)) == []
+        assert gang.end("trainer/2", 143) == ["finish FAILED"]
+        statuses = [gang.status(f"trainer/{index}") for index in range(3)]
+        assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.FAILED, ReplicaStatus.CANCELLED]
+
+    @pytest.mark.parametrize(
+        ("request_", "expected"), [(CancelRequested(), ["stop trainer/1"]), (KillRequested(), ["kill trainer/1"])]
+    )
+    def test_a_request_ends_the_lingering(self, request_, expected):
+        gang = Gang(agents(2))
+        gang.begin()
+        gang.end("trainer/0", 1)
+        number = gang.state.lingering
+        assert gang.tell(request_) == expected
+        assert gang.tell(LingerOver(number=number)) == []
+        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+
+    @pytest.mark.parametrize("exit_code", [2, 3, 64, 120, 126, 127])
+    def test_final_codes_end_the_app_whatever_the_retries(self, exit_code):
+        gang = Gang(agents(max_retries=5))
+        gang.begin()
+        assert gang.end("trainer/0", exit_code) == ["stop trainer/1"]
+        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+        assert f"trainer/0 exited with {exit_code}" in gang.state.reason
+
+    @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, 143, None])
+    def test_lost_replicas_are_started_again(self, exit_code):
+        gang = Gang(agents(max_retries=1))
+        gang.begin()
+        assert gang.end("trainer/1", exit_code) == ["start trainer/1"]
+        assert gang.state.num_restarts == 1
+        assert gang.end("trainer/0", exit_code) == ["stop trainer/1"]
+        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+        assert "all 1 retries are used" in gang.state.reason
+
+    def test_retries_are_one_budget_of_the_role(self):
+        gang = Gang(agents(3, max_retries=2))
+        gang.begin()
+        assert gang.end("trainer/0", 137) == ["start trainer/0"]
+        assert gang.end("trainer/1", 137) == ["start trainer/1"]
+        assert gang.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
+
+    def test_agents_are_replaced_singly_whatever_the_retry_policy(self):
+        for scope in RetryScope:
+            gang = Gang(agents(max_retries=1, retry_scope=scope))
+            gang.begin()
+            assert gang.end("trainer/0", 137) == ["start trainer/0"]
+
+    def test_reason_names_replica_signal_and_budget(self):
+        gang = Gang(agents())
+        gang.begin()
+        gang.end("trainer/1", 137, reason="out of memory")
+        assert gang.state.reason == "trainer/1 was ended by SIGKILL (out of memory); no retries (max_retries is 0)"
+
+    def test_what_cannot_be_started_is_final(self):
+        gang = Gang(agents(max_retries=3))
+        gang.begin()
+        gang.end("trainer/0", None, reason="could not be started: no such file", final=True)
+        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+        assert "could not be started: no such file" in gang.state.reason
+
+
+class TestMinReplicas:
+    def test_goes_on_with_fewer_and_succeeds(self):
+        gang = Gang(agents(3, min_replicas=2))
+        gang.begin()
+        assert gang.end("trainer/2", 137) == []
+        assert gang.status("trainer/2") is ReplicaStatus.LOST
+        assert "going on with 2 replicas (at least 2 needed)" in gang.state.reason
+        gang.end("trainer/0", 0)
+        assert gang.end("trainer/1", 0) == ["finish SUCCEEDED"]
+
+    def test_ends_whole_below_the_minimum(self):
+        gang = Gang(agents(3, min_replicas=2))
+        gang.begin()
+        gang.end("trainer/2", 137)
+        assert gang.end("trainer/1", 137) == ["stop trainer/0"]
+        assert gang.end("trainer/0", 143) == ["finish FAILED"]
+        assert "1 of at least 2 replicas left" in gang.state.reason
+
+    def test_retries_come_first(self):
+        gang = Gang(agents(3, min_replicas=1, max_retries=1))
+        gang.begin()
+        assert gang.end("trainer/0", 137) == ["start trainer/0"]
+        assert gang.end("trainer/0", 137) == []
+
+    def test_a_replica_that_succeeded_counts(self):
+        gang = Gang(agents(2, min_replicas=1))
+        gang.begin()
+        gang.end("trainer/0", 0)
+        assert gang.end("trainer/1", 137) == ["finish SUCCEEDED"]
+
+    def test_final_codes_do_not_care(self):
+        gang = Gang(agents(3, min_replicas=1))
+        gang.begin()
+        assert gang.end("trainer/0", 2) == ["stop trainer/1", "stop trainer/2"]
+
+
+class TestOtherRoles:
+    """Roles without our agent keep TorchX's meaning of exit codes and retries."""
+
+    @pytest.mark.parametrize("exit_code", [1, 2, 69, 137, None])
+    def test_every_failure_counts_the_same(self, exit_code):
+        gang = Gang(others(1, max_retries=1))
+        gang.begin()
+        assert gang.end("main/0", exit_code) == ["start main/0"]
+        assert gang.end("main/0", exit_code) == ["finish FAILED"]
+
+    def test_application_stops_all_then_starts_all(self):
+        gang = Gang(others(2, max_retries=1), others(1, name="side"))
+        gang.begin()
+        gang.end("side/0", 0)
+        assert gang.end("main/0", 1) == ["stop main/1"]
+        assert gang.state.phase is Phase.RESTARTING
+        assert gang.end("main/1", 143) == ["start main/0", "start main/1", "start side/0"]
+        assert gang.state.phase is Phase.RUNNING
+        assert gang.state.num_restarts == 1
+
+    def test_role_leaves_other_roles_alone(self):
+        gang = Gang(others(2, max_retries=1, retry_scope=RetryScope.ROLE), others(1, name="side"))
+        gang.begin()
+        assert gang.end("main/0", 1) == ["stop main/1"]
+        assert gang.end("side/0", 0) == []
+        assert gang.end("main/1", 143) == ["start main/0", "start main/1"]
+
+    def test_replica_leaves_its_peers_alone(self):
+        gang = Gang(others(2, max_retries=1, retry_scope=RetryScope.REPLICA))
+        gang.begin()
+        assert gang.end("main/0", 1) == ["start main/0"]
+
+    def test_two_roles_restarting_at_once_wait_for_each_other(self):
+        plan = [others(2, name=name, max_retries=1, retry_scope=RetryScope.ROLE) for name in ("a", "b")]
+        gang = Gang(*plan)
+        gang.begin()
+        assert gang.end("a/0", 1) == ["stop a/1"]
+        assert gang.end("b/0", 1) == ["stop a/1", "stop b/1"]
+        assert gang.end("a/1", 143) == []
+        assert gang.end("b/1", 143) == ["start a/0", "start a/1", "start b/0", "start b/1"]
+
+    def test_a_restart_has_a_grace_period(self):
+        gang = Gang(others(2, max_retries=1))
+        gang.begin()
+        gang.end("main/0", 1)
+        assert gang.tell(GraceOver(number=gang.state.grace_number)) == ["kill main/1"]
+
+    def test_failure_for_good_stops_the_other_roles(self):
+        gang = Gang(others(1), others(2, name="side"))
+        gang.begin()
+        assert gang.end("main/0", 7) == ["stop side/0", "stop side/1"]
+        gang.end("side/0", 143)
+        assert gang.end("side/1", 143) == ["finish FAILED"]
+
+
+class TestCancel:
+    def test_stops_all_at_once_and_reads_cancelled(self):
+        gang = Gang(agents(3))
+        gang.begin()
+        assert gang.tell(CancelRequested()) == ["stop trainer/0", "stop trainer/1", "stop trainer/2"]
+        assert gang.end("trainer/0", 143) == []
+        assert gang.end("trainer/1", 1) == []
+        assert gang.end("trainer/2", 0) == ["finish CANCELLED"]
+        assert gang.state.app_state == "CANCELLED"
+
+    def test_one_grace_period_then_kill(self):
+        gang = Gang(agents(2))
+        gang.begin()
+        gang.tell(CancelRequested())
+        gang.end("trainer/0", 143)
+        assert gang.tell(GraceOver(number=gang.state.grace_number)) == ["kill trainer/1"]
+        assert gang.end("trainer/1", 137) == ["finish CANCELLED"]
+
+    def test_a_stale_grace_period_kills_nobody(self):
+        gang = Gang(others(2, max_retries=1))
+        gang.begin()
+        gang.end("main/0", 1)
+        stale = gang.state.grace_number
+        gang.end("main/1", 143)
+        assert gang.tell(GraceOver(number=stale)) == []
+        gang.tell(CancelRequested())
+        assert gang.tell(GraceOver(number=stale)) == []
+
+    def test_second_request_kills(self):
+        gang = Gang(agents(2))
+        gang.begin()
+        gang.tell(CancelRequested())
+        assert gang.tell(CancelRequested()) == []
+        assert gang.tell(KillRequested()) == ["kill trainer/0", "kill trainer/1"]
+
+    def test_kill_without_cancel(self):
+        gang = Gang(agents(1))
+        gang.begin()
+        assert gang.tell(KillRequested()) == ["kill trainer/0"]
+        assert gang.end("trainer/0", 137) == ["finish CANCELLED"]
+
+    @pytest.mark.parametrize("request_", [CancelRequested(), KillRequested()])
+    def test_before_anything_was_started(self, request_):
+        gang = Gang(agents(2))
+        assert gang.tell(request_) == ["finish CANCELLED"]
+        assert gang.begin() == []
+
+    def test_does_not_hide_a_failure(self):
+        gang = Gang(agents(2))
+        gang.begin()
+        gang.end("trainer/0", 2)
+        assert gang.tell(CancelRequested()) == []
+        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+
+    def test_during_a_restart_starts_nothing_more(self):
+        gang = Gang(others(2, max_retries=1))
+        gang.begin()
+        gang.end("main/0", 1)
+        assert gang.tell(CancelRequested()) == ["stop main/1"]
+        assert gang.end("main/1", 143) == ["finish CANCELLED"]
+
+
+class TestSupervisorStartedAgain:
+    def test_goes_on_where_it_stood(self):
+        gang = Gang(agents(2, max_retries=1))
+        gang.begin()
+        assert gang.begin() == []
+        assert gang.end("trainer/0", None) == ["start trainer/0"]
+
+    def test_stops_once_more_what_was_being_stopped(self):
+        gang = Gang(agents(2))
+        gang.begin()
+        gang.tell(CancelRequested())
+        assert gang.begin() == ["stop trainer/0", "stop trainer/1"]
+        gang.end("trainer/0", None)
+        assert gang.end("trainer/1", None) == ["finish CANCELLED"]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [(0, "exited with 0"), (1, "exited with 1"), (137, "was ended by SIGKILL"), (143, "was ended by SIGTERM"),
+     (255, "exited with 255"), (None, "vanished")],
+)  # fmt: skip
+def test_exit_codes_in_words(exit_code, words):
+    assert describe_end(exit_code) == words
+
+
+roles = st.builds(
+    RolePlan,
+    name=st.just("r"),
+    replicas=st.integers(1, 4),
+    is_agent=st.booleans(),
+    min_replicas=st.none() | st.just(1),
+    max_retries=st.integers(0, 3),
+    retry_scope=st.sampled_from(RetryScope),
+)
+plans = st.lists(roles, min_size=1, max_size=3).map(
+    lambda found: [RolePlan(**{**vars(role), "name": f"r{index}"}) for index, role in enumerate(found)]
+)
+
+
+@given(plan=plans, data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_every_history_ends_with_nothing_running(plan, data):
+    """Whatever happens: starts only what is not running, ends, and then nothing runs."""
+    gang = Gang(*plan)
+    running = set()
+
+    def carry_out(done):
+        for step in done:
+            verb, _, name = step.partition(" ")
+            if verb == "start":
+                assert name not in running
+                running.add(name)
+            elif verb in ("stop", "kill"):
+                assert name in running
+            elif verb == "linger":
+                assert running
+            else:
+                assert not running
+
+    carry_out(gang.begin())
+    for _ in range(400):
+        if gang.state.phase is Phase.ENDED:
+            break
+        assert running, "an app that has not ended must have something running"
+        what = data.draw(st.sampled_from(["end", "end", "end", "cancel", "kill", "grace"]))
+        if what == "cancel":
+            carry_out(gang.tell(CancelRequested()))
+        elif what == "kill":
+            carry_out(gang.tell(KillRequested()))
+        elif what == "grace":
+            carry_out(gang.tell(LingerOver(number=gang.state.lingering)))
+            carry_out(gang.tell(GraceOver(number=gang.state.grace_number)))
+        else:
+            name = data.draw(st.sampled_from(sorted(running)))
+            running.discard(name)
+            carry_out(gang.end(name, data.draw(st.sampled_from([0, 1, 69, 137, 143, None]))))
+    assert gang.state.phase is Phase.ENDED
+    assert isinstance(gang.state.outcome, Outcome)
+    for role in plan:
+        assert gang.state.retries.get(role.name, 0) <= role.max_retries

@@ -1,0 +1,200 @@
+"""The supervisor's loop with a driver that runs nothing: what is recorded when, and what survives a restart."""
+
+import pytest
+
+from muster.schedulers.supervision import decisions
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId, RolePlan
+from muster.schedulers.supervision.driver import Mailbox, StartError
+from muster.schedulers.supervision.supervisor import Supervisor
+
+FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
+
+
+class FakeDriver:
+    """Keeps the contract of `ReplicaDriver`; ends come from the test."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.done = []
+        self.refused = {}
+        self.adoptable = set()
+        self.recorded_at_start = []
+
+    def start(self, replica, start_number):
+        self.recorded_at_start.append(self.folder.read_record().gang.replicas[replica].status.value)
+        if replica in self.refused:
+            raise self.refused[replica]
+        self.done.append(f"start {replica} {start_number}")
+        return {"number": start_number}
+
+    def adopt(self, replica, handle):
+        self.done.append(f"adopt {replica} {handle['number']}")
+        return replica in self.adoptable
+
+    def stop(self, replica):
+        self.done.append(f"stop {replica}")
+
+    def kill(self, replica):
+        self.done.append(f"kill {replica}")
+
+    def close(self):
+        self.done.append("close")
+
+
+class Bench:
+    """A supervisor on a bench, its clock in the test's hand."""
+
+    def __init__(self, tmp_path, **role):
+        plan = RolePlan(**({"name": "r", "replicas": 2, "is_agent": True} | role))
+        self.spec = AppSpec(
+            app_id="app",
+            scheduler="local_cwd",
+            folder=str(tmp_path / "app"),
+            driver="none",
+            roles=(plan,),
+            grace_s=10.0,
+            details={"secret": 1},
+        )
+        self.folder = AppFolder(self.spec.folder)
+        self.folder.create(self.spec)
+        self.now_s = 0.0
+        self.boot()
+
+    def boot(self):
+        self.mailbox = Mailbox(now_s=lambda: self.now_s)
+        self.driver = FakeDriver(self.folder)
+        self.supervisor = Supervisor(self.folder, self.spec, self.mailbox, self.driver)
+        return self
+
+    def begin(self):
+        self.supervisor.begin()
+        self.drain()
+        return self
+
+    def drain(self):
+        while (event := self.mailbox.take()) is not None:
+            self.supervisor.take(event)
+
+    def end(self, replica, exit_code):
+        self.supervisor.take(ReplicaEnded(replica=replica, exit_code=exit_code))
+        self.drain()
+
+    def advance(self, seconds):
+        self.now_s += seconds
+        self.mailbox.turn()
+        self.drain()
+
+    def record(self):
+        return self.folder.read_record()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path, max_retries=1)
+    yield made
+    made.mailbox.close()
+
+
+def test_a_start_is_on_disk_before_it_happens(bench):
+    bench.begin()
+    assert bench.driver.recorded_at_start == ["running", "running"]
+    assert bench.record().handles == {FIRST: {"number": 1}, SECOND: {"number": 1}}
+
+
+def test_a_second_start_has_its_own_handle(bench):
+    bench.begin().end(SECOND, 137)
+    assert bench.driver.done[-1] == "start r/1 2"
+    assert bench.record().handles[SECOND] == {"number": 2}
+    assert bench.record().gang.num_restarts == 1
+
+
+def test_the_end_is_on_disk_only_after_the_driver_has_closed(bench):
+    bench.begin()
+    bench.end(FIRST, 0)
+    bench.end(SECOND, 0)
+    assert bench.supervisor.ended
+    assert bench.record().gang.app_state == "RUNNING", "who sees the end may read complete logs"
+    bench.supervisor.close()
+    assert bench.driver.done[-1] == "close"
+    assert bench.record().gang.app_state == "SUCCEEDED"
+    assert bench.record().ended_s is not None
+    assert bench.folder.read_spec().details == {}
+
+
+def test_what_cannot_be_started_ends_the_app(bench):
+    bench.driver.refused[SECOND] = StartError("no such file")
+    bench.begin()
+    assert bench.driver.done == ["start r/0 1", "stop r/0"]
+    assert bench.supervisor._record.gang.reason == "r/1 could not be started: no such file"
+
+
+def test_one_grace_period_on_the_given_clock(bench):
+    bench.begin()
+    bench.supervisor.take(decisions.CancelRequested())
+    assert bench.driver.done[-2:] == ["stop r/0", "stop r/1"]
+    bench.end(FIRST, 143)
+    bench.advance(10.0)
+    assert bench.driver.done[-1] == "kill r/1"
+
+
+def test_a_successor_adopts_and_counts_what_is_gone(bench):
+    bench.begin()
+    bench.mailbox.close()
+    bench.boot()
+    bench.driver.adoptable = {FIRST}
+    bench.begin()
+    assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "start r/1 2"]
+
+
+def test_a_successor_hears_the_request_nobody_heard(bench):
+    bench.begin()
+    bench.mailbox.close()
+    bench.folder.write_request("cancel")
+    bench.boot()
+    bench.driver.adoptable = {FIRST}
+    bench.begin()
+    assert bench.driver.done[2:4] == ["stop r/0", "stop r/1"]
+    assert not [step for step in bench.driver.done if step.startswith("start")]
+    bench.end(FIRST, 143)
+    assert bench.supervisor.ended
+
+
+def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):
+    bench.begin()
+    bench.mailbox.close()
+    bench.boot()
+    bench.mailbox.post(decisions.CancelRequested())
+    bench.begin()
+    assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "stop r/0", "stop r/1"]
+    assert bench.supervisor.ended
+
+
+def test_a_full_disk_ends_no_job(bench, monkeypatch, capsys):
+    bench.begin()
+
+    def refuse(record):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench.folder, "write_record", refuse)
+    bench.end(FIRST, 0)
+    assert "cannot write" in capsys.readouterr().err
+    monkeypatch.undo()
+    bench.end(SECOND, 137)
+    assert bench.record().gang.replicas[FIRST].status.value == "succeeded"
+
+
+def test_timers_come_in_time_and_only_once(bench):
+    seen = []
+    bench.mailbox.set_timer("a", 1.0, lambda: seen.append("never"))
+    bench.mailbox.set_timer("a", 2.0, lambda: seen.append("a"))
+    bench.mailbox.set_timer("b", 1.0, lambda: seen.append("b"))
+    bench.mailbox.set_timer("c", 1.0, lambda: seen.append("c"))
+    bench.mailbox.clear_timer("c")
+    bench.now_s = 1.5
+    bench.mailbox.turn()
+    assert seen == ["b"]
+    bench.mailbox.set_timer("now", 0.0, lambda: None)
+    bench.now_s = 2.5
+    bench.mailbox.turn()
+    assert seen == ["b", "a"]

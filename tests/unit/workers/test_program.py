@@ -1,0 +1,71 @@
+"""The command line of a cold worker, and which variables a fork could not take over."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.agent.workers import program
+from muster.agent.workers.spec import Program, ProgramKind, stack_signal
+from muster.agent.workers.warm.early_variables import find_early_difference, is_read_early
+
+
+@pytest.mark.parametrize(
+    ("orig_argv", "flags"),
+    [
+        (["python", "-m", "muster.agent", "-X", "dev"], ["-u"]),
+        (["python", "script.py", "-O"], ["-u"]),
+        (["python", "-u", "-X", "dev", "-m", "x"], ["-u", "-X", "dev"]),
+        (["python", "-sEum", "x"], ["-sEu"]),
+        (["python", "-Ic", "pass"], ["-u", "-I"]),
+        (["python", "-Xdev", "-Werror", "-W", "ignore", "x.py"], ["-u", "-Xdev", "-Werror", "-W", "ignore"]),
+        (["python", "-BXdev", "x.py"], ["-u", "-B", "-Xdev"]),
+        (["python", "-iOO", "x.py"], ["-u", "-OO"]),
+        (["python", "-i", "-m", "x"], ["-u"]),
+        (["python", "--check-hash-based-pycs", "always", "-m", "x"], ["-u", "--check-hash-based-pycs", "always"]),
+        (["python", "-"], ["-u"]),
+        (["python"], ["-u"]),
+    ],
+)
+def test_flags_of_the_interpreter_are_handed_on(orig_argv: list[str], flags: list[str]) -> None:
+    assert program.interpreter_flags(orig_argv) == flags
+
+
+def test_cold_argv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-E", "-m", "muster.agent"])
+    mine = Program(kind=ProgramKind.MODULE, target="a.b", args=("-x", ""))
+    argv = program.cold_argv(mine, error_file="/e", stack_file="/s")
+    expected = ["--muster-worker", "module", "/e", str(stack_signal()), "/s", "a.b", "-x", ""]
+    assert argv == ["-u", "-E", str(Path(program.__file__).with_name("entry.py")), *expected]
+    silent = program.cold_argv(mine, error_file=None, stack_file=None)
+    assert silent[3:] == ["--muster-worker", "module", "", "0", "", "a.b", "-x", ""]
+
+
+def test_the_stack_signal_is_one_a_process_may_catch() -> None:
+    import signal
+
+    number = stack_signal()
+    if number is not None:
+        assert number in signal.valid_signals()
+        assert signal.SIGRTMIN < number < signal.SIGRTMAX
+
+
+@pytest.mark.parametrize(
+    ("name", "early"),
+    [
+        *[(name, True) for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
+        *[(name, True) for name in ("MALLOC_ARENA_MAX", "PYTHONPATH", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "TZ")],
+        *[(name, True) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")],
+        *[(name, False) for name in ("RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "HOME")],
+        *[(name, False) for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID")],
+    ],
+)
+def test_which_variables_are_read_early(name: str, early: bool) -> None:
+    assert is_read_early(name) is early
+
+
+def test_the_first_early_difference() -> None:
+    template = {"A": "1", "OMP_NUM_THREADS": "2", "TZ": "UTC"}
+    assert find_early_difference(template, {"A": "2", "RANK": "0", "OMP_NUM_THREADS": "2", "TZ": "UTC"}) is None
+    assert find_early_difference(template, {"OMP_NUM_THREADS": "3"}) == "OMP_NUM_THREADS"
+    assert find_early_difference(template, {**template, "LD_PRELOAD": "x.so"}) == "LD_PRELOAD"

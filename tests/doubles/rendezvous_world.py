@@ -17,15 +17,9 @@ from typing import Any
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.interface import (
-    BreakKind,
-    JobEnded,
-    RendezvousLost,
-    Round,
-    RoundBroken,
-    RoundFormed,
-)
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
+from muster.agent.round import Round
 
 EPHEMERAL = 40000
 TICK_S = 1e-9

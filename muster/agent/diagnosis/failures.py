@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, OomEvidence
 from muster.agent.logs import WorkerStreams
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
 from muster.agent.workers.pool import WorkerEnd
 

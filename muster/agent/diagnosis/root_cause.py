@@ -133,3 +133,10 @@ def _name_root(reason: str, seen: tuple[Seen, ...]) -> str:
         if root is not None and reason.startswith(told):
             return f"{describe_failure(root)}; {reason.removeprefix(told)}"
     return reason
+
+
+def find_root(report: Report) -> Failure | None:
+    """The root cause: the first failure that is not collateral; None when nothing is known to have failed."""
+    return next((failure for failure in report.failures if not failure.collateral), None) or next(
+        iter(report.failures), None
+    )

@@ -6,7 +6,7 @@ from typing import Protocol
 from muster._contract import LogNames
 from muster.agent.config import LogConfig, Std
 from muster.agent.logs.files import STACKS, RunFolder, name_filtered, name_log, name_rank_dir
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 
 
 @dataclass(frozen=True, kw_only=True)

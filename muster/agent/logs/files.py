@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from muster._contract import LogNames
 from muster.agent.config import Std
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 
 STACKS = "stacks.txt"
 """Beside a worker's logs: where it appends its Python stacks when asked."""

@@ -4,6 +4,8 @@ Work is done per chunk (one `replace` for all its lines), not per line: 400,000 
 that hold a carriage return, the mark of a progress bar, are looked at line by line.
 """
 
+from muster.agent.round import Round
+
 LINE_LIMIT_BYTES = 16 << 20
 """A line is held in memory until it is whole; a longer one is broken up on the console (never in the file)."""
 
@@ -110,3 +112,46 @@ class LineAssembler:
         self._held_bytes = 0
         self._is_data = False
         self.holds_bar = False
+
+
+def build_prefix(*, role: str, local_rank: int, round: Round, template: str | None = None) -> bytes:  # noqa: A002
+    """The prefix of one worker in one round.
+
+    `[role0]:` (role and local rank) as torchrun has it; with more than one node `[role0|n1.r3]:`, node (its group
+    rank) and global rank added. The number after the role stays the local rank in both.
+
+    Args:
+        role: the role's name.
+        local_rank: the worker's rank on this node.
+        round: the membership the worker was started for.
+        template: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE. Knows torch's `${role_name}`, `${rank}` (global) and
+            `${local_rank}`, and `${global_rank}`, `${node}`, `${node_index}`, `${world_size}`, `${nodes}`,
+            `${attempt}`, `${round}`. Unknown names stay as they are, as with torchrun.
+    """
+    global_rank = round.rank_offset + local_rank
+    if template:
+        return _fill(template, role=role, local_rank=local_rank, global_rank=global_rank, round=round)
+    if round.group_world_size > 1:
+        return f"[{role}{local_rank}|n{round.group_rank}.r{global_rank}]:".encode()
+    return f"[{role}{local_rank}]:".encode()
+
+
+def _fill(template: str, *, role: str, local_rank: int, global_rank: int, round: Round) -> bytes:  # noqa: A002
+    from string import Template
+
+    return (
+        Template(template)
+        .safe_substitute(
+            role_name=role,
+            rank=global_rank,
+            local_rank=local_rank,
+            global_rank=global_rank,
+            node=round.group_rank,
+            node_index=round.node_index,
+            world_size=round.world_size,
+            nodes=round.group_world_size,
+            attempt=round.attempt,
+            round=round.number,
+        )
+        .encode("utf-8", "surrogateescape")
+    )

@@ -11,11 +11,10 @@ from muster.agent.logs.console import Console
 from muster.agent.logs.destinations import FolderLayout, Layout, StreamPlan, WorkerStreams
 from muster.agent.logs.files import LogFile, RunFolder
 from muster.agent.logs.line_filter import Duplicator
-from muster.agent.logs.lines import last_frame
-from muster.agent.logs.prefix import build_prefix
+from muster.agent.logs.lines import build_prefix, last_frame
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.pump_thread import PumpThread
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
 
 _TAIL_LINES = 20

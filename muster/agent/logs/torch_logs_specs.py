@@ -10,7 +10,7 @@ from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, UsageError
 from muster.agent.logs.destinations import DISCARDED, INHERITED, StreamPlan, WorkerPlan
 from muster.agent.logs.files import STACKS
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs

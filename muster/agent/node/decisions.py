@@ -14,23 +14,15 @@ import signal
 from typing import Any, TypeAlias
 
 from muster._contract import ExitCode
-from muster.agent.node.state import (
+from muster.agent.node.actions import (
     Action,
     ArmGrace,
     CancelStarts,
-    Fenced,
     Finish,
-    GraceOver,
-    Hung,
     KillTree,
     OpenStarts,
-    Phase,
-    SignalCame,
     SignalWorkers,
-    SpawnFailed,
-    StacksTaken,
     StartWorkers,
-    State,
     TakeStacks,
     TellFailed,
     TellIdle,
@@ -38,19 +30,21 @@ from muster.agent.node.state import (
     TellStarted,
     TellStopped,
     TellSucceeded,
+)
+from muster.agent.node.events import (
+    Fenced,
+    GraceOver,
+    Hung,
+    SignalCame,
+    SpawnFailed,
+    StacksTaken,
     TreeGone,
     WorkerExited,
     WorkerStarted,
 )
-from muster.agent.rendezvous.interface import (
-    BreakKind,
-    JobEnded,
-    RendezvousLost,
-    Round,
-    RoundBroken,
-    RoundFormed,
-    RoundOpened,
-)
+from muster.agent.node.state import Phase, State
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed, RoundOpened
+from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 
 Decision: TypeAlias = tuple[State, tuple[Action, ...]]

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 from muster._guard import GuardLease
 from muster._processes import LINUX, become_subreaper
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis import outcome, stacks
+from muster.agent.diagnosis import stacks
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
-from muster.agent.node import state as t
+from muster.agent.node import actions, events, outcome
 from muster.agent.node.decisions import decide
+from muster.agent.node.state import State
 from muster.agent.node.transition_log import Transcript
 from muster.agent.rendezvous.backends.selection import create_rendezvous
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, Round, RoundBroken
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RoundBroken
+from muster.agent.round import Round
 from muster.agent.runtime.event_log import Journal
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import SignalWatch
@@ -89,7 +91,7 @@ class Supervisor:
         self._failures = FailureCollector(host=config.node_name, clock=loop.clock, logs=logs)
         self._stacks = stacks.StackCollector(loop)
         self._hang = self._watch_for_hangs()
-        self._state = t.State(nproc=config.nproc)
+        self._state = State(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
         self._ends: dict[int, WorkerEnd] = {}
         self._told: set[int] = set()
@@ -159,11 +161,11 @@ class Supervisor:
             self._failed_s = self._loop.clock.now_s()
         if isinstance(event, RoundBroken) and event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP):
             self._starter.park(self._config.nproc)  # forked while the old ones are being stopped
-        self._state, actions = decide(self._state, event)
-        for action in actions:
+        self._state, decided = decide(self._state, event)
+        for action in decided:
             self._act(action)
 
-    def _act(self, action: t.Action) -> None:
+    def _act(self, action: actions.Action) -> None:
         handler: Callable[[Any], None] = getattr(self, _ACTIONS[type(action)])
         handler(action)
 
@@ -183,36 +185,36 @@ class Supervisor:
 
     def _note_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
-        self._loop.post(t.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
+        self._loop.post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
 
     def _note_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
-        self._loop.post(t.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
+        self._loop.post(events.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
 
     def _note_ended(self, end: WorkerEnd) -> None:
         if end.code == -signal.SIGKILL and self._lease.take_fired():
-            self._loop.post(t.Fenced())
+            self._loop.post(events.Fenced())
         self._ends[end.worker.local_rank] = end
-        self._loop.post(t.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
+        self._loop.post(events.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
 
     def _note_signal(self, signum: int) -> None:
-        self._loop.post(t.SignalCame(signum=signum, guard_died=os.getppid() != self._guard_pid))
+        self._loop.post(events.SignalCame(signum=signum, guard_died=os.getppid() != self._guard_pid))
 
     def _note_guard_gone(self) -> None:
         if self._lease.guard_fd is not None:
             self._loop.unwatch(self._lease.guard_fd)
-        self._loop.post(t.SignalCame(signum=signal.SIGTERM, guard_died=True))
+        self._loop.post(events.SignalCame(signum=signal.SIGTERM, guard_died=True))
 
     def _note_idle(self, idle_s: float) -> None:
         if idle_s <= 0.0:
-            self._loop.post(t.Hung(number=self._state.number))
+            self._loop.post(events.Hung(number=self._state.number))
             return
         ranks = tuple(sorted(worker.local_rank for worker in self._group.live))
         reason = f"used no CPU time and wrote no line for {idle_s:.0f} s (--hang-timeout)"
-        self._loop.post(t.Hung(number=self._state.number, local_ranks=ranks, reason=reason))
+        self._loop.post(events.Hung(number=self._state.number, local_ranks=ranks, reason=reason))
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def _start_workers(self, action: t.StartWorkers) -> None:
+    def _start_workers(self, action: actions.StartWorkers) -> None:
         self._ends.clear()
         self._told.clear()
         self._taken = {}
@@ -228,7 +230,7 @@ class Supervisor:
             return
         self._delayed_start = self._loop.call_later(delay_s, lambda: self._start_now(action.round))
 
-    def _open_starts(self, _action: t.OpenStarts) -> None:
+    def _open_starts(self, _action: actions.OpenStarts) -> None:
         if self._held is not None:
             if self._delayed_start is not None:
                 self._delayed_start.cancel()
@@ -275,7 +277,7 @@ class Supervisor:
             stack_file=streams.stack_file,
         )
 
-    def _cancel_starts(self, _action: t.CancelStarts) -> None:
+    def _cancel_starts(self, _action: actions.CancelStarts) -> None:
         self._held = None
         if self._delayed_start is not None:
             self._delayed_start.cancel()
@@ -283,13 +285,13 @@ class Supervisor:
         for local_rank in self._streams:
             self._logs.close_child_ends(local_rank)
 
-    def _take_stacks(self, _action: t.TakeStacks) -> None:
+    def _take_stacks(self, _action: actions.TakeStacks) -> None:
         self._stacks.take(self._stack_targets(), self._keep_stacks)
 
     def _keep_stacks(self, texts: dict[int, str]) -> None:
         self._taken = texts
         self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
-        self._loop.post(t.StacksTaken())
+        self._loop.post(events.StacksTaken())
 
     def _stack_targets(self) -> dict[int, stacks.StackTarget]:
         targets: dict[int, stacks.StackTarget] = {}
@@ -303,34 +305,38 @@ class Supervisor:
         """SIGUSR2: the stacks of all live workers on the console, equal ones once; the workers run on."""
 
         def say(texts: dict[int, str]) -> None:
+            from muster.agent.diagnosis.report_text import format_stacks  # only a request for stacks needs it
+
             ranked = {self._transcript.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
-            for line in outcome.format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
+            for line in format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
                 self._logs.say(line)
 
         self._stacks.take(self._stack_targets(), say)
 
-    def _signal_workers(self, action: t.SignalWorkers) -> None:
+    def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._group.send(action.signum)
 
-    def _arm_grace(self, _action: t.ArmGrace) -> None:
-        self._grace = self._loop.call_later(self._config.shutdown_timeout_s, lambda: self._loop.post(t.GraceOver()))
+    def _arm_grace(self, _action: actions.ArmGrace) -> None:
+        self._grace = self._loop.call_later(
+            self._config.shutdown_timeout_s, lambda: self._loop.post(events.GraceOver())
+        )
 
-    def _kill_tree(self, _action: t.KillTree) -> None:
+    def _kill_tree(self, _action: actions.KillTree) -> None:
         if self._grace is not None:
             self._grace.cancel()
         self._group.sweep(lambda: self._logs.finish_round(self._note_tree_gone))
 
     def _note_tree_gone(self) -> None:
         self._journal.write("workers_stopped", since="broken")
-        self._loop.post(t.TreeGone())
+        self._loop.post(events.TreeGone())
 
-    def _tell_started(self, action: t.TellStarted) -> None:
+    def _tell_started(self, action: actions.TellStarted) -> None:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
         self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
-    def _tell_failed(self, action: t.TellFailed) -> None:
+    def _tell_failed(self, action: actions.TellFailed) -> None:
         self._journal.write(
             "worker_failed", ranks=self._transcript.global_ranks(*action.local_ranks), reason=action.reason
         )
@@ -339,7 +345,7 @@ class Supervisor:
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _send_failed(self, action: t.TellFailed) -> None:
+    def _send_failed(self, action: actions.TellFailed) -> None:
         new = [local_rank for local_rank in action.local_ranks if local_rank not in self._told]
         if action.number != self._state.number or not new:
             return
@@ -354,16 +360,16 @@ class Supervisor:
             formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
         )
 
-    def _tell_idle(self, action: t.TellIdle) -> None:
+    def _tell_idle(self, action: actions.TellIdle) -> None:
         failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in action.local_ranks)
         self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
         self._told = set(action.local_ranks)  # if it comes to that, this is what they failed of
         self._rendezvous.idle(action.number, failures)
 
-    def _tell_succeeded(self, action: t.TellSucceeded) -> None:
+    def _tell_succeeded(self, action: actions.TellSucceeded) -> None:
         self._rendezvous.succeeded(action.number)
 
-    def _tell_stopped(self, action: t.TellStopped) -> None:
+    def _tell_stopped(self, action: actions.TellStopped) -> None:
         late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
         formed = self._state.round
         failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
@@ -374,27 +380,27 @@ class Supervisor:
         )
         self._rendezvous.stopped(action.number, failures, taken)
 
-    def _tell_leave(self, action: t.TellLeave) -> None:
+    def _tell_leave(self, action: actions.TellLeave) -> None:
         self._logs.say(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
-    def _finish(self, action: t.Finish) -> None:
+    def _finish(self, action: actions.Finish) -> None:
         self._code = outcome.tell(action, self._config, self._logs)
 
 
 _ACTIONS: dict[type, str] = {
-    t.StartWorkers: "_start_workers",
-    t.OpenStarts: "_open_starts",
-    t.CancelStarts: "_cancel_starts",
-    t.TakeStacks: "_take_stacks",
-    t.SignalWorkers: "_signal_workers",
-    t.ArmGrace: "_arm_grace",
-    t.KillTree: "_kill_tree",
-    t.TellStarted: "_tell_started",
-    t.TellFailed: "_tell_failed",
-    t.TellIdle: "_tell_idle",
-    t.TellSucceeded: "_tell_succeeded",
-    t.TellStopped: "_tell_stopped",
-    t.TellLeave: "_tell_leave",
-    t.Finish: "_finish",
+    actions.StartWorkers: "_start_workers",
+    actions.OpenStarts: "_open_starts",
+    actions.CancelStarts: "_cancel_starts",
+    actions.TakeStacks: "_take_stacks",
+    actions.SignalWorkers: "_signal_workers",
+    actions.ArmGrace: "_arm_grace",
+    actions.KillTree: "_kill_tree",
+    actions.TellStarted: "_tell_started",
+    actions.TellFailed: "_tell_failed",
+    actions.TellIdle: "_tell_idle",
+    actions.TellSucceeded: "_tell_succeeded",
+    actions.TellStopped: "_tell_stopped",
+    actions.TellLeave: "_tell_leave",
+    actions.Finish: "_finish",
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster._contract import LogNames
-from muster.agent.node import state as t
+from muster.agent.node import events
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
 from muster.agent.runtime.event_log import Journal, JsonlSink
 
@@ -69,15 +69,15 @@ class Transcript:
         elif event.kind is not BreakKind.FINAL:  # of that the report tells
             self._say(event.reason)
 
-    def _on_worker_exited(self, event: t.WorkerExited) -> None:
+    def _on_worker_exited(self, event: events.WorkerExited) -> None:
         self.journal.write("worker_exited", ranks=self.global_ranks(event.local_rank), code=event.code)
 
-    def _on_signal(self, event: t.SignalCame) -> None:
+    def _on_signal(self, event: events.SignalCame) -> None:
         name = signal.Signals(event.signum).name
         self.journal.mark("broken")
         self.journal.write("signal", name=name, guard_died=event.guard_died)
 
-    def _on_fenced(self, _event: t.Fenced) -> None:
+    def _on_fenced(self, _event: events.Fenced) -> None:
         self.journal.mark("broken")
         self.journal.write("fenced")
         self._say(_FENCED_LINE)
@@ -93,9 +93,9 @@ _HANDLERS: dict[type, str] = {
     Notice: "_on_notice",
     RoundFormed: "_on_round_formed",
     RoundBroken: "_on_round_broken",
-    t.WorkerExited: "_on_worker_exited",
-    t.SignalCame: "_on_signal",
-    t.Fenced: "_on_fenced",
+    events.WorkerExited: "_on_worker_exited",
+    events.SignalCame: "_on_signal",
+    events.Fenced: "_on_fenced",
     JobEnded: "_on_job_ended",
     RendezvousLost: "_on_rendezvous_lost",
 }

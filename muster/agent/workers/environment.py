@@ -13,7 +13,7 @@ from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program, ProgramKind
 
 if TYPE_CHECKING:  # imported before the template starts: what it needs is on the way of every first worker
-    from muster.agent.rendezvous.interface import Round
+    from muster.agent.round import Round
 
 
 def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002 - the design's word

@@ -118,8 +118,10 @@ def main(argv: "list[str]") -> None:
     interpreter_words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
     own_root = _leave_own_folder(sys.argv[0])
     if argv[0] == TEMPLATE:
-        serve = _import_template_process(own_root)
-        kind, error_file, stack_signum, stack_file, target, args = serve(argv[1:])
+        serve = _import_template(own_root)
+        kind, error_file, stack_signum, stack_file, target, args = serve(
+            argv[1:], prepare_main=prepare_main, rename_process=rename_process
+        )
     else:
         kind, error_file, stack_signum, stack_file, target = argv[0], argv[1], int(argv[2]), argv[3], argv[4]
         args = argv[5:]
@@ -134,7 +136,7 @@ def _leave_own_folder(entry: str) -> str:
     return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
 
 
-def _import_template_process(own_root: str) -> "Callable[[list[str]], tuple[str, str, int, str, str, list[str]]]":
+def _import_template(own_root: str) -> "Callable[..., tuple[str, str, int, str, str, list[str]]]":
     sys.path.insert(0, own_root)
     try:
         from muster.agent.workers.warm.template import serve

@@ -25,7 +25,7 @@ from muster.schedulers.docker.spec import (
     share_network,
 )
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.runner.versions import apply_macros, check_roles
+from muster.schedulers.runner.roles import apply_macros, check_roles
 
 WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""

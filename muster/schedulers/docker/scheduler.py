@@ -35,16 +35,14 @@ from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.runner.interrupt import hide_traceback
 from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.roles import build_role_plan, describe_roles, mask_env
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
     build_describe_response,
     build_dryrun_info,
-    build_role_plan,
     check_replica,
-    describe_roles,
     get_workspace_path,
-    mask_env,
 )
 from muster.schedulers.runner.waiting import look_for_wait
 from muster.schedulers.supervision import client

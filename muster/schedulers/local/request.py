@@ -12,7 +12,7 @@ from torchx.specs import AppDef, Role
 from muster._contract import Env
 from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
 from muster.schedulers.local.devices import VISIBLE, assign_devices
-from muster.schedulers.runner.versions import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
+from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
 from muster.schedulers.supervision.decisions import RolePlan
 
 RANK0_HOST = "127.0.0.1"

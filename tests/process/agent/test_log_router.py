@@ -14,7 +14,7 @@ import pytest
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, UsageError
 from muster.agent.logs import Console, LogRouter, WorkerStreams
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
 PROGRAMS = Path(__file__).parent.parent / "programs"

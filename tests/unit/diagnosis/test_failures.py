@@ -18,7 +18,7 @@ from muster.agent.diagnosis.failures import (
 )
 from muster.agent.diagnosis.report import OomEvidence
 from muster.agent.logs import WorkerStreams
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 from muster.agent.runtime.clock import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
-from muster.agent.diagnosis.report_text import (
+from muster.agent.diagnosis.report_files import (
     build_torch_error,
-    find_root,
-    format_report,
-    name_ranks,
     termination_message,
     write_report,
     write_torch_error_file,
 )
+from muster.agent.diagnosis.report_text import format_report, name_ranks
+from muster.agent.diagnosis.root_cause import find_root
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
 

@@ -19,7 +19,8 @@ from torchx import specs
 
 from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, decode_app
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.manifests.request import build_request, with_token
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 

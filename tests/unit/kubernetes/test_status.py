@@ -6,10 +6,10 @@ import pytest
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
-from muster.schedulers.kubernetes.live.operations import CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.pod_status import latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_status
-from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, encode_app
+from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 
 pytestmark = pytest.mark.torchx
 

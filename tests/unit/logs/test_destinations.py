@@ -9,8 +9,8 @@ from muster.agent.cli.command_line import format_help
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.logs.destinations import DISCARDED, INHERITED, StreamPlan, plan_stream
 from muster.agent.logs.files import LogFile, RunFolder, name_log
-from muster.agent.logs.prefix import build_prefix
-from muster.agent.rendezvous.interface import Round
+from muster.agent.logs.lines import build_prefix
+from muster.agent.round import Round
 
 
 def make_round(**changes: int) -> Round:

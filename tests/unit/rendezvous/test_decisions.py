@@ -3,29 +3,22 @@
 import pytest
 
 from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.consensus.actions import Break, End, Form, GiveUp, Settle, Tell
 from muster.agent.rendezvous.consensus.decisions import advance, next_due_s
 from muster.agent.rendezvous.consensus.events import (
-    Break,
-    Carry,
     Confirmed,
-    End,
     Failed,
-    Form,
-    GiveUp,
     Idle,
     Joined,
     Left,
     Lost,
-    Peer,
     Prepared,
-    Rules,
     SawEnd,
-    Settle,
     Stopped,
     Succeeded,
-    Tell,
     Tick,
 )
+from muster.agent.rendezvous.consensus.members import Carry, Peer, Rules
 from muster.agent.rendezvous.consensus.quorum import CarriedBase
 from muster.agent.rendezvous.consensus.state import FOREVER, Phase, State, start_state
 from muster.agent.rendezvous.interface import BreakKind

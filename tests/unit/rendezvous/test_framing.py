@@ -7,11 +7,11 @@ import pytest
 from muster.agent.rendezvous.protocol.framing import (
     HANDSHAKE_LIMIT_BYTES,
     Circular,
-    Codec,
     WireError,
     build_frame,
     encode_json,
 )
+from muster.agent.rendezvous.protocol.handshake import Codec
 
 
 class Wire:

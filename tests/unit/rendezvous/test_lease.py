@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.agent.rendezvous.consensus.events import Rules
+from muster.agent.rendezvous.consensus.members import Rules
 from muster.agent.rendezvous.leader.leader import Leader, LeaderOptions
 from muster.agent.runtime.loop import Loop
 

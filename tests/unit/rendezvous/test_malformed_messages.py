@@ -22,9 +22,9 @@ from muster.agent.rendezvous.consensus.state import State
 from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousLost, RoundBroken, RoundFormed
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
-from muster.agent.rendezvous.leader.server import build_rules
 from muster.agent.rendezvous.member import session as session_module
 from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.member.server import build_rules
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.discovery_messages import read_call_reply, read_reply, read_visit
@@ -464,7 +464,7 @@ def test_the_members_own_bug_surfaces(monkeypatch, place, message) -> None:
 
 def test_the_offices_own_bug_surfaces(monkeypatch) -> None:
     node = Node()
-    monkeypatch.setattr("muster.agent.rendezvous.leader.server.Office._describe", fail)
+    monkeypatch.setattr("muster.agent.rendezvous.member.server.Office._describe", fail)
     with pytest.raises(TypeError, match="our own bug"):
         node.network.doors[0](FakeLink(), {"t": "ask", "run_id": "run"})
     node.close()

@@ -4,6 +4,7 @@ from torchx.specs.api import InvalidRunConfigException
 from torchx.specs.finder import ComponentValidationException
 
 from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.runner import roles
 from muster.schedulers.runner import versions as lines
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec, Machine
@@ -126,14 +127,14 @@ def make_role(**more):
 )
 def test_roles_nobody_can_run(role, message):
     with pytest.raises(SchedulerError, match=message):
-        lines.check_roles(AppDef("app", roles=[make_role(**role)]))
+        roles.check_roles(AppDef("app", roles=[make_role(**role)]))
 
 
 def test_apps_nobody_can_run():
     with pytest.raises(SchedulerError, match="has no roles"):
-        lines.check_roles(AppDef("app"))
+        roles.check_roles(AppDef("app"))
     with pytest.raises(SchedulerError, match="role names must differ"):
-        lines.check_roles(AppDef("app", roles=[make_role(), make_role()]))
+        roles.check_roles(AppDef("app", roles=[make_role(), make_role()]))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_secrets_are_masked_by_name():
         "AWS_SECRET_ACCESS_KEY": "s",
         "MONKEY": "m",
     }
-    assert lines.mask_env(env) == {
+    assert roles.mask_env(env) == {
         "MUSTER_TOKEN": "***", "MUSTER_REQUIRE_TOKEN": "1", "HF_TOKEN": "***", "AWS_SECRET_ACCESS_KEY": "***",
         "MONKEY": "m",
     }  # fmt: skip
@@ -164,7 +165,7 @@ def test_secrets_are_masked_by_name():
 
 def test_macros_leave_the_role_alone():
     role = make_role(args=[macros.app_id, macros.replica_id], env={"A": macros.rank0_env})
-    applied = lines.apply_macros(role, app_id="x", replica_id=3)
+    applied = roles.apply_macros(role, app_id="x", replica_id=3)
     assert applied.args == ["x", "3"]
     assert applied.env == {"A": "TORCHX_RANK0_HOST"}
     assert role.args[0] == macros.app_id
@@ -173,12 +174,12 @@ def test_macros_leave_the_role_alone():
 def test_describe_gives_back_what_was_submitted():
     role = make_role(args=["-c", "x"], env={"A": "1", "API_KEY": "k"}, num_replicas=2, min_replicas=1, max_retries=3)
     app = AppDef("app", roles=[role], metadata={"k": "v"})
-    plan = lines.build_role_plan(role)
+    plan = roles.build_role_plan(role)
     assert plan.retry_scope is RetryScope.APPLICATION
     assert not plan.is_agent
     spec = AppSpec(
         app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
-        description=lines.describe_roles(app),
+        description=roles.describe_roles(app),
     )  # fmt: skip
     gang = GangState(
         replicas={

@@ -8,7 +8,7 @@ import pytest
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.agent.rendezvous.interface import Round
+from muster.agent.round import Round
 from muster.agent.runtime import records
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.spec import Program, ProgramKind

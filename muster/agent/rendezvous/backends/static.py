@@ -13,8 +13,9 @@ from dataclasses import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import Trial
-from muster.agent.rendezvous.interface import Round, RoundFormed
+from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.rendezvous.transport.addresses import PortReservation
+from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
 

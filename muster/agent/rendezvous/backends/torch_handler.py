@@ -23,8 +23,9 @@ from typing import Any
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import Trial
-from muster.agent.rendezvous.interface import BreakKind, RendezvousLost, Round, RoundFormed
+from muster.agent.rendezvous.interface import BreakKind, RendezvousLost, RoundFormed
 from muster.agent.rendezvous.transport.addresses import PortReservation
+from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
 POLL_S = 0.1

@@ -30,10 +30,11 @@ from torch.distributed.elastic.rendezvous.api import (
 from muster._contract import DEFAULT_RDZV_PORT, Env
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
-from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousLost, Round, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
+from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
 STORE_TIMEOUT = timedelta(seconds=60)

@@ -14,6 +14,7 @@ report in `verdict`.
 from collections.abc import Callable
 from typing import Any
 
+from muster.agent.rendezvous.consensus.actions import Settle
 from muster.agent.rendezvous.consensus.events import (
     Confirmed,
     Event,
@@ -24,7 +25,6 @@ from muster.agent.rendezvous.consensus.events import (
     Lost,
     Prepared,
     SawEnd,
-    Settle,
     Stopped,
     Succeeded,
     Tick,

@@ -6,7 +6,8 @@ costs nothing.
 
 from muster.agent.diagnosis.report import Failure
 from muster.agent.diagnosis.root_cause import Seen, choose_root, describe_failure, explain_end, find_signature
-from muster.agent.rendezvous.consensus.events import Break, Failed, Idle, Output, Stopped
+from muster.agent.rendezvous.consensus.actions import Break, Output
+from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
 from muster.agent.rendezvous.consensus.persistent import Roll
 from muster.agent.rendezvous.consensus.state import FOREVER, Phase, State, Step, name_peer
 from muster.agent.rendezvous.interface import BreakKind

@@ -1,7 +1,8 @@
 """When a round can be formed, who is in it, and how the job ends. Pure."""
 
 from muster.agent.diagnosis.root_cause import build_report
-from muster.agent.rendezvous.consensus.events import End, Form, GiveUp, Peer, Tell
+from muster.agent.rendezvous.consensus.actions import End, Form, GiveUp, Tell
+from muster.agent.rendezvous.consensus.members import Peer
 from muster.agent.rendezvous.consensus.persistent import Ledger, Roll
 from muster.agent.rendezvous.consensus.quorum import Base, may_form
 from muster.agent.rendezvous.consensus.rank_assignment import assign_seats, keep_indices

@@ -6,8 +6,10 @@ their workers need. What they carry of the job is taken over here, and who is ac
 
 from collections.abc import Iterable
 
-from muster.agent.rendezvous.consensus.events import Carry, Joined, Left, Lost, Peer, Prepared, SawEnd, Tell
+from muster.agent.rendezvous.consensus.actions import Tell
+from muster.agent.rendezvous.consensus.events import Joined, Left, Lost, Prepared, SawEnd
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, forgive
+from muster.agent.rendezvous.consensus.members import Carry, Peer
 from muster.agent.rendezvous.consensus.quorum import Base, CarriedBase, build_base
 from muster.agent.rendezvous.consensus.state import FOREVER, Phase, State, Step, name_peer
 from muster.agent.rendezvous.interface import BreakKind

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from muster.agent.rendezvous.consensus.events import Peer, Seat
+from muster.agent.rendezvous.consensus.members import Peer, Seat
 from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, Base
 
 

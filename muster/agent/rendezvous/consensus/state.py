@@ -8,7 +8,8 @@ from enum import Enum
 
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import Seen
-from muster.agent.rendezvous.consensus.events import End, Output, Peer, Rules, Seat
+from muster.agent.rendezvous.consensus.actions import End, Output
+from muster.agent.rendezvous.consensus.members import Peer, Rules, Seat
 from muster.agent.rendezvous.consensus.persistent import Ledger, Roll
 from muster.agent.rendezvous.consensus.quorum import Base
 from muster.agent.runtime.records import record

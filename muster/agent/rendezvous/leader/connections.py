@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.consensus.events import Rules
+from muster.agent.rendezvous.consensus.members import Rules
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, LocalLink
 from muster.agent.runtime.records import record

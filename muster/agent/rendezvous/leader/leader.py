@@ -6,13 +6,15 @@ its own workers may live.
 
 from collections.abc import Callable
 
+from muster.agent.rendezvous.consensus.actions import Form
 from muster.agent.rendezvous.consensus.decisions import advance, next_due_s
-from muster.agent.rendezvous.consensus.events import Event, Failed, Form, Joined, Lost, Peer, SawEnd, Tick
+from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, Lost, SawEnd, Tick
+from muster.agent.rendezvous.consensus.members import Peer
 from muster.agent.rendezvous.consensus.quorum import Base, count_votes
 from muster.agent.rendezvous.consensus.state import FOREVER, State, start_state
+from muster.agent.rendezvous.consensus.timing import find_margin_s
 from muster.agent.rendezvous.leader.connections import Contact, Contacts, Contender, LeaderOptions
 from muster.agent.rendezvous.leader.outgoing import Dispatch
-from muster.agent.rendezvous.member.lease import find_margin_s
 from muster.agent.rendezvous.protocol.fields import NonsenseError
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.protocol.leader_messages import (

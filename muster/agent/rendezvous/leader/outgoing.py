@@ -3,7 +3,7 @@
 Where a rank can be reached is found out here, and that every member has the end before anybody leaves.
 """
 
-from muster.agent.rendezvous.consensus.events import Break, End, Form, GiveUp, Output, Settle, Tell
+from muster.agent.rendezvous.consensus.actions import Break, End, Form, GiveUp, Output, Settle, Tell
 from muster.agent.rendezvous.consensus.state import Phase, State
 from muster.agent.rendezvous.leader.connections import Contact, Contacts, LeaderOptions
 from muster.agent.rendezvous.protocol.framing import Circular, Message

@@ -8,24 +8,12 @@ the guard still runs. CLOCK_BOOTTIME throughout, so that a machine that slept kn
 
 from collections.abc import Callable
 
-from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.timing import find_margin_s
 from muster.agent.rendezvous.interface import Lease
 from muster.agent.rendezvous.protocol.leader_messages import Answer
 from muster.agent.rendezvous.protocol.member_messages import build_heartbeat
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop, Timer
-
-MARGIN_S = 1.0
-
-
-def find_silence_s(config: RendezvousConfig) -> float:
-    """How long a node may be silent before it is given up."""
-    return config.keep_alive_interval_s * config.keep_alive_max_attempt
-
-
-def find_margin_s(silence_s: float) -> float:
-    """How long before the leader's limit a lease ends: a second, less when the limit itself is short."""
-    return min(MARGIN_S, silence_s / 3)
 
 
 class Keepalive:

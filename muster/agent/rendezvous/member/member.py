@@ -15,7 +15,6 @@ from muster.agent.rendezvous.interface import (
     Lease,
     Notice,
     RendezvousLost,
-    Round,
     RoundBroken,
     RoundFormed,
     RoundOpened,
@@ -26,6 +25,7 @@ from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.transport.links import Network, Reservation
+from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import replace
 

@@ -1,6 +1,6 @@
 """What one node knows of the job and carries to its next leader, so that no leader takes it to its grave."""
 
-from muster.agent.rendezvous.consensus.events import Carry
+from muster.agent.rendezvous.consensus.members import Carry
 from muster.agent.rendezvous.consensus.quorum import build_base
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.leader_messages import Broken, Roster, Successor

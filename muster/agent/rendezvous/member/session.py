@@ -7,13 +7,13 @@ workers are stopped at once (FENCED) and the search begins anew.
 from typing import Protocol
 
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.timing import find_silence_s
 from muster.agent.rendezvous.interface import Lease
-from muster.agent.rendezvous.leader.server import Office, build_office_options, find_endpoint
 from muster.agent.rendezvous.member.discovery import NEVER, Lookout, LookoutOptions
 from muster.agent.rendezvous.member.heartbeat import Pulse
-from muster.agent.rendezvous.member.lease import find_silence_s
 from muster.agent.rendezvous.member.recovery import Memory
 from muster.agent.rendezvous.member.search import Target
+from muster.agent.rendezvous.member.server import Office, build_office_options, find_endpoint
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.fields import NonsenseError, host, text

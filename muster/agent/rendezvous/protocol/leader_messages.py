@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from muster.agent.diagnosis.report import Report
-from muster.agent.rendezvous.consensus.events import Break, Carry, Form
-from muster.agent.rendezvous.interface import BreakKind, Round
+from muster.agent.rendezvous.consensus.actions import Break, Form
+from muster.agent.rendezvous.consensus.members import Carry
+from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.fields import (
     NonsenseError,
     count,
@@ -22,6 +23,7 @@ from muster.agent.rendezvous.protocol.fields import (
 )
 from muster.agent.rendezvous.protocol.framing import Circular, Message
 from muster.agent.rendezvous.protocol.payloads import build_base, read_carry, read_report
+from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
 

@@ -3,17 +3,8 @@
 from collections.abc import Callable
 
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.rendezvous.consensus.events import (
-    Carry,
-    Confirmed,
-    Event,
-    Failed,
-    Idle,
-    Left,
-    Prepared,
-    Stopped,
-    Succeeded,
-)
+from muster.agent.rendezvous.consensus.events import Confirmed, Event, Failed, Idle, Left, Prepared, Stopped, Succeeded
+from muster.agent.rendezvous.consensus.members import Carry
 from muster.agent.rendezvous.protocol.fields import (
     count,
     host,

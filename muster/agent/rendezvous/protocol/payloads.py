@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
-from muster.agent.rendezvous.consensus.events import Carry
+from muster.agent.rendezvous.consensus.members import Carry
 from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, CarriedBase
 from muster.agent.rendezvous.protocol.fields import (
     NonsenseError,

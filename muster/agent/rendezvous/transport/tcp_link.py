@@ -3,7 +3,8 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from muster.agent.rendezvous.protocol.framing import Codec, Message, WireError
+from muster.agent.rendezvous.protocol.framing import Message, WireError
+from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.addresses import normalise
 from muster.agent.rendezvous.transport.links import LinkOwner
 from muster.agent.runtime.loop import Loop

@@ -21,10 +21,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.agent.workers.program import prepare_main, rename_process
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.import_sites import ImportPlace, ImportPlaces, import_in_place
 from muster.agent.workers.warm.preload import choose_modules
@@ -41,11 +41,18 @@ _NEVER: Final = 1_000_003
 """So many objects stay after hardly any import; no module sets just this, and one that multiplies it can."""
 
 
-def serve(argv: list[str]) -> Launch:
+def serve(
+    argv: list[str],
+    *,
+    prepare_main: Callable[[str, str, list[str]], None],
+    rename_process: Callable[[list[str]], None],
+) -> Launch:
     """Import, then fork on demand; returns only in a worker that has been released, everything about it set.
 
     Args:
         argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments.
+        prepare_main: as in `workers.program`, which imports this module.
+        rename_process: likewise.
     """
     control_fd, agent_pid, words, kind, target, *args = argv
     control = socket.socket(fileno=int(control_fd))

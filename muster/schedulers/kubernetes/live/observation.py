@@ -6,11 +6,10 @@ from typing import Any, Final, TypeVar
 from muster.schedulers.kubernetes.api.errors import ApiFault
 from muster.schedulers.kubernetes.api.objects import EVENT, POD, Kind, Resources
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.operations import find_parents
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_lacking
-from muster.schedulers.kubernetes.manifests.job import KUEUE_QUEUE
-from muster.schedulers.kubernetes.manifests.pod import LABEL_INSTANCE
 from muster.schedulers.kubernetes.manifests.pod_group import NATIVE_VERSIONS, VOLCANO_VERSION
 from muster.schedulers.kubernetes.names import LEAD
 

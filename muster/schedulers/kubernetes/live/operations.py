@@ -8,12 +8,10 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiFault, RequestFault
 from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Resources
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.submit import build_owner_reference
-from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, decode_app
-from muster.schedulers.kubernetes.manifests.pod import LABEL_INSTANCE
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import LEAD, config_map_name, secret_name
-
-CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
 
 _DEADLINE: Final = "activeDeadlineSeconds"
 """A second of it ends a Job's pods politely, and the Job and its pods stay to be looked at."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.manifests.pod import JOB_INDEX_LABEL, LABEL_COMPONENT
-from muster.schedulers.kubernetes.manifests.volcano import INDEX_LABEL, TASK_LABEL
+from muster.schedulers.kubernetes.labels import INDEX_LABEL, JOB_INDEX_LABEL, LABEL_COMPONENT, TASK_LABEL
 from muster.schedulers.kubernetes.names import CONTAINER, LEAD
 
 _IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")

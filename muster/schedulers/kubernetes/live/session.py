@@ -14,13 +14,13 @@ from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiFault
 from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Resources
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
+from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import operations
 from muster.schedulers.kubernetes.live.logs import LogQuery, LogReader, Slots, to_stamp
 from muster.schedulers.kubernetes.live.observation import has_lead, list_pods, observe
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodBoard, PodSnapshot
-from muster.schedulers.kubernetes.manifests.pod import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.options import Options

@@ -10,9 +10,10 @@ from typing import Any, Final
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
 
-from muster.schedulers.kubernetes.live.operations import CANCEL_ANNOTATION, job_end
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.live.operations import job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, latest_pods
-from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, decode_app
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
 
 _VOLCANO_STATES: Final = {

@@ -9,7 +9,7 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiFault
 from muster.schedulers.kubernetes.api.objects import SUBMISSION_ANNOTATION, Kind, Resources, kind_of
-from muster.schedulers.kubernetes.manifests.pod import LABEL_INSTANCE
+from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.manifests.pod_group import (
     NATIVE_GROUP,
     NATIVE_VERSIONS,

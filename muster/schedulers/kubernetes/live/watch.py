@@ -8,8 +8,8 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.objects import POD, Resources, WatchEvent, WatchExpired
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
-from muster.schedulers.kubernetes.manifests.pod import LABEL_INSTANCE
 
 _CHECK_S: Final = 2.0
 """Age at which the app's own state is asked for again while readers wait."""

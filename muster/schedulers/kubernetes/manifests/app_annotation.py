@@ -10,9 +10,8 @@ from typing import Any, Final
 from torchx import specs
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.runner.versions import mask_env
-
-APPDEF_ANNOTATION: Final = "muster.torchx/appdef"
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.runner.roles import mask_env
 
 _LIMIT_BYTES: Final = 200_000
 """Kubernetes allows 256 KiB for all annotations of an object."""

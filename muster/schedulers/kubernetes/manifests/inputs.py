@@ -14,7 +14,7 @@ from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.names import RolePlace, check_names, label_roles
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
-from muster.schedulers.runner.versions import check_roles, mask_env
+from muster.schedulers.runner.roles import check_roles, mask_env
 
 INDEX_MARK: Final = "\0"
 """Stands for `${replica_id}` until the user's `$` are doubled; no argument or value can hold it."""

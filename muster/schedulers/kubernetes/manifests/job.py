@@ -1,22 +1,18 @@
 """Flavour `job`: one batch/v1 Indexed Job per role and a headless Service. Needs nothing installed in the cluster."""
 
-from typing import Any, Final
+from typing import Any
 
-from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
-from muster.schedulers.kubernetes.manifests.pod import (
-    DISRUPTION_RULE,
-    EXIT_RULE,
+from muster.schedulers.kubernetes.labels import (
     JOB_INDEX_LABEL,
+    KUEUE_EQUAL,
+    KUEUE_MINIMUM,
+    KUEUE_PRIORITY,
+    KUEUE_QUEUE,
     LABEL_INSTANCE,
-    build_labels,
-    build_pod_template,
 )
+from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
+from muster.schedulers.kubernetes.manifests.pod import DISRUPTION_RULE, EXIT_RULE, build_labels, build_pod_template
 from muster.schedulers.kubernetes.names import RolePlace
-
-KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
-KUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
-KUEUE_MINIMUM: Final = "kueue.x-k8s.io/job-min-parallelism"
-KUEUE_EQUAL: Final = "kueue.x-k8s.io/job-completions-equal-parallelism"
 
 
 def build_jobs(plan: AppPlan) -> list[dict[str, Any]]:

@@ -11,21 +11,21 @@ from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, RoleKey
 from muster.schedulers.agent_command import rewrite_agent_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
+from muster.schedulers.kubernetes.labels import (
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    MANAGED_BY,
+    TOKEN_KEY,
+)
 from muster.schedulers.kubernetes.manifests.inputs import INDEX_MARK, AppPlan, RolePlan, escape
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
 from muster.schedulers.kubernetes.names import CONTAINER, secret_name
 from muster.schedulers.naming import build_label
 
-LABEL_NAME: Final = "app.kubernetes.io/name"
-LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
-LABEL_COMPONENT: Final = "app.kubernetes.io/component"
-LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-MANAGED_BY: Final = "muster"
-TOKEN_KEY: Final = "token"
-
 INDEX_VARIABLE: Final = "NODE_INDEX"
-JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 LAST_CALL_S: Final = 30
 """Elastic jobs wait so long for more pods after the last joined: they come up seconds apart."""
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.manifests.app_annotation import APPDEF_ANNOTATION, encode_app
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, TOKEN_KEY
+from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, build_bundles, build_config_map
 from muster.schedulers.kubernetes.manifests.dry_run import render_documents
 from muster.schedulers.kubernetes.manifests.inputs import AppPlan, build_plan
 from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
 from muster.schedulers.kubernetes.manifests.jobset import build_jobset
-from muster.schedulers.kubernetes.manifests.pod import TOKEN_KEY, build_labels
+from muster.schedulers.kubernetes.manifests.pod import build_labels
 from muster.schedulers.kubernetes.manifests.pod_group import VOLCANO_VERSION, add_pod_group, native_version
 from muster.schedulers.kubernetes.manifests.volcano import build_volcano_job
 from muster.schedulers.kubernetes.manifests.volumes import needs_bundle

@@ -8,14 +8,13 @@ another. Volcano counts each task from 0 and Kubernetes cannot add, so in the re
 from typing import Any, Final
 
 from muster._contract import NEVER_RETRY
+from muster.schedulers.kubernetes.labels import INDEX_LABEL
 from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
 from muster.schedulers.kubernetes.manifests.job import prune
 from muster.schedulers.kubernetes.manifests.pod import build_labels, build_pod_template
 from muster.schedulers.kubernetes.names import LEAD
 
 API_VERSION: Final = "batch.volcano.sh/v1alpha1"
-INDEX_LABEL: Final = "volcano.sh/task-index"
-TASK_LABEL: Final = "volcano.sh/task-spec"
 
 _SERVICE_ARGS: Final = (
     "--publish-not-ready-addresses=true",

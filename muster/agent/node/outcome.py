@@ -2,14 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 from muster._contract import ExitCode, LogNames
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.report import Report
-from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.logs import LogRouter
-from muster.agent.node.state import Finish
+from muster.agent.node.actions import Finish
 
 LEAVE_S = 0.5
 """How long after it has heard of the job's failure an agent on Kubernetes leaves: all that is told is told by then."""
@@ -29,17 +28,17 @@ def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
 
 
 def _tell_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
-    from muster.agent.diagnosis import report_text  # only a failed job needs it
+    from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:
         logs.print_page(report_text.format_report(report))
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
-        _attempt(path, logs, lambda: report_text.write_report(report, path))
+        _attempt(path, logs, lambda: report_files.write_report(report, path))
     error_file = config.agent_error_file
     if error_file is not None:
-        _attempt(error_file, logs, lambda: report_text.write_torch_error_file(report, error_file))
-    _write_termination_log(config, report_text.termination_message(report), logs)
+        _attempt(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
+    _write_termination_log(config, report_files.termination_message(report), logs)
 
 
 def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
@@ -58,17 +57,6 @@ def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter)
 def _write(path: str, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
-
-
-def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
-    """Lines for the console: stacks by global rank, equal ones once; `missing` workers gave none."""
-    from muster.agent.diagnosis.report_text import name_ranks  # only who asks for stacks needs it
-
-    for ranks, text in group_stacks(by_rank):
-        yield f"stacks of {name_ranks(ranks)}:"
-        yield from (f"  {line}" for line in text.splitlines())
-    if missing > 0:
-        yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or only just started"
 
 
 def leave_together(config: AgentConfig, failed_s: float) -> None:

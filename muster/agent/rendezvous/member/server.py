@@ -8,11 +8,11 @@ may keep that socket open across restarts).
 from collections.abc import Callable
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.events import FENCE_S, Rules
+from muster.agent.rendezvous.consensus.members import FENCE_S, Rules
+from muster.agent.rendezvous.consensus.timing import find_margin_s, find_silence_s
 from muster.agent.rendezvous.leader.announcement import Beacon
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
-from muster.agent.rendezvous.member.lease import find_margin_s, find_silence_s
 from muster.agent.rendezvous.member.recovery import Memory
 from muster.agent.rendezvous.protocol.discovery_messages import (
     Call,

@@ -1,0 +1,115 @@
+"""The report in files: torch's error file, `report.json`, and the termination message that Kubernetes keeps."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from muster._contract import TERMINATION_LOG_LIMIT_BYTES
+from muster.agent.diagnosis.failures import load_error_file
+from muster.agent.diagnosis.report import Failure, Report
+from muster.agent.diagnosis.report_text import describe_end
+from muster.agent.diagnosis.root_cause import find_root
+
+
+def write_torch_error_file(report: Report, path: str) -> None:
+    """The root cause as torch's agent leaves it in its own TORCHELASTIC_ERROR_FILE, with `errorCode`.
+
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, dump_error_file. Nothing is written
+    when nothing is known to have failed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    root = find_root(report)
+    if root is not None:
+        _replace_file(path, json.dumps(build_torch_error(root)).encode())
+
+
+def build_torch_error(root: Failure) -> dict[str, Any]:
+    """Torch's error format for one failure; what the worker itself recorded is kept when it can be read here."""
+    data = load_error_file(root.error_file) or {}
+    message = data.get("message")
+    if not isinstance(message, dict):
+        extra = {"py_callstack": root.traceback or describe_end(root), "timestamp": str(int(root.time_s))}
+        message = {"message": root.exception or describe_end(root), "extraInfo": extra}
+    return {**data, "message": {**message, "errorCode": _torch_code(root)}}
+
+
+def _torch_code(failure: Failure) -> int:
+    """The exit code; a signal's number, negative."""
+    import signal
+
+    if failure.signal is None:
+        return failure.exit_code if failure.exit_code is not None else 1
+    if failure.signal in signal.Signals.__members__:
+        return -int(signal.Signals[failure.signal])
+    return -int(failure.signal.rpartition(" ")[2])
+
+
+def write_report(report: Report, path: str) -> None:
+    """The whole report as JSON, complete or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    _replace_file(path, json.dumps(report.to_json(), indent=1).encode())
+
+
+def termination_message(report: Report) -> bytes:
+    """The report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: valid, the root cause first, the rest as it fits."""
+    root = find_root(report)
+    for smaller in _shrink(replace(report, failures=_root_first(report, root), stacks=())):
+        message = json.dumps(_without_empty(smaller.to_json()), ensure_ascii=False).encode("utf-8", "backslashreplace")
+        if len(message) <= TERMINATION_LOG_LIMIT_BYTES:
+            return message
+    return json.dumps({"run_id": report.run_id[:200], "reason": report.reason[:200]}).encode()
+
+
+def _root_first(report: Report, root: Failure | None) -> tuple[Failure, ...]:
+    return (root, *(failure for failure in report.failures if failure is not root)) if root else ()
+
+
+def _shrink(report: Report) -> Iterator[Report]:
+    """Smaller and smaller reports: first the others' details go, then the others, then the root's own text."""
+    yield report
+    bare = tuple(replace(failure, traceback=None, stderr_tail=(), log_path=None) for failure in report.failures)
+    yield replace(report, failures=(*report.failures[:1], *bare[1:]))
+    for count in (16, 4, 1):
+        yield replace(report, failures=(*report.failures[:1], *bare[1:count]))
+    for chars in (2000, 1000, 400, 100, 30):
+        cut = tuple(_cut_texts(failure, chars) for failure in report.failures[:1])
+        yield replace(report, run_id=report.run_id[:100], reason=report.reason[:chars], failures=cut)
+
+
+def _cut_texts(failure: Failure, chars: int) -> Failure:
+    roomy = chars >= 400
+    return replace(
+        failure,
+        host=failure.host[:100],
+        exception=(failure.exception or "")[:chars] or None,
+        traceback=(failure.traceback or "")[-chars:] if roomy else None,
+        stderr_tail=tuple(line[:80] for line in failure.stderr_tail[-3:]) if roomy else (),
+        reason=failure.reason[:chars],
+        log_path=failure.log_path if roomy else None,
+        error_file=failure.error_file if roomy else None,
+    )
+
+
+def _without_empty(data: Any) -> Any:
+    """JSON without what says nothing: None, False, empty lists."""
+    if isinstance(data, dict):
+        return {key: _without_empty(value) for key, value in data.items() if not _is_empty(value)}
+    return [_without_empty(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value in ((), [])  # 0 is a rank
+
+
+def _replace_file(path: str, data: bytes) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)

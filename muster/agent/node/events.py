@@ -1,0 +1,67 @@
+"""Events of one node: what `decisions.decide` is told. Those of rendezvous are in `rendezvous.interface`."""
+
+from muster.agent.runtime.records import record
+
+
+@record
+class WorkerStarted:
+    """A worker of round `number` exists."""
+
+    number: int
+    local_rank: int
+
+
+@record
+class WorkerExited:
+    """A worker of round `number` has ended; `code` as of `os.waitstatus_to_exitcode` (negative: signal)."""
+
+    number: int
+    local_rank: int
+    code: int
+
+
+@record
+class SpawnFailed:
+    """A worker of round `number` could not be started."""
+
+    number: int
+    local_rank: int
+    reason: str
+
+
+@record
+class Hung:
+    """The workers of round `number` have shown no sign of life for the hang timeout; without ranks: one has again."""
+
+    number: int
+    local_ranks: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@record
+class StacksTaken:
+    """`TakeStacks` is done, as far as it could be."""
+
+
+@record
+class GraceOver:
+    """The grace period of a stop has passed."""
+
+
+@record
+class TreeGone:
+    """After `KillTree`: no process of the workers is left, and their output is on disk."""
+
+
+@record
+class SignalCame:
+    """The agent was sent a signal that means: go."""
+
+    signum: int
+    guard_died: bool = False
+    """It is the death signal: nobody would sweep after us, so nothing gets a grace period."""
+
+
+@record
+class Fenced:
+    """The guard has killed the workers because the lease ran out."""

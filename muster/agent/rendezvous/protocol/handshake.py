@@ -1,0 +1,165 @@
+"""Proof of who sent a frame: a handshake with the job's token, then a MAC on every frame. Pure."""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+
+from muster.agent.rendezvous.protocol.framing import (
+    FRAME_LIMIT_BYTES,
+    HANDSHAKE_LIMIT_BYTES,
+    MAC_BYTES,
+    VERSION,
+    FrameReader,
+    Message,
+    WireError,
+    build_frame,
+    decode_json,
+    encode_json,
+)
+
+
+def _hmac(key: bytes, *parts: bytes) -> bytes:
+    import hashlib  # only jobs with a token pay for it
+    import hmac
+
+    return hmac.new(key, b"\0".join(parts), hashlib.sha256).digest()
+
+
+def _matches(given: bytes, right: bytes) -> bool:
+    import hmac
+
+    return hmac.compare_digest(given, right)
+
+
+class Codec:
+    """One side of one stream: handshake first, then messages.
+
+    Feed it what comes in; it answers through `write` and hands over messages from `receive`. It is `open` once the
+    other side has proved itself; messages given to `encode` before that are an error of the caller.
+    """
+
+    def __init__(
+        self,
+        token: str | None,
+        *,
+        is_server: bool,
+        write: Callable[[bytes], None],
+        nonce: Callable[[], bytes] = lambda: os.urandom(16),
+    ) -> None:
+        self._key = token.encode() if token else None
+        self._is_server = is_server
+        self._write = write
+        self._reader = FrameReader(HANDSHAKE_LIMIT_BYTES)
+        self._nonce = nonce()
+        self._nonces: tuple[bytes, bytes] = (b"", b"")
+        self._send_key = self._receive_key = b""
+        self._sent = self._received = 0
+        self._greeted = False
+        self.open = False
+
+    def start(self) -> None:
+        """The client speaks first; without a token it need not wait for an answer."""
+        if self._is_server:
+            return
+        hello = {"hello": VERSION, "auth": self._key is not None, "nonce": self._nonce.hex()}
+        self._write(build_frame(encode_json(hello)))
+        self._greeted = True
+        if self._key is None:
+            self._open()
+
+    def encode(self, message: Message) -> bytes:
+        """The frame of a message, with its MAC when there is a token."""
+        payload = encode_json(message)
+        if len(payload) + MAC_BYTES > FRAME_LIMIT_BYTES:
+            raise WireError(f"a message of {len(payload)} bytes is too long to send")
+        if self._key is None:
+            return build_frame(payload)
+        mac = _hmac(self._send_key, struct.pack(">Q", self._sent), payload)
+        self._sent += 1
+        return build_frame(mac + payload)
+
+    def receive(self, data: bytes) -> Iterator[Message]:
+        """Messages made whole by these bytes.
+
+        Raises:
+            WireError: the stream must be closed.
+        """
+        self._reader.feed(data)
+        while (payload := self._reader.next_payload()) is not None:
+            if self.open:
+                yield self._unpack(payload)
+            else:
+                self._shake(decode_json(payload))
+
+    def _unpack(self, payload: bytes) -> Message:
+        if self._key is not None:
+            mac, payload = payload[:MAC_BYTES], payload[MAC_BYTES:]
+            right = _hmac(self._receive_key, struct.pack(">Q", self._received), payload)
+            if not _matches(mac, right):
+                raise WireError("a frame was changed on its way")
+            self._received += 1
+        message = decode_json(payload)
+        if "refused" in message:
+            raise WireError(_read_refusal(message))
+        return message
+
+    def _shake(self, message: Message) -> None:
+        if "refused" in message:
+            raise WireError(_read_refusal(message))
+        if not self._is_server:
+            self._check_server(message)
+        elif not self._greeted:
+            self._greet(message)
+        else:
+            self._check(message, b"client")
+            self._open()
+
+    def _greet(self, message: Message) -> None:
+        if message.get("hello") != VERSION:
+            self._refuse(f"this node speaks version {VERSION} of the protocol, not {str(message.get('hello'))[:20]!r}")
+        if bool(message.get("auth")) != (self._key is not None):
+            self._refuse("one of the two nodes has a job token (MUSTER_TOKEN) and the other has none")
+        self._greeted = True
+        if self._key is None:
+            self._open()
+            return
+        self._nonces = (_read_hex(message, "nonce"), self._nonce)
+        mac = _hmac(self._key, b"server", *self._nonces)
+        self._write(build_frame(encode_json({"nonce": self._nonce.hex(), "mac": mac.hex()})))
+
+    def _refuse(self, why: str) -> None:
+        self._write(build_frame(encode_json({"refused": why})))
+        raise WireError(why)
+
+    def _check_server(self, message: Message) -> None:
+        self._nonces = (self._nonce, _read_hex(message, "nonce"))
+        self._check(message, b"server")
+        mac = _hmac(self._key or b"", b"client", *self._nonces)
+        self._write(build_frame(encode_json({"mac": mac.hex()})))
+        self._open()
+
+    def _check(self, message: Message, side: bytes) -> None:
+        if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
+            self._write(build_frame(encode_json({"refused": "the other node has another job token (MUSTER_TOKEN)"})))
+            raise WireError("the other node has another job token (MUSTER_TOKEN)")
+
+    def _open(self) -> None:
+        self.open = True
+        self._reader.limit_bytes = FRAME_LIMIT_BYTES
+        if self._key is not None:
+            to_server = _hmac(self._key, b"to server", *self._nonces)
+            to_client = _hmac(self._key, b"to client", *self._nonces)
+            self._send_key, self._receive_key = (to_client, to_server) if self._is_server else (to_server, to_client)
+
+
+def _read_hex(message: Message, key: str) -> bytes:
+    value = message.get(key)
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError as error:
+        raise WireError(f"{key!r} of the handshake is not hexadecimal") from error
+
+
+def _read_refusal(message: Message) -> str:
+    why = message["refused"]
+    return why[:200] if isinstance(why, str) and why.isprintable() else "it refused, without words"

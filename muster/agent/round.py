@@ -1,0 +1,28 @@
+"""One agreed membership as one node needs it: what rendezvous hands to workers, logs and reports."""
+
+from muster.agent.runtime.records import record
+
+
+@record
+class Round:
+    """One agreed membership, as one node needs it."""
+
+    number: int
+    """Counts up over the life of the job, also across leaders."""
+    attempt: int
+    """How often workers were restarted because one failed: TORCHELASTIC_RESTART_COUNT."""
+    restarts_left: int
+    """What remains of the job's budget."""
+    group_rank: int
+    group_world_size: int
+    rank_offset: int
+    """Global rank of this node's local rank 0."""
+    world_size: int
+    role_rank_offset: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    use_agent_store: bool = False
+    """TORCHELASTIC_USE_AGENT_STORE; True only behind torch's own handlers that host a store in the agent."""
+    node_index: int = 0
+    """The number this node joined with (--node-rank), which decides the order of ranks."""

@@ -1,0 +1,22 @@
+"""Labels, annotations and keys by which an app's objects are found again. Later versions read them, so they stay."""
+
+from typing import Final
+
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "muster"
+TOKEN_KEY: Final = "token"
+
+JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+INDEX_LABEL: Final = "volcano.sh/task-index"
+TASK_LABEL: Final = "volcano.sh/task-spec"
+
+APPDEF_ANNOTATION: Final = "muster.torchx/appdef"
+CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
+
+KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+KUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+KUEUE_MINIMUM: Final = "kueue.x-k8s.io/job-min-parallelism"
+KUEUE_EQUAL: Final = "kueue.x-k8s.io/job-completions-equal-parallelism"

@@ -1,0 +1,128 @@
+"""Roles of an AppDef on both lines of TorchX: macros, checks, what is printed and kept of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchx.specs import AppDef, Role, macros
+from torchx.specs.api import Resource, RetryPolicy
+
+from muster._contract import Env
+from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.supervision.decisions import RetryScope, RolePlan
+
+
+def apply_macros(role: Role, *, app_id: str, replica_id: int | str, img_root: str = "") -> Role:
+    """A copy of the role with TorchX's macros substituted for one replica."""
+    values = macros.Values(img_root=img_root, app_id=app_id, replica_id=str(replica_id), rank0_env=Env.RANK0_HOST)
+    return values.apply(role)
+
+
+def check_roles(app: AppDef) -> None:
+    """Refuses what no adapter can run.
+
+    Raises:
+        SchedulerError: no roles, a role without a command, role names that repeat, impossible counts.
+    """
+    if not app.roles:
+        raise SchedulerError(f"app {app.name!r} has no roles")
+    names = [role.name for role in app.roles]
+    for role in app.roles:
+        if names.count(role.name) > 1:
+            raise SchedulerError(f"role names must differ, but {role.name!r} is there {names.count(role.name)} times")
+        _check_role(role)
+
+
+def _check_role(role: Role) -> None:
+    if not role.name or "/" in role.name or role.name in (".", ".."):
+        raise SchedulerError(f"role name {role.name!r} must be a non-empty word without '/'")
+    if not role.entrypoint or role.entrypoint == "<MISSING>":
+        raise SchedulerError(f"role {role.name!r} has no entrypoint")
+    if role.num_replicas < 1:
+        raise SchedulerError(f"role {role.name!r}: num_replicas must be at least 1, not {role.num_replicas}")
+    if role.max_retries < 0:
+        raise SchedulerError(f"role {role.name!r}: max_retries must be at least 0, not {role.max_retries}")
+    least = role.min_replicas
+    if least is not None and not 1 <= least <= role.num_replicas:
+        raise SchedulerError(
+            f"role {role.name!r}: min_replicas must be from 1 to num_replicas ({role.num_replicas}), not {least}"
+        )
+
+
+def build_role_plan(role: Role) -> RolePlan:
+    """What the supervisor's policy must know of a role."""
+    policy = role.retry_policy
+    return RolePlan(
+        name=role.name,
+        replicas=role.num_replicas,
+        is_agent=is_agent_role(role),
+        min_replicas=role.min_replicas,
+        max_retries=role.max_retries,
+        retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
+    )
+
+
+def mask_env(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment fit for printing: values of secrets replaced by `***`.
+
+    Secret is what is called so: a name with TOKEN, SECRET, PASSWORD, PASSWD, CREDENTIAL or a word KEY in it.
+    """
+    return {name: "***" if _is_secret(name) else value for name, value in env.items()}
+
+
+def _is_secret(name: str) -> bool:
+    upper = name.upper()
+    if upper == Env.REQUIRE_TOKEN:
+        return False
+    return "KEY" in upper.split("_") or any(
+        word in upper for word in ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+    )
+
+
+def describe_roles(app: AppDef) -> dict[str, Any]:
+    """The part of an AppDef that `describe` gives back, as JSON; secrets masked."""
+    return {
+        "name": app.name,
+        "metadata": {str(key): str(value) for key, value in (app.metadata or {}).items()},
+        "roles": [
+            {
+                "name": role.name,
+                "image": role.image,
+                "entrypoint": role.entrypoint,
+                "args": list(role.args),
+                "env": mask_env(role.env),
+                "num_replicas": role.num_replicas,
+                "min_replicas": role.min_replicas,
+                "max_retries": role.max_retries,
+                "retry_policy": getattr(role.retry_policy, "name", str(role.retry_policy)),
+                "port_map": dict(role.port_map),
+                "resource": {
+                    "cpu": role.resource.cpu,
+                    "gpu": role.resource.gpu,
+                    "memMB": role.resource.memMB,
+                },
+            }
+            for role in app.roles
+        ],
+    }
+
+
+def restore_roles(description: Mapping[str, Any]) -> list[Role]:
+    """Roles again from `describe_roles`."""
+    return [
+        Role(**(row | {"resource": Resource(**row["resource"]), "retry_policy": _restore_policy(row["retry_policy"])}))
+        for row in description.get("roles", ())
+    ]
+
+
+def _restore_policy(name: str) -> RetryPolicy:
+    """The policy of that name; submitted on one line and read on the other it may not exist."""
+    return RetryPolicy.__members__.get(name, RetryPolicy.REPLICA)
+
+
+_SCOPES: Mapping[str, RetryScope] = {
+    "REPLICA": RetryScope.REPLICA,
+    "HOT_SPARE": RetryScope.REPLICA,  # 0.7: replaces single replicas as long as min_replicas are there
+    "ROLE": RetryScope.ROLE,
+    "APPLICATION": RetryScope.APPLICATION,
+}

@@ -153,7 +153,7 @@ def rss_kib():
 
 def count_messages(counter):
     """Count what the leader sends and receives over sockets."""
-    from muster.agent.rendezvous.transport.tcp_network import TcpLink
+    from muster.agent.rendezvous.transport.tcp_link import TcpLink
 
     send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 what no owner would count: all that arrives
 

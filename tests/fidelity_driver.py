@@ -19,7 +19,8 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, WorkerStarter
-from muster.agent.workers.warm.starter import TemplateOptions, TemplateStarter
+from muster.agent.workers.warm.starter import TemplateStarter
+from muster.agent.workers.warm.template_handle import TemplateOptions
 
 
 class Driver:

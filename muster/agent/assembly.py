@@ -6,13 +6,13 @@ from muster._guard import GuardLease
 from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node.supervisor import Supervisor
-from muster.agent.runtime.event_log import Journal
+from muster.agent.runtime.event_log import EventLog
 from muster.agent.runtime.event_sinks import open_sink
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import WorkerStarter
 from muster.agent.workers.warm.starter import TemplateStarter
-from muster.agent.workers.warm.template_handle import TemplateLink, TemplateOptions
+from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
 if TYPE_CHECKING:
     from muster.agent.placement.affinity import WorkerPlacement
@@ -25,7 +25,7 @@ def build_supervisor(
     lease: GuardLease,
     placements: "tuple[WorkerPlacement, ...]",
     warm: TemplateOptions | None,
-    template: TemplateLink | None,
+    template: TemplateHandle | None,
 ) -> Supervisor:
     """An agent ready to run.
 
@@ -43,7 +43,7 @@ def build_supervisor(
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
-    journal = Journal(loop.clock, [open_sink(config.event_log_handler)])
+    journal = EventLog(loop.clock, [open_sink(config.event_log_handler)])
     starter: WorkerStarter
     if warm is None:
         starter = CommandStarter(on_record=journal.write)

@@ -21,7 +21,7 @@ from muster.agent.errors import InternalError, MusterError, SpawnError, UsageErr
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.spec import ProgramKind
-from muster.agent.workers.warm.template_handle import TemplateLink, TemplateOptions
+from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
 if TYPE_CHECKING:
     from muster.agent.placement.affinity import WorkerPlacement
@@ -123,12 +123,12 @@ def _describe_template(config: AgentConfig, placements: "tuple[WorkerPlacement, 
     )
 
 
-def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateLink | None:
+def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle | None:
     """None also when it cannot be started: the starter tries again and says what comes of it."""
     if warm is None:
         return None
     try:
-        return TemplateLink(loop, warm)
+        return TemplateHandle(loop, warm)
     except SpawnError:
         return None
 

@@ -10,7 +10,7 @@ import pytest
 from torchx.specs import AppState, Resource
 
 from muster.schedulers.docker import devices
-from muster.schedulers.docker.engine.errors import DockerFault
+from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.errors import EngineError
 
 pytestmark = pytest.mark.docker
@@ -38,7 +38,7 @@ def refuse(apps, app, says):
 def test_missing_runtime_is_refused_before_anything_is_made(apps, app_of, client):
     try:
         devices.check_runtime(client.info())
-    except DockerFault:
+    except DockerError:
         created = client.events(filters={"event": "create", "type": "container"}, decode=True)
         # an image that is nowhere: not even a pull is tried
         app = with_gpus(app_of("true", replicas=2, image="muster-test:none"), 1)
@@ -92,7 +92,7 @@ def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):
     try:
         gpus = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         devices.check_runtime(client.info())
-    except DockerFault as fault:
+    except DockerError as fault:
         pytest.skip(str(fault))
     replicas = min(2, len(gpus))
     app_id = apps.run(with_gpus(app_of("nvidia-smi -L; exec sleep 600", image=BARE, replicas=replicas), 1))

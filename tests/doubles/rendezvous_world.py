@@ -17,7 +17,7 @@ from typing import Any
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.round import Round
 
@@ -297,7 +297,7 @@ class Process:
         self.workers_done = False
         self.numbers: list[int] = []
         self.breaking = False
-        self.outcome: JobEnded | RendezvousLost | None = None
+        self.outcome: JobEnded | RendezvousFailed | None = None
         self.prepared_s = 0.0
         """When its workers could start."""
         self.member_id = f"{machine.host}.{next(self.world.ids)}"
@@ -344,7 +344,7 @@ class Process:
                     delay_s = world.random.choice(world.stops_s)
                 number = event.number
                 world.schedule(delay_s, self, lambda: self.finish_stop(number))
-        elif isinstance(event, JobEnded | RendezvousLost):
+        elif isinstance(event, JobEnded | RendezvousFailed):
             self.outcome = event
             self.exit()
 

@@ -72,10 +72,10 @@ def resources(_cluster_or_skip):
     """The cluster, by our own client: what we check with must speak the same dialect."""
     from muster.schedulers.kubernetes.api.client import Client
     from muster.schedulers.kubernetes.api.connection import Access
-    from muster.schedulers.kubernetes.api.objects import Resources
+    from muster.schedulers.kubernetes.api.objects import Objects
 
     client = Client(Access())
-    yield Resources(client)
+    yield Objects(client)
     client.close()
 
 

@@ -17,14 +17,14 @@ SHORT = 60
 
 
 @record
-class Seen:
+class DatedFailure:
     """A failure and when it happened by the leader's clock: arrival minus its age."""
 
     when_s: float
     failure: Failure
 
 
-def order_failures(seen: Iterable[Seen]) -> tuple[Failure, ...]:
+def order_failures(seen: Iterable[DatedFailure]) -> tuple[Failure, ...]:
     """The root cause first, then by time; all but the root marked collateral.
 
     What ended after the agent had sent it a signal is always collateral, however early its node's clock claims it was.
@@ -40,7 +40,7 @@ def order_failures(seen: Iterable[Seen]) -> tuple[Failure, ...]:
     )
 
 
-def choose_root(seen: Iterable[Seen]) -> Failure | None:
+def choose_root(seen: Iterable[DatedFailure]) -> Failure | None:
     """The root cause, None when every failure was our own doing."""
     ordered = order_failures(seen)
     return ordered[0] if ordered and not ordered[0].collateral else None
@@ -90,7 +90,7 @@ def build_report(
     reason: str,
     attempt: int,
     max_restarts: int,
-    seen: Iterable[Seen],
+    seen: Iterable[DatedFailure],
     stacks: tuple[Stack, ...],
 ) -> Report:
     """The one report of the job; `reason` as `explain_end` gave it.
@@ -126,7 +126,7 @@ def _shorten(failure: Failure) -> Failure:
     return replace(failure, traceback=None, exception=exception, reason=failure.reason[:SHORT], stderr_tail=())
 
 
-def _name_root(reason: str, seen: tuple[Seen, ...]) -> str:
+def _name_root(reason: str, seen: tuple[DatedFailure, ...]) -> str:
     """The reason with the root cause as known at the end: of what failed at the same moment, one is heard of first."""
     root = choose_root(seen)
     for told in (f"{describe_failure(each.failure)}; " for each in seen):

@@ -4,7 +4,7 @@
 """
 
 from muster.agent.logs.console import Console
-from muster.agent.logs.destinations import WorkerStreams
 from muster.agent.logs.router import LogRouter
+from muster.agent.logs.routing import WorkerStreams
 
 __all__ = ["Console", "LogRouter", "WorkerStreams"]

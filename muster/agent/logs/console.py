@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 
 from muster.agent.config import Std
-from muster.agent.logs.console_queue import End, Gap, Said, Span
-from muster.agent.logs.console_writer import Device
+from muster.agent.logs.console_queue import AgentLine, End, Gap, Span
+from muster.agent.logs.console_writer import ConsoleWriter
 from muster.agent.logs.lines import LineAssembler
 from muster.agent.runtime.clock import Clock, SystemClock
 
@@ -27,7 +27,7 @@ class Feed:
 
     __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "shown")
 
-    def __init__(self, device: Device | None, fd: int, prefix: bytes) -> None:
+    def __init__(self, device: ConsoleWriter | None, fd: int, prefix: bytes) -> None:
         self._device = device
         self._fd = fd
         self.assembler = LineAssembler(prefix)
@@ -68,7 +68,7 @@ class Feed:
             with self._device.changed:
                 self._device.put(self, End())
 
-    def _put(self, device: Device, chunk: bytes) -> None:
+    def _put(self, device: ConsoleWriter, chunk: bytes) -> None:
         if self._cut_off:
             # The first bytes after dropped ones are the rest of a line whose beginning is gone.
             rest, newline, chunk = chunk.partition(b"\n")
@@ -78,7 +78,7 @@ class Feed:
         self._last = None
         device.put(self, chunk)
 
-    def _note_span(self, device: Device, chunk: bytes, log_fd: int, end: int) -> None:
+    def _note_span(self, device: ConsoleWriter, chunk: bytes, log_fd: int, end: int) -> None:
         start, last = end - len(chunk), self._last
         if isinstance(last, Span) and last.waits and last.end == start:
             last.end = end
@@ -91,7 +91,7 @@ class Feed:
         self._last = Span(fd=fd, start=start, end=end)
         device.put(self, self._last)
 
-    def _drop(self, device: Device, chunk: bytes) -> None:
+    def _drop(self, device: ConsoleWriter, chunk: bytes) -> None:
         lines = chunk.count(b"\n")
         self._cut_off = not chunk.endswith(b"\n")
         if isinstance(self._last, Gap) and self._last.waits:
@@ -120,7 +120,7 @@ class Console:
         self._clock = clock or SystemClock()
         identities = {std: identify_device(fd) for std, fd in self._fds.items()}
         by_identity = {
-            identity: Device(
+            identity: ConsoleWriter(
                 is_terminal=os.isatty(fd),
                 size_fd=fd,
                 backlog_bytes=backlog_bytes,
@@ -147,7 +147,7 @@ class Console:
         if device is not None:
             data = text.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n"
             with device.changed:
-                device.put(self._own, Said(data=data))
+                device.put(self._own, AgentLine(data=data))
 
     def close(self, limit_s: float = 2.0, cap_s: float = 30.0) -> bool:
         """Write out what waits and stop. Returns whether everything was written.
@@ -171,7 +171,7 @@ class Console:
             device.stop()
         return not lost_bytes
 
-    def _distinct(self) -> Iterable[Device]:
+    def _distinct(self) -> Iterable[ConsoleWriter]:
         return {id(device): device for device in self._devices.values() if device is not None}.values()
 
 

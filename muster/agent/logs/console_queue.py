@@ -40,7 +40,7 @@ class Gap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class AgentLine:
     """The agent's own lines: kept when all else is given up."""
 
     data: bytes
@@ -51,7 +51,7 @@ class End:
     """The stream is over."""
 
 
-Piece = bytes | Span | Gap | Said | End
+Piece = bytes | Span | Gap | AgentLine | End
 
 
 def merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from muster.agent.logs.console_queue import Gap, Piece, Said, Source, Span, merge_output, read_span
-from muster.agent.logs.progress_bars import Screen
+from muster.agent.logs.console_queue import AgentLine, Gap, Piece, Source, Span, merge_output, read_span
+from muster.agent.logs.progress_bars import ProgressBars
 from muster.agent.runtime.clock import Clock
 
 _WRITE_BYTES = 256 << 10
@@ -17,7 +17,7 @@ _REDRAW_S = 0.05
 _UNLOGGED_FACTOR = 8
 
 
-class Device:
+class ConsoleWriter:
     """Callers hold `changed` around `put`, `alive` and `has_room`; everything else is the thread's."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Device:
         self._live: dict[Source, bytes] = {}
         self._redraw_due_s: float | None = None
         self._size_fd = size_fd
-        self._screen = Screen(lambda: _measure_terminal(size_fd)) if is_terminal else None
+        self._screen = ProgressBars(lambda: _measure_terminal(size_fd)) if is_terminal else None
 
     # -- callers ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Device:
             lost_bytes = self._queued_bytes
             kept: deque[tuple[Source, Piece]] = deque()
             for source, piece in self._queue:
-                if isinstance(piece, Said):
+                if isinstance(piece, AgentLine):
                     kept.append((source, piece))
                 elif isinstance(piece, Span):
                     lost_bytes += piece.end - piece.start
@@ -201,7 +201,7 @@ class Device:
             self._write(fd, data)
 
     def _compose(self, source: Source, piece: Piece, now_s: float) -> Iterator[bytes]:
-        if isinstance(piece, Said):
+        if isinstance(piece, AgentLine):
             yield piece.data
             return
         if isinstance(piece, bytes):
@@ -241,7 +241,7 @@ class Device:
                 output.append((source.fd, source.assembler.prefix + frame + b"\n"))
         return output
 
-    def _redraw(self, screen: Screen, output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
+    def _redraw(self, screen: ProgressBars, output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
         """The output with the live rows taken away before it and put back after it; both are the same terminal."""
         rows = [self._live[source] for source in sorted(self._live, key=_order_row)]
         if not output and self._redraw_due_s is None:

@@ -6,7 +6,7 @@ from muster.agent.logs.files import LogFile
 from muster.agent.logs.lines import LineAssembler
 
 
-class Duplicator:
+class LineFilter:
     """Picks matching lines out of one stream. Several share one file; it is closed by whoever opened it."""
 
     def __init__(self, *, prefix: bytes, needles: Sequence[str], file: LogFile) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 
 
-class Screen:
+class ProgressBars:
     """Remembers how many rows stand at the foot, to take them away before lines are printed above."""
 
     def __init__(self, size: Callable[[], os.terminal_size]) -> None:

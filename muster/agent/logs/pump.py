@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from muster.agent.logs.console import Feed
 from muster.agent.logs.files import LogFile
-from muster.agent.logs.line_filter import Duplicator
+from muster.agent.logs.line_filter import LineFilter
 from muster.agent.runtime.loop import Loop, Timer
 
 _READ_BYTES = 256 << 10
@@ -56,7 +56,7 @@ class StreamPump:
         file: LogFile | None,
         feed: Feed | None,
         rescue_feed: Callable[[], Feed | None],
-        duplicator: Duplicator | None,
+        duplicator: LineFilter | None,
         keeps_tail: bool,
         on_end: Callable[["StreamPump"], None],
     ) -> None:

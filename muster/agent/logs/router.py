@@ -8,12 +8,12 @@ from collections.abc import Callable
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import InternalError, SpawnError
 from muster.agent.logs.console import Console
-from muster.agent.logs.destinations import FolderLayout, Layout, StreamPlan, WorkerStreams
 from muster.agent.logs.files import LogFile, RunFolder
-from muster.agent.logs.line_filter import Duplicator
+from muster.agent.logs.line_filter import LineFilter
 from muster.agent.logs.lines import build_prefix, last_frame
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.pump_thread import PumpThread
+from muster.agent.logs.routing import FolderLayout, Layout, StreamRoute, WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -211,7 +211,7 @@ class LogRouter:
         self._layout = FolderLayout(self._config, None)
         return self._layout
 
-    def _open_stream(self, local_rank: int, std: Std, plan: StreamPlan, prefix: bytes) -> int | None:
+    def _open_stream(self, local_rank: int, std: Std, plan: StreamRoute, prefix: bytes) -> int | None:
         if plan.discarded:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             self._child_fds[local_rank].append(fd)
@@ -223,7 +223,7 @@ class LogRouter:
         self._start_pump(local_rank, std, plan, prefix, read_fd)
         return write_fd
 
-    def _start_pump(self, local_rank: int, std: Std, plan: StreamPlan, prefix: bytes, read_fd: int) -> None:
+    def _start_pump(self, local_rank: int, std: Std, plan: StreamRoute, prefix: bytes, read_fd: int) -> None:
         thread, group = self._start_thread()
         shown = self._config.local_ranks_filter is None or local_rank in self._config.local_ranks_filter
         file = self._open_file(plan.path)
@@ -259,7 +259,7 @@ class LogRouter:
             self._tell_trouble(f"cannot write {path}: {error.strerror}")
             return None
 
-    def _make_duplicator(self, std: Std, plan: StreamPlan, prefix: bytes) -> Duplicator | None:
+    def _make_duplicator(self, std: Std, plan: StreamRoute, prefix: bytes) -> LineFilter | None:
         path = plan.filtered_path
         if path is None:
             return None
@@ -270,7 +270,7 @@ class LogRouter:
             self._filtered[path] = file
         config = self._config
         needles = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
-        return Duplicator(prefix=prefix, needles=needles, file=self._filtered[path])
+        return LineFilter(prefix=prefix, needles=needles, file=self._filtered[path])
 
     def _close_filtered(self) -> None:
         for file in self._filtered.values():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, UsageError
-from muster.agent.logs.destinations import DISCARDED, INHERITED, StreamPlan, WorkerPlan
 from muster.agent.logs.files import STACKS
+from muster.agent.logs.routing import DISCARDED, INHERITED, StreamRoute, WorkerRoute
 from muster.agent.round import Round
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TorchLayout:
             self._dest = self._specs.reify(envs)
             self._attempt = round.attempt
 
-    def plan_worker(self, local_rank: int) -> WorkerPlan:
+    def plan_worker(self, local_rank: int) -> WorkerRoute:
         """See `plan.Layout`."""
         dest = self._dest
         if dest is None:
@@ -51,7 +51,7 @@ class TorchLayout:
         error_file = dest.error_files.get(local_rank) or None
         if error_file == os.devnull:
             error_file = None
-        return WorkerPlan(
+        return WorkerRoute(
             streams={
                 Std.OUT: self._plan(dest.stdouts, dest.tee_stdouts, dest.filtered_stdout, Std.OUT, local_rank),
                 Std.ERR: self._plan(dest.stderrs, dest.tee_stderrs, dest.filtered_stderr, Std.ERR, local_rank),
@@ -62,7 +62,7 @@ class TorchLayout:
 
     def _plan(
         self, files: dict[int, str], teed: dict[int, str], filtered: str, std: Std, local_rank: int
-    ) -> StreamPlan:
+    ) -> StreamRoute:
         path = files.get(local_rank, "")
         if not path:
             return INHERITED
@@ -71,7 +71,7 @@ class TorchLayout:
         config = self._config
         filters = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
         shown = local_rank in teed
-        return StreamPlan(
+        return StreamRoute(
             captured=True,
             path=path,
             to_console=shown,

@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from muster.agent.rendezvous.interface import JobEnded, RendezvousLost
+from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
@@ -13,11 +13,11 @@ class StartWorkers:
 
     round: Round
     is_held: bool = False
-    """Not before `OpenStarts`, or a limited time."""
+    """Not before `ReleaseStarts`, or a limited time."""
 
 
 @record
-class OpenStarts:
+class ReleaseStarts:
     """Global rank 0 of the round has been started elsewhere: start the workers that were held."""
 
 
@@ -27,7 +27,7 @@ class CancelStarts:
 
 
 @record
-class TakeStacks:
+class CollectStacks:
     """Take the stacks of the live workers (at most 2 s), then post `StacksTaken`."""
 
 
@@ -39,24 +39,24 @@ class SignalWorkers:
 
 
 @record
-class ArmGrace:
+class StartGracePeriod:
     """Post `GraceOver` after the shutdown timeout."""
 
 
 @record
-class KillTree:
+class KillWorkers:
     """SIGKILL every process of the workers until none is left, drain their output, post `TreeGone`."""
 
 
 @record
-class TellStarted:
+class ReportStarted:
     """Rendezvous: all workers of the round run."""
 
     number: int
 
 
 @record
-class TellFailed:
+class ReportFailed:
     """Rendezvous: these workers failed. `reason` is set when there was no exit to speak of."""
 
     number: int
@@ -65,7 +65,7 @@ class TellFailed:
 
 
 @record
-class TellIdle:
+class ReportIdle:
     """Rendezvous: these workers show no life; none: they do again. It decides whether the whole job hangs."""
 
     number: int
@@ -74,21 +74,21 @@ class TellIdle:
 
 
 @record
-class TellSucceeded:
+class ReportSucceeded:
     """Rendezvous: all workers of the round ended well."""
 
     number: int
 
 
 @record
-class TellStopped:
+class ReportStopped:
     """Rendezvous: no worker of the round is left."""
 
     number: int
 
 
 @record
-class TellLeave:
+class LeaveJob:
     """Rendezvous: this node goes."""
 
     reason: str
@@ -100,22 +100,22 @@ class Finish:
 
     code: int
     ended: JobEnded | None = None
-    lost: RendezvousLost | None = None
+    lost: RendezvousFailed | None = None
 
 
 Action: TypeAlias = (
     StartWorkers
-    | OpenStarts
+    | ReleaseStarts
     | CancelStarts
-    | TakeStacks
+    | CollectStacks
     | SignalWorkers
-    | ArmGrace
-    | KillTree
-    | TellStarted
-    | TellFailed
-    | TellIdle
-    | TellSucceeded
-    | TellStopped
-    | TellLeave
+    | StartGracePeriod
+    | KillWorkers
+    | ReportStarted
+    | ReportFailed
+    | ReportIdle
+    | ReportSucceeded
+    | ReportStopped
+    | LeaveJob
     | Finish
 )

@@ -16,47 +16,54 @@ from typing import Any, TypeAlias
 from muster._contract import ExitCode
 from muster.agent.node.actions import (
     Action,
-    ArmGrace,
     CancelStarts,
+    CollectStacks,
     Finish,
-    KillTree,
-    OpenStarts,
+    KillWorkers,
+    LeaveJob,
+    ReleaseStarts,
+    ReportFailed,
+    ReportIdle,
+    ReportStarted,
+    ReportStopped,
+    ReportSucceeded,
     SignalWorkers,
+    StartGracePeriod,
     StartWorkers,
-    TakeStacks,
-    TellFailed,
-    TellIdle,
-    TellLeave,
-    TellStarted,
-    TellStopped,
-    TellSucceeded,
 )
 from muster.agent.node.events import (
     Fenced,
-    GraceOver,
-    Hung,
-    SignalCame,
+    GraceExpired,
+    SignalReceived,
     SpawnFailed,
-    StacksTaken,
-    TreeGone,
+    StacksCollected,
     WorkerExited,
+    WorkersGone,
+    WorkersIdle,
     WorkerStarted,
 )
-from muster.agent.node.state import Phase, State
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed, RoundOpened
+from muster.agent.node.state import NodePhase, NodeState
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    GlobalRank0Started,
+    JobEnded,
+    RendezvousFailed,
+    RoundBroken,
+    RoundFormed,
+)
 from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 
-Decision: TypeAlias = tuple[State, tuple[Action, ...]]
+Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
 
 
-def decide(state: State, event: Any) -> Decision:
+def decide(state: NodeState, event: Any) -> Decision:
     """What follows from one event. Events of an older round, and any after the end, change nothing.
 
     Raises:
         TypeError: the event is none of ours.
     """
-    if state.phase is Phase.ENDED:
+    if state.phase is NodePhase.ENDED:
         return state, ()
     try:
         handler = _HANDLERS[type(event)]
@@ -69,118 +76,120 @@ def decide(state: State, event: Any) -> Decision:
 # -- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def _on_round_formed(state: State, event: RoundFormed) -> Decision:
+def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
     if state.finish is not None or event.round.number <= state.number:
         return state, ()
-    if state.phase is not Phase.JOINING:
+    if state.phase is not NodePhase.JOINING:
         # Only after a change of leader: we owe the old round's end first, then start without asking again.
         state = replace(state, next_round=event.round, next_is_held=event.is_held)
-        return (state, ()) if state.phase is Phase.STOPPING else _begin_stop(state, kill=True)
+        return (state, ()) if state.phase is NodePhase.STOPPING else _begin_stop(state, kill=True)
     return _start(state, event.round, is_held=event.is_held)
 
 
-def _start(state: State, new: Round, *, is_held: bool) -> Decision:
+def _start(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     everybody = frozenset(range(state.nproc))
-    state = State(nproc=state.nproc, phase=Phase.RUNNING, round=new, awaited=everybody, opened=state.opened)
+    state = NodeState(nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=everybody, opened=state.opened)
     return state, (StartWorkers(round=new, is_held=is_held and state.opened < new.number),)
 
 
-def _on_round_opened(state: State, event: RoundOpened) -> Decision:
+def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
     state = replace(state, opened=max(state.opened, event.number))
-    return state, (OpenStarts(),) if state.phase is Phase.RUNNING and state.number == event.number else ()
+    return state, (ReleaseStarts(),) if state.phase is NodePhase.RUNNING and state.number == event.number else ()
 
 
-def _on_round_broken(state: State, event: RoundBroken) -> Decision:
+def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     if event.number < state.number:
         return state, ()
-    if state.phase is Phase.STOPPING:
-        return _hurry(state) if event.kind is BreakKind.FENCED else (state, ())
-    if state.phase is Phase.JOINING:
-        return state, (TellStopped(number=event.number),)
+    if state.phase is NodePhase.STOPPING:
+        return _kill_now(state) if event.kind is BreakKind.FENCED else (state, ())
+    if state.phase is NodePhase.JOINING:
+        return state, (ReportStopped(number=event.number),)
     return _begin_stop(state, kill=event.kind is BreakKind.FENCED, stacks=event.want_stacks)
 
 
-def _on_fenced(state: State, _event: Fenced) -> Decision:
-    if state.phase in (Phase.RUNNING, Phase.SUCCEEDED):
+def _on_fenced(state: NodeState, _event: Fenced) -> Decision:
+    if state.phase in (NodePhase.RUNNING, NodePhase.SUCCEEDED):
         return _begin_stop(state, kill=True)
-    return _hurry(state) if state.phase is Phase.STOPPING else (state, ())
+    return _kill_now(state) if state.phase is NodePhase.STOPPING else (state, ())
 
 
-def _on_job_ended(state: State, event: JobEnded) -> Decision:
+def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
     code = ExitCode.SUCCEEDED if event.succeeded else ExitCode.WORKERS_FAILED
     return _end_with(state, Finish(code=code, ended=event))
 
 
-def _on_rendezvous_lost(state: State, event: RendezvousLost) -> Decision:
+def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision:
     code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
     return _end_with(state, Finish(code=code, lost=event))
 
 
-def _end_with(state: State, finish: Finish) -> Decision:
+def _end_with(state: NodeState, finish: Finish) -> Decision:
     if state.finish is not None:  # a signal came first: its exit code stands, but what ended may still be told
         finish = replace(finish, code=state.finish.code)
     state = replace(state, finish=finish)
-    if state.phase is Phase.STOPPING:
-        return _hurry(state)
-    if state.phase is Phase.JOINING:
-        return replace(state, phase=Phase.ENDED), (finish,)
+    if state.phase is NodePhase.STOPPING:
+        return _kill_now(state)
+    if state.phase is NodePhase.JOINING:
+        return replace(state, phase=NodePhase.ENDED), (finish,)
     return _begin_stop(state, kill=True)
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
-def _on_worker_started(state: State, event: WorkerStarted) -> Decision:
+def _on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
     if event.number != state.number or event.local_rank not in state.awaited:
         return state, ()
     state = replace(state, alive=state.alive | {event.local_rank}, awaited=state.awaited - {event.local_rank})
-    return state, (() if state.awaited else (TellStarted(number=state.number),))
+    return state, (() if state.awaited else (ReportStarted(number=state.number),))
 
 
-def _on_worker_exited(state: State, event: WorkerExited) -> Decision:
+def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
     if event.number != state.number or event.local_rank not in state.alive:
         return state, ()
     state = replace(state, alive=state.alive - {event.local_rank})
-    if state.phase is Phase.STOPPING:
+    if state.phase is NodePhase.STOPPING:
         return _continue_stop(state)
-    if state.phase is not Phase.RUNNING:
+    if state.phase is not NodePhase.RUNNING:
         return state, ()
     if event.code != 0:
-        return state, (TellFailed(number=event.number, local_ranks=(event.local_rank,)),)
+        return state, (ReportFailed(number=event.number, local_ranks=(event.local_rank,)),)
     state = replace(state, succeeded=state.succeeded | {event.local_rank})
     if len(state.succeeded) < state.nproc:
         return state, ()
-    return replace(state, phase=Phase.SUCCEEDED), (TellSucceeded(number=state.number),)
+    return replace(state, phase=NodePhase.SUCCEEDED), (ReportSucceeded(number=state.number),)
 
 
-def _on_spawn_failed(state: State, event: SpawnFailed) -> Decision:
+def _on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     if event.number != state.number or event.local_rank not in state.awaited:
         return state, ()
     state = replace(state, awaited=state.awaited - {event.local_rank})
-    return state, (TellFailed(number=event.number, local_ranks=(event.local_rank,), reason=event.reason),)
+    return state, (ReportFailed(number=event.number, local_ranks=(event.local_rank,), reason=event.reason),)
 
 
-def _on_hung(state: State, event: Hung) -> Decision:
-    if event.number != state.number or state.phase is not Phase.RUNNING:
+def _on_workers_idle(state: NodeState, event: WorkersIdle) -> Decision:
+    if event.number != state.number or state.phase is not NodePhase.RUNNING:
         return state, ()
-    return state, (TellIdle(number=event.number, local_ranks=event.local_ranks, reason=event.reason),)
+    return state, (ReportIdle(number=event.number, local_ranks=event.local_ranks, reason=event.reason),)
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
 
 
-def _begin_stop(state: State, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM) -> Decision:
+def _begin_stop(
+    state: NodeState, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM
+) -> Decision:
     """Politely unless `kill`: [stacks], the signal to the workers, one grace period; then everything is killed."""
     cancel = (CancelStarts(),) if state.awaited else ()
-    state = replace(state, phase=Phase.STOPPING, stop_signal=signum, awaited=frozenset())
+    state = replace(state, phase=NodePhase.STOPPING, stop_signal=signum, awaited=frozenset())
     if kill or not state.alive:
-        return replace(state, killing=True), (*cancel, KillTree())
+        return replace(state, killing=True), (*cancel, KillWorkers())
     if stacks:
-        return replace(state, taking_stacks=True), (*cancel, TakeStacks())
-    return state, (*cancel, SignalWorkers(signum=signum), ArmGrace())
+        return replace(state, taking_stacks=True), (*cancel, CollectStacks())
+    return state, (*cancel, SignalWorkers(signum=signum), StartGracePeriod())
 
 
-def _on_stacks_taken(state: State, _event: StacksTaken) -> Decision:
+def _on_stacks_collected(state: NodeState, _event: StacksCollected) -> Decision:
     if not state.taking_stacks:
         return state, ()
     state = replace(state, taking_stacks=False)
@@ -188,49 +197,49 @@ def _on_stacks_taken(state: State, _event: StacksTaken) -> Decision:
         return state, ()
     if not state.alive:
         return _continue_stop(state)
-    return state, (SignalWorkers(signum=state.stop_signal), ArmGrace())
+    return state, (SignalWorkers(signum=state.stop_signal), StartGracePeriod())
 
 
-def _continue_stop(state: State) -> Decision:
+def _continue_stop(state: NodeState) -> Decision:
     """Once no worker is left, what they left behind gets no grace of its own."""
     if state.alive or state.killing or state.taking_stacks:
         return state, ()
-    return replace(state, killing=True), (KillTree(),)
+    return replace(state, killing=True), (KillWorkers(),)
 
 
-def _on_grace_over(state: State, _event: GraceOver) -> Decision:
-    return _hurry(state) if state.phase is Phase.STOPPING else (state, ())
+def _on_grace_expired(state: NodeState, _event: GraceExpired) -> Decision:
+    return _kill_now(state) if state.phase is NodePhase.STOPPING else (state, ())
 
 
-def _hurry(state: State) -> Decision:
+def _kill_now(state: NodeState) -> Decision:
     if state.killing:
         return state, ()
-    return replace(state, killing=True), (KillTree(),)
+    return replace(state, killing=True), (KillWorkers(),)
 
 
-def _on_tree_gone(state: State, _event: TreeGone) -> Decision:
-    if state.phase is not Phase.STOPPING or not state.killing:
+def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
+    if state.phase is not NodePhase.STOPPING or not state.killing:
         return state, ()
     if state.finish is not None:
-        return replace(state, phase=Phase.ENDED), (state.finish,)
-    idle = State(nproc=state.nproc, round=state.round, opened=state.opened)
+        return replace(state, phase=NodePhase.ENDED), (state.finish,)
+    idle = NodeState(nproc=state.nproc, round=state.round, opened=state.opened)
     if state.next_round is not None:
         return _start(idle, state.next_round, is_held=state.next_is_held)
-    return idle, (TellStopped(number=state.number),)
+    return idle, (ReportStopped(number=state.number),)
 
 
-def _on_signal(state: State, event: SignalCame) -> Decision:
+def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     """The first one stops politely with the same signal; a second Ctrl-C kills; other repetitions change nothing."""
     if state.finish is not None:
         again = event.signum == signal.SIGINT or event.guard_died
-        return _hurry(state) if again and state.phase is Phase.STOPPING else (state, ())
+        return _kill_now(state) if again and state.phase is NodePhase.STOPPING else (state, ())
     finish = Finish(code=ExitCode.of_signal(event.signum))
-    leave = TellLeave(reason=f"received {signal.Signals(event.signum).name}")
+    leave = LeaveJob(reason=f"received {signal.Signals(event.signum).name}")
     state = replace(state, finish=finish, next_round=None)
-    if state.phase is Phase.JOINING:
-        return replace(state, phase=Phase.ENDED), (leave, finish)
-    if state.phase is Phase.STOPPING:
-        state, actions = _hurry(state) if event.guard_died else (state, ())
+    if state.phase is NodePhase.JOINING:
+        return replace(state, phase=NodePhase.ENDED), (leave, finish)
+    if state.phase is NodePhase.STOPPING:
+        state, actions = _kill_now(state) if event.guard_died else (state, ())
     else:
         state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
     return state, (leave, *actions)
@@ -238,17 +247,17 @@ def _on_signal(state: State, event: SignalCame) -> Decision:
 
 _HANDLERS: dict[type, Any] = {
     RoundFormed: _on_round_formed,
-    RoundOpened: _on_round_opened,
+    GlobalRank0Started: _on_global_rank0_started,
     RoundBroken: _on_round_broken,
     JobEnded: _on_job_ended,
-    RendezvousLost: _on_rendezvous_lost,
+    RendezvousFailed: _on_rendezvous_failed,
     WorkerStarted: _on_worker_started,
     WorkerExited: _on_worker_exited,
     SpawnFailed: _on_spawn_failed,
-    Hung: _on_hung,
-    StacksTaken: _on_stacks_taken,
-    GraceOver: _on_grace_over,
-    TreeGone: _on_tree_gone,
-    SignalCame: _on_signal,
+    WorkersIdle: _on_workers_idle,
+    StacksCollected: _on_stacks_collected,
+    GraceExpired: _on_grace_expired,
+    WorkersGone: _on_workers_gone,
+    SignalReceived: _on_signal,
     Fenced: _on_fenced,
 }

@@ -30,7 +30,7 @@ class SpawnFailed:
 
 
 @record
-class Hung:
+class WorkersIdle:
     """The workers of round `number` have shown no sign of life for the hang timeout; without ranks: one has again."""
 
     number: int
@@ -39,22 +39,22 @@ class Hung:
 
 
 @record
-class StacksTaken:
+class StacksCollected:
     """`TakeStacks` is done, as far as it could be."""
 
 
 @record
-class GraceOver:
+class GraceExpired:
     """The grace period of a stop has passed."""
 
 
 @record
-class TreeGone:
+class WorkersGone:
     """After `KillTree`: no process of the workers is left, and their output is on disk."""
 
 
 @record
-class SignalCame:
+class SignalReceived:
     """The agent was sent a signal that means: go."""
 
     signum: int

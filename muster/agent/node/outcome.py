@@ -10,11 +10,11 @@ from muster.agent.diagnosis.report import Report
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 
-LEAVE_S = 0.5
+COMMON_EXIT_S = 0.5
 """How long after it has heard of the job's failure an agent on Kubernetes leaves: all that is told is told by then."""
 
 
-def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
+def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
     """Say and write what there is to say; the agent's exit code.
 
     Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
@@ -23,11 +23,11 @@ def tell(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
         logs.say(finish.lost.reason)
         _write_termination_log(config, finish.lost.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
-        _tell_report(finish.ended.report, finish.ended.prints_report, config, logs)
+        _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
     return int(finish.code)
 
 
-def _tell_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
+def _publish_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
     from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:
@@ -59,7 +59,7 @@ def _write(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def leave_together(config: AgentConfig, failed_s: float) -> None:
+def wait_for_common_exit(config: AgentConfig, failed_s: float) -> None:
     """On Kubernetes, go at the same moment as the others.
 
     The first pod that ends with a failure makes the Job controller remove all that it does not know to have ended, and
@@ -71,4 +71,4 @@ def leave_together(config: AgentConfig, failed_s: float) -> None:
         failed_s: when it heard of the job's failure, time.monotonic; all agents do within a network's delay.
     """
     if config.termination_log is not None:
-        time.sleep(max(0.0, failed_s + LEAVE_S - time.monotonic()))
+        time.sleep(max(0.0, failed_s + COMMON_EXIT_S - time.monotonic()))

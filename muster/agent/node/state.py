@@ -19,7 +19,7 @@ from muster.agent.runtime.records import record
 # -- state -----------------------------------------------------------------------------------------------------------
 
 
-class Phase(Enum):
+class NodePhase(Enum):
     """Where the node stands."""
 
     JOINING = "joining"
@@ -35,11 +35,11 @@ class Phase(Enum):
 
 
 @record
-class State:
+class NodeState:
     """All the node knows. Local ranks are 0..nproc-1."""
 
     nproc: int
-    phase: Phase = Phase.JOINING
+    phase: NodePhase = NodePhase.JOINING
     round: Round | None = None
     alive: frozenset[int] = frozenset()
     """Workers that exist."""

@@ -19,16 +19,16 @@ from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events, outcome
 from muster.agent.node.decisions import decide
-from muster.agent.node.state import State
-from muster.agent.node.transition_log import Transcript
+from muster.agent.node.state import NodeState
+from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RoundBroken
 from muster.agent.round import Round
-from muster.agent.runtime.event_log import Journal
+from muster.agent.runtime.event_log import EventLog
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import SignalWatch
 from muster.agent.workers.environment import build_worker_env, substitute_macros
-from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerGroup
+from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
@@ -53,7 +53,7 @@ class Supervisor:
         loop: Loop,
         lease: GuardLease,
         logs: LogRouter,
-        journal: Journal,
+        journal: EventLog,
         starter: WorkerStarter,
         placements: "tuple[WorkerPlacement, ...]",
     ) -> None:
@@ -74,10 +74,10 @@ class Supervisor:
         self._lease = lease
         self._logs = logs
         self._journal = journal
-        self._transcript = Transcript(journal, logs.say)
+        self._transcript = TransitionLog(journal, logs.say)
         self._placements = placements
         self._starter = starter
-        self._group = WorkerGroup(
+        self._group = WorkerPool(
             loop,
             starter,
             on_started=self._note_started,
@@ -91,7 +91,7 @@ class Supervisor:
         self._failures = FailureCollector(host=config.node_name, clock=loop.clock, logs=logs)
         self._stacks = stacks.StackCollector(loop)
         self._hang = self._watch_for_hangs()
-        self._state = State(nproc=config.nproc)
+        self._state = NodeState(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
         self._ends: dict[int, WorkerEnd] = {}
         self._told: set[int] = set()
@@ -151,7 +151,7 @@ class Supervisor:
             self._close()
             signals.close()
             if self._failed_s is not None:
-                outcome.leave_together(self._config, self._failed_s)
+                outcome.wait_for_common_exit(self._config, self._failed_s)
 
     def _take(self, event: Any) -> None:
         self._transcript.take(event)
@@ -197,20 +197,20 @@ class Supervisor:
         self._loop.post(events.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
 
     def _note_signal(self, signum: int) -> None:
-        self._loop.post(events.SignalCame(signum=signum, guard_died=os.getppid() != self._guard_pid))
+        self._loop.post(events.SignalReceived(signum=signum, guard_died=os.getppid() != self._guard_pid))
 
     def _note_guard_gone(self) -> None:
         if self._lease.guard_fd is not None:
             self._loop.unwatch(self._lease.guard_fd)
-        self._loop.post(events.SignalCame(signum=signal.SIGTERM, guard_died=True))
+        self._loop.post(events.SignalReceived(signum=signal.SIGTERM, guard_died=True))
 
     def _note_idle(self, idle_s: float) -> None:
         if idle_s <= 0.0:
-            self._loop.post(events.Hung(number=self._state.number))
+            self._loop.post(events.WorkersIdle(number=self._state.number))
             return
         ranks = tuple(sorted(worker.local_rank for worker in self._group.live))
         reason = f"used no CPU time and wrote no line for {idle_s:.0f} s (--hang-timeout)"
-        self._loop.post(events.Hung(number=self._state.number, local_ranks=ranks, reason=reason))
+        self._loop.post(events.WorkersIdle(number=self._state.number, local_ranks=ranks, reason=reason))
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Supervisor:
             return
         self._delayed_start = self._loop.call_later(delay_s, lambda: self._start_now(action.round))
 
-    def _open_starts(self, _action: actions.OpenStarts) -> None:
+    def _open_starts(self, _action: actions.ReleaseStarts) -> None:
         if self._held is not None:
             if self._delayed_start is not None:
                 self._delayed_start.cancel()
@@ -285,13 +285,13 @@ class Supervisor:
         for local_rank in self._streams:
             self._logs.close_child_ends(local_rank)
 
-    def _take_stacks(self, _action: actions.TakeStacks) -> None:
+    def _take_stacks(self, _action: actions.CollectStacks) -> None:
         self._stacks.take(self._stack_targets(), self._keep_stacks)
 
     def _keep_stacks(self, texts: dict[int, str]) -> None:
         self._taken = texts
         self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
-        self._loop.post(events.StacksTaken())
+        self._loop.post(events.StacksCollected())
 
     def _stack_targets(self) -> dict[int, stacks.StackTarget]:
         targets: dict[int, stacks.StackTarget] = {}
@@ -316,27 +316,27 @@ class Supervisor:
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._group.send(action.signum)
 
-    def _arm_grace(self, _action: actions.ArmGrace) -> None:
+    def _arm_grace(self, _action: actions.StartGracePeriod) -> None:
         self._grace = self._loop.call_later(
-            self._config.shutdown_timeout_s, lambda: self._loop.post(events.GraceOver())
+            self._config.shutdown_timeout_s, lambda: self._loop.post(events.GraceExpired())
         )
 
-    def _kill_tree(self, _action: actions.KillTree) -> None:
+    def _kill_tree(self, _action: actions.KillWorkers) -> None:
         if self._grace is not None:
             self._grace.cancel()
         self._group.sweep(lambda: self._logs.finish_round(self._note_tree_gone))
 
     def _note_tree_gone(self) -> None:
         self._journal.write("workers_stopped", since="broken")
-        self._loop.post(events.TreeGone())
+        self._loop.post(events.WorkersGone())
 
-    def _tell_started(self, action: actions.TellStarted) -> None:
+    def _tell_started(self, action: actions.ReportStarted) -> None:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
         self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
-    def _tell_failed(self, action: actions.TellFailed) -> None:
+    def _tell_failed(self, action: actions.ReportFailed) -> None:
         self._journal.write(
             "worker_failed", ranks=self._transcript.global_ranks(*action.local_ranks), reason=action.reason
         )
@@ -345,7 +345,7 @@ class Supervisor:
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _send_failed(self, action: actions.TellFailed) -> None:
+    def _send_failed(self, action: actions.ReportFailed) -> None:
         new = [local_rank for local_rank in action.local_ranks if local_rank not in self._told]
         if action.number != self._state.number or not new:
             return
@@ -360,16 +360,16 @@ class Supervisor:
             formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
         )
 
-    def _tell_idle(self, action: actions.TellIdle) -> None:
+    def _tell_idle(self, action: actions.ReportIdle) -> None:
         failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in action.local_ranks)
         self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
         self._told = set(action.local_ranks)  # if it comes to that, this is what they failed of
         self._rendezvous.idle(action.number, failures)
 
-    def _tell_succeeded(self, action: actions.TellSucceeded) -> None:
+    def _tell_succeeded(self, action: actions.ReportSucceeded) -> None:
         self._rendezvous.succeeded(action.number)
 
-    def _tell_stopped(self, action: actions.TellStopped) -> None:
+    def _tell_stopped(self, action: actions.ReportStopped) -> None:
         late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
         formed = self._state.round
         failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
@@ -380,27 +380,27 @@ class Supervisor:
         )
         self._rendezvous.stopped(action.number, failures, taken)
 
-    def _tell_leave(self, action: actions.TellLeave) -> None:
+    def _tell_leave(self, action: actions.LeaveJob) -> None:
         self._logs.say(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
     def _finish(self, action: actions.Finish) -> None:
-        self._code = outcome.tell(action, self._config, self._logs)
+        self._code = outcome.report_outcome(action, self._config, self._logs)
 
 
 _ACTIONS: dict[type, str] = {
     actions.StartWorkers: "_start_workers",
-    actions.OpenStarts: "_open_starts",
+    actions.ReleaseStarts: "_open_starts",
     actions.CancelStarts: "_cancel_starts",
-    actions.TakeStacks: "_take_stacks",
+    actions.CollectStacks: "_take_stacks",
     actions.SignalWorkers: "_signal_workers",
-    actions.ArmGrace: "_arm_grace",
-    actions.KillTree: "_kill_tree",
-    actions.TellStarted: "_tell_started",
-    actions.TellFailed: "_tell_failed",
-    actions.TellIdle: "_tell_idle",
-    actions.TellSucceeded: "_tell_succeeded",
-    actions.TellStopped: "_tell_stopped",
-    actions.TellLeave: "_tell_leave",
+    actions.StartGracePeriod: "_arm_grace",
+    actions.KillWorkers: "_kill_tree",
+    actions.ReportStarted: "_tell_started",
+    actions.ReportFailed: "_tell_failed",
+    actions.ReportIdle: "_tell_idle",
+    actions.ReportSucceeded: "_tell_succeeded",
+    actions.ReportStopped: "_tell_stopped",
+    actions.LeaveJob: "_tell_leave",
     actions.Finish: "_finish",
 }

@@ -7,16 +7,16 @@ from typing import Any
 
 from muster._contract import LogNames
 from muster.agent.node import events
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
-from muster.agent.runtime.event_log import Journal, JsonlSink
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.runtime.event_log import EventLog, JsonlSink
 
 _FENCED_LINE = "this node lost touch with the job: its workers were killed, as others may take their place"
 
 
-class Transcript:
+class TransitionLog:
     """Takes every event before it is decided about."""
 
-    def __init__(self, journal: Journal, say: Callable[[str], None]) -> None:
+    def __init__(self, journal: EventLog, say: Callable[[str], None]) -> None:
         """`say` puts one line on the console."""
         self.journal = journal
         self._say = say
@@ -72,7 +72,7 @@ class Transcript:
     def _on_worker_exited(self, event: events.WorkerExited) -> None:
         self.journal.write("worker_exited", ranks=self.global_ranks(event.local_rank), code=event.code)
 
-    def _on_signal(self, event: events.SignalCame) -> None:
+    def _on_signal(self, event: events.SignalReceived) -> None:
         name = signal.Signals(event.signum).name
         self.journal.mark("broken")
         self.journal.write("signal", name=name, guard_died=event.guard_died)
@@ -85,7 +85,7 @@ class Transcript:
     def _on_job_ended(self, event: JobEnded) -> None:
         self.journal.write("job_ended", succeeded=event.succeeded)
 
-    def _on_rendezvous_lost(self, event: RendezvousLost) -> None:
+    def _on_rendezvous_lost(self, event: RendezvousFailed) -> None:
         self.journal.write("rendezvous_lost", reason=event.reason)
 
 
@@ -94,8 +94,8 @@ _HANDLERS: dict[type, str] = {
     RoundFormed: "_on_round_formed",
     RoundBroken: "_on_round_broken",
     events.WorkerExited: "_on_worker_exited",
-    events.SignalCame: "_on_signal",
+    events.SignalReceived: "_on_signal",
     events.Fenced: "_on_fenced",
     JobEnded: "_on_job_ended",
-    RendezvousLost: "_on_rendezvous_lost",
+    RendezvousFailed: "_on_rendezvous_lost",
 }

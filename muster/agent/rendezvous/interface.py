@@ -48,7 +48,7 @@ class RoundFormed:
 
 
 @record
-class RoundOpened:
+class GlobalRank0Started:
     """The workers of the node that has global rank 0 have been started."""
 
     number: int
@@ -77,7 +77,7 @@ class JobEnded:
 
 
 @record
-class RendezvousLost:
+class RendezvousFailed:
     """The nodes did not come together in time, or the leader did not come back: exit 69 (2 if `usage`)."""
 
     reason: str

@@ -102,7 +102,7 @@ class LoggingSink:
         """See `EventSink`."""
 
 
-class Journal:
+class EventLog:
     """Makes records and hands each to every sink."""
 
     def __init__(self, clock: Clock, sinks: Iterable[EventSink] = ()) -> None:

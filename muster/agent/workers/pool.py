@@ -36,7 +36,7 @@ class WorkerEnd:
     """The agent had sent its group a signal before."""
 
 
-class WorkerGroup:
+class WorkerPool:
     """Starts, signals and sweeps the workers of a round at a time. Tells through the callbacks it is given."""
 
     def __init__(

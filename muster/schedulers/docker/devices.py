@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from muster.schedulers.docker.engine.errors import DockerFault
+from muster.schedulers.docker.engine.errors import DockerError
 
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)", re.ASCII)
 _HOOK: Final = "nvidia-container-runtime-hook"
@@ -66,7 +66,7 @@ def assign_gpus(wanted: Sequence[int], free: Sequence[str], taken: Collection[st
     pool = [device for device in free if device not in taken]
     if sum(wanted) > len(pool):
         used = len(free) - len(pool)
-        raise DockerFault(
+        raise DockerError(
             f"the app wants {sum(wanted)} GPUs ({'+'.join(str(n) for n in wanted if n)}), this host has {len(free)}"
             + (f", {used} of them in use by other containers" if used else "")
         )
@@ -85,7 +85,7 @@ def check_host(address: str) -> None:
     """
     url = urlsplit(address)
     if url.scheme not in ("unix", "fd") and url.hostname not in ("localhost", "127.0.0.1", "::1"):
-        raise DockerFault(
+        raise DockerError(
             f"the app wants GPUs, but those of the engine at {address} cannot be listed from this machine; "
             "submit it on the engine's own host"
         )
@@ -100,7 +100,7 @@ def list_gpus() -> dict[str, str]:
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise DockerFault(f"the app wants GPUs, but nvidia-smi -L failed on this machine: {error}") from error
+        raise DockerError(f"the app wants GPUs, but nvidia-smi -L failed on this machine: {error}") from error
     return parse_gpus(listed.stdout)
 
 
@@ -121,7 +121,7 @@ def check_runtime(info: Mapping[str, object]) -> None:
     discovered = info.get("DiscoveredDevices")
     cdi = isinstance(discovered, list) and any("nvidia" in str(device) for device in discovered)
     if not cdi and not any("nvidia" in name for name in names) and shutil.which(_HOOK) is None:
-        raise DockerFault(
+        raise DockerError(
             f"the app wants GPUs, but the engine has no NVIDIA runtime (it has: {', '.join(sorted(names)) or 'none'}); "
             "install the NVIDIA Container Toolkit on its host"
         )

@@ -21,13 +21,13 @@ from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import DockerFault
+from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
 from muster.schedulers.docker.live.driver import ENGINE_KEY
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
-from muster.schedulers.docker.live.logs import LogQuery, LogReader
-from muster.schedulers.docker.live.payload import Cargo, pack_cargo
+from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
+from muster.schedulers.docker.live.payload import Payload, build_payload
 from muster.schedulers.docker.live.preflight import check_images
 from muster.schedulers.docker.options import DEFAULT_GRACE_S, add_options, parse_options
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
@@ -47,8 +47,8 @@ from muster.schedulers.runner.versions import (
 from muster.schedulers.runner.waiting import look_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
-from muster.schedulers.supervision.decisions import RolePlan
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.state import SupervisedRole
 
 _DRIVER: Final = "muster.schedulers.docker.live.driver:create_driver"
 _REGISTRY: Final = "docker"
@@ -67,7 +67,7 @@ class Submission:
     """What a dry run makes and `schedule` carries out."""
 
     request: AppRequest
-    roles: tuple[RolePlan, ...]
+    roles: tuple[SupervisedRole, ...]
     description: Mapping[str, Any]
     quiet: bool
 
@@ -150,7 +150,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             request = creation.create_app(self._engine, request, cargo, gpus)
             undo.callback(creation.remove_app, self._engine, request.labels)
             spec = self._spec(submission, request)
-            client.submit(spec, self._registry(), files=pack_cargo(cargo))
+            client.submit(spec, self._registry(), files=build_payload(cargo))
             undo.callback(self._take_back, spec)
             self._await_started(spec, request)
             undo.pop_all()
@@ -175,13 +175,13 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         visible = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         return reservations.check_gpus(self._engine, request, visible)
 
-    def _cargo(self, request: AppRequest) -> Cargo:
+    def _cargo(self, request: AppRequest) -> Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces))
         if missing:
             raise SchedulerError(f"{missing[0]} was packed by another command; give the workspace again")
         bundled = any(container.bundled for container in request.containers)
-        return Cargo(
+        return Payload(
             agent=build_agent_bundle() if bundled else b"", workspaces={key: self._workspaces[key] for key in keys}
         )
 
@@ -246,7 +246,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """See `PluginScheduler`. Output of all containers the replica had, in order."""
-        query = LogQuery(
+        query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,
                 Label.USER: _user(),
@@ -324,7 +324,7 @@ def _one_line() -> Iterator[None]:
     """Make our own faults what TorchX prints as one line."""
     try:
         yield
-    except (DockerFault, client.SupervisorError) as fault:
+    except (DockerError, client.SupervisorError) as fault:
         raise EngineError(str(fault)) from fault
     except FileExistsError as error:
         raise SchedulerError(f"there is an app of this name already: {error.filename}") from error

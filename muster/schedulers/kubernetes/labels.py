@@ -10,7 +10,7 @@ MANAGED_BY: Final = "muster"
 TOKEN_KEY: Final = "token"
 
 JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
-INDEX_LABEL: Final = "volcano.sh/task-index"
+TASK_INDEX_LABEL: Final = "volcano.sh/task-index"
 TASK_LABEL: Final = "volcano.sh/task-spec"
 
 APPDEF_ANNOTATION: Final = "muster.torchx/appdef"

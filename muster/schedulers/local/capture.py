@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from muster.schedulers.supervision.driver import Mailbox
+from muster.schedulers.supervision.driver import EventQueue
 
 STREAMS: Final = ("stdout", "stderr")
 COMBINED: Final = "combined"
@@ -118,7 +118,7 @@ class Capture:
     A full disk loses output, not the job; a line says so to whoever reads the log.
     """
 
-    def __init__(self, mailbox: Mailbox, folder: Path) -> None:
+    def __init__(self, mailbox: EventQueue, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mailbox = mailbox
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}

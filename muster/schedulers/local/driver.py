@@ -18,8 +18,9 @@ from muster._contract import AGENT_BUNDLE_NAME, Env
 from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.replica_process import Launch, spawn
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
-from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
-from muster.schedulers.supervision.driver import Handle, Mailbox, StartError
+from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
+from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.state import ReplicaId
 
 LOOPBACK = "127.0.0.1"
 ADOPTED_LIMIT_S = 5.0
@@ -38,7 +39,7 @@ class _Running:
 class LocalDriver:
     """See `driver.ReplicaDriver`. Lives in the supervisor's main thread: the death signal is bound to it."""
 
-    def __init__(self, *, spec: AppSpec, mailbox: Mailbox) -> None:
+    def __init__(self, *, spec: AppSpec, mailbox: EventQueue) -> None:
         self._spec = spec
         self._mailbox = mailbox
         self._folder = AppFolder(spec.folder)
@@ -171,6 +172,6 @@ def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
     return [sys.executable, "-c", program, "--", *command]
 
 
-def create_driver(*, spec: AppSpec, mailbox: Mailbox) -> LocalDriver:
+def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> LocalDriver:
     """The `driver.DriverFactory` of local_cwd."""
     return LocalDriver(spec=spec, mailbox=mailbox)

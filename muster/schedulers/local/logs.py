@@ -17,7 +17,7 @@ PARTIAL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogQuery:
+class FileLogQuery:
     """Which part of which log."""
 
     folder: Path
@@ -32,7 +32,7 @@ class LogQuery:
     follow: bool = False
 
 
-def read_log(query: LogQuery, is_over: Callable[[], bool], *also: Path) -> Iterator[str]:
+def read_log(query: FileLogQuery, is_over: Callable[[], bool], *also: Path) -> Iterator[str]:
     r"""Lines as they come.
 
     Args:
@@ -50,7 +50,7 @@ def read_log(query: LogQuery, is_over: Callable[[], bool], *also: Path) -> Itera
             yield text
 
 
-def _read_lines(query: LogQuery, is_over: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
+def _read_lines(query: FileLogQuery, is_over: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
     with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
         _seek_since(log, query)
         held, rested_s, complete, notice = bytearray(), time.monotonic(), False, b""
@@ -85,7 +85,7 @@ def _cut_lines(held: bytearray, searched: int) -> list[bytes]:
     return [line + b"\n" for line in lines]
 
 
-def _seek_since(log: BinaryIO, query: LogQuery) -> None:
+def _seek_since(log: BinaryIO, query: FileLogQuery) -> None:
     if query.since_s is None:
         return
     offset = _find_offset(query, lambda time_s: time_s >= (query.since_s or 0.0))
@@ -96,7 +96,7 @@ def _seek_since(log: BinaryIO, query: LogQuery) -> None:
             log.readline()
 
 
-def _read_until(log: BinaryIO, query: LogQuery) -> bytes:
+def _read_until(log: BinaryIO, query: FileLogQuery) -> bytes:
     limit = CHUNK_BYTES
     if query.until_s is not None:
         end = _find_offset(query, lambda time_s: time_s > (query.until_s or 0.0))
@@ -104,11 +104,11 @@ def _read_until(log: BinaryIO, query: LogQuery) -> bytes:
     return log.read(limit)
 
 
-def _is_past(query: LogQuery) -> bool:
+def _is_past(query: FileLogQuery) -> bool:
     return query.until_s is not None and time.time() > query.until_s
 
 
-def _find_offset(query: LogQuery, matches: Callable[[float], bool]) -> int | None:
+def _find_offset(query: FileLogQuery, matches: Callable[[float], bool]) -> int | None:
     """Where the first part begins that was written at such a time."""
     try:
         content = times_path(query.folder, query.stream).read_bytes()

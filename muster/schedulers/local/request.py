@@ -13,7 +13,7 @@ from muster._contract import Env
 from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
 from muster.schedulers.local.devices import VISIBLE, assign_devices
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
-from muster.schedulers.supervision.decisions import RolePlan
+from muster.schedulers.supervision.state import SupervisedRole
 
 RANK0_HOST = "127.0.0.1"
 """All replicas are here. Not `localhost`: that may resolve to ::1 first, or not at all."""
@@ -57,7 +57,7 @@ class LocalRequest:
     folder: str
     grace_s: float
     detach: bool
-    plans: tuple[RolePlan, ...]
+    plans: tuple[SupervisedRole, ...]
     replicas: Mapping[str, tuple[ReplicaLaunch, ...]]
     """By role, in order of index."""
     needs_bundle: bool

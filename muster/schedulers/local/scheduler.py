@@ -20,7 +20,7 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.local.devices import list_devices
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
-from muster.schedulers.local.logs import LogQuery, read_log
+from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.runner.interrupt import hide_traceback
@@ -35,8 +35,8 @@ from muster.schedulers.runner.versions import (
 from muster.schedulers.runner.waiting import look_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
-from muster.schedulers.supervision.decisions import ReplicaId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.state import ReplicaId
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
 DEFAULT_GRACE_S = 30.0
@@ -163,7 +163,7 @@ class LocalScheduler(PluginScheduler):
         if folder is None:
             raise SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")
         check_replica(folder.read_spec(), request)
-        query = LogQuery(
+        query = FileLogQuery(
             folder=folder.replica_dir(ReplicaId(request.role, request.index)),
             stream=request.stream.value,
             pattern=request.pattern,

@@ -9,7 +9,7 @@ from torchx.specs.api import Resource, RetryPolicy
 from muster._contract import Env
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.supervision.decisions import RetryScope, RolePlan
+from muster.schedulers.supervision.state import RetryScope, SupervisedRole
 
 
 def apply_macros(role: Role, *, app_id: str, replica_id: int | str, img_root: str = "") -> Role:
@@ -49,10 +49,10 @@ def _check_role(role: Role) -> None:
         )
 
 
-def build_role_plan(role: Role) -> RolePlan:
+def build_role_plan(role: Role) -> SupervisedRole:
     """What the supervisor's policy must know of a role."""
     policy = role.retry_policy
-    return RolePlan(
+    return SupervisedRole(
         name=role.name,
         replicas=role.num_replicas,
         is_agent=is_agent_role(role),

@@ -29,8 +29,8 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.runner.roles import restore_roles
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
-from muster.schedulers.supervision.decisions import ReplicaState
-from muster.schedulers.supervision.decisions import ReplicaStatus as Status
+from muster.schedulers.supervision.state import ReplicaState
+from muster.schedulers.supervision.state import ReplicaStatus as Status
 
 _REPLICA_STATES: Mapping[Status, AppState] = {
     Status.WAITING: AppState.PENDING,

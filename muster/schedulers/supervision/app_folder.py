@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from muster import _processes
-from muster.schedulers.supervision.decisions import (
-    GangState,
+from muster.schedulers.supervision.state import (
+    AppPhase,
     Outcome,
-    Phase,
     ReplicaId,
     ReplicaState,
     ReplicaStatus,
     RetryScope,
-    RolePlan,
+    SupervisedApp,
+    SupervisedRole,
 )
 
 SCHEMA = 1
@@ -89,7 +89,7 @@ class AppSpec:
     """Absolute path of the app's folder."""
     driver: str
     """`package.module:function`, a `driver.DriverFactory`."""
-    roles: tuple[RolePlan, ...]
+    roles: tuple[SupervisedRole, ...]
     grace_s: float
     """From a polite stop to the kill."""
     owner: ProcessId | None = None
@@ -108,7 +108,7 @@ class AppSpec:
 class AppRecord:
     """Where an app stands."""
 
-    gang: GangState
+    gang: SupervisedApp
     machine: Machine
     supervisor: ProcessId | None = None
     """The last supervisor, dead or alive; None before the first."""
@@ -236,7 +236,9 @@ def _parse_spec(content: dict[str, Any], details: Mapping[str, Any]) -> AppSpec:
     return AppSpec(
         **fields,
         owner=None if owner is None else ProcessId(**owner),
-        roles=tuple(RolePlan(**role | {"retry_scope": RetryScope(role["retry_scope"])}) for role in content["roles"]),
+        roles=tuple(
+            SupervisedRole(**role | {"retry_scope": RetryScope(role["retry_scope"])}) for role in content["roles"]
+        ),
         details=details,
     )
 
@@ -250,9 +252,9 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         if row["handle"] is not None:
             handles[each] = row["handle"]
     supervisor = content["supervisor"]
-    gang = GangState(
+    gang = SupervisedApp(
         replicas=replicas,
-        phase=Phase(content["phase"]),
+        phase=AppPhase(content["phase"]),
         retries=content["retries"],
         restarting=tuple(content["restarting"]),
         grace_number=content["grace_number"],

@@ -21,8 +21,8 @@ from muster.schedulers.supervision.app_folder import (
     StateError,
     is_folder_of_ours,
 )
-from muster.schedulers.supervision.decisions import Phase
 from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.supervision.state import AppPhase
 
 LAST_WORDS_LIMIT_BYTES = 2000
 ELSEWHERE_S = 0.2
@@ -127,7 +127,7 @@ def look(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
 def is_over(record: AppRecord | None) -> bool:
     """Whether the app has ended, logs and all."""
-    return record is not None and record.gang.phase is Phase.ENDED
+    return record is not None and record.gang.phase is AppPhase.ENDED
 
 
 def _is_orphan(record: AppRecord) -> bool:

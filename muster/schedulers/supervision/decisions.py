@@ -9,79 +9,48 @@ still runs is stopped and the app has failed: no half-dead gangs.
 """
 
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from muster._contract import NEVER_RETRY, ExitCode
+from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
 from muster.schedulers.supervision.events import (
-    Action,
     Begin,
     CancelRequested,
-    Decision,
     Event,
-    Finish,
-    GangState,
-    GraceOver,
-    Kill,
+    GraceExpired,
     KillRequested,
-    Linger,
-    LingerOver,
-    Outcome,
-    Phase,
-    Plan,
+    LingerExpired,
     ReplicaEnded,
+)
+from muster.schedulers.supervision.state import (
+    AppPhase,
+    Outcome,
     ReplicaId,
     ReplicaState,
     ReplicaStatus,
     RetryScope,
-    RolePlan,
-    Start,
-    Stop,
+    SupervisedApp,
+    SupervisedRole,
 )
 
-__all__ = [
-    "Action",
-    "Begin",
-    "CancelRequested",
-    "Decision",
-    "Event",
-    "Finish",
-    "GangState",
-    "GraceOver",
-    "Kill",
-    "KillRequested",
-    "Linger",
-    "LingerOver",
-    "Outcome",
-    "Phase",
-    "Plan",
-    "ReplicaEnded",
-    "ReplicaId",
-    "ReplicaState",
-    "ReplicaStatus",
-    "RetryScope",
-    "RolePlan",
-    "Start",
-    "Stop",
-    "build_state",
-    "decide",
-    "describe_end",
-    "LINGER_S",
-]
+Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
+Plan: TypeAlias = Sequence[SupervisedRole]
 
 LINGER_S: Final = 5.0
 """When an agent says that its job has failed for good, the others know, and end at the same moment: one of them prints
 the report. A stop in between would cut it short, so they get this long before they are stopped."""
 
 
-def build_state(plan: Plan) -> GangState:
+def build_state(plan: Plan) -> SupervisedApp:
     """An app of which nothing has been started."""
-    return GangState(
+    return SupervisedApp(
         replicas={ReplicaId(role.name, index): ReplicaState() for role in plan for index in range(role.replicas)}
     )
 
 
-def decide(plan: Plan, state: GangState, event: Event) -> Decision:
+def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
     """What follows from an event.
 
     Args:
@@ -92,19 +61,19 @@ def decide(plan: Plan, state: GangState, event: Event) -> Decision:
     Returns:
         The new state, and actions to carry out in order. Events about what is over already change nothing.
     """
-    if state.phase is Phase.ENDED:
+    if state.phase is AppPhase.ENDED:
         return state, ()
     if isinstance(event, Begin):
         return _begin(state)
     if isinstance(event, ReplicaEnded):
-        return _take_end(plan, state, event)
+        return _on_replica_ended(plan, state, event)
     if isinstance(event, CancelRequested):
         return _cancel(state, event)
     if isinstance(event, KillRequested):
         return _kill(state, event)
-    if isinstance(event, LingerOver):
+    if isinstance(event, LingerExpired):
         return _stop_lingering(state) if event.number == state.lingering else (state, ())
-    return _take_grace_over(state, event)
+    return _on_grace_expired(state, event)
 
 
 def describe_end(exit_code: int | None) -> str:
@@ -119,18 +88,18 @@ def describe_end(exit_code: int | None) -> str:
         return f"exited with {exit_code}"
 
 
-def _begin(state: GangState) -> Decision:
-    if state.phase in (Phase.ENDING, Phase.RESTARTING):
-        roles = state.restarting if state.phase is Phase.RESTARTING else None
+def _begin(state: SupervisedApp) -> Decision:
+    if state.phase in (AppPhase.ENDING, AppPhase.RESTARTING):
+        roles = state.restarting if state.phase is AppPhase.RESTARTING else None
         return _settle(*_stop(replace(state, lingering=0), state.running(roles)))
-    return _start(replace(state, phase=Phase.RUNNING), _of_status(state, ReplicaStatus.WAITING))
+    return _start(replace(state, phase=AppPhase.RUNNING), _of_status(state, ReplicaStatus.WAITING))
 
 
-def _take_end(plan: Plan, state: GangState, event: ReplicaEnded) -> Decision:
+def _on_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:
     known = state.replicas.get(event.replica)
     if known is None or known.status is not ReplicaStatus.RUNNING:
         return state, ()
-    if state.phase is Phase.ENDING:
+    if state.phase is AppPhase.ENDING:
         bad = ReplicaStatus.FAILED if state.lingering else ReplicaStatus.CANCELLED
         status = ReplicaStatus.SUCCEEDED if event.exit_code == 0 else bad
         return _settle(_mark(state, event.replica, status, event.exit_code))
@@ -139,10 +108,10 @@ def _take_end(plan: Plan, state: GangState, event: ReplicaEnded) -> Decision:
     if event.exit_code == 0:
         return _settle(_mark(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
     role = next(each for each in plan if each.name == event.replica.role)
-    return _take_failure(role, state, event)
+    return _on_failure(role, state, event)
 
 
-def _take_failure(role: RolePlan, state: GangState, event: ReplicaEnded) -> Decision:
+def _on_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> Decision:
     what = f"{event.replica} {describe_end(event.exit_code)}" + (f" ({event.reason})" if event.reason else "")
     if event.final and event.exit_code is None:
         what = f"{event.replica} {event.reason}"  # there was nothing to end
@@ -169,14 +138,14 @@ def _take_failure(role: RolePlan, state: GangState, event: ReplicaEnded) -> Deci
     return _settle(_mark(state, event.replica, ReplicaStatus.LOST, event.exit_code))
 
 
-def _is_final(role: RolePlan, exit_code: int | None) -> bool:
+def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
     """Whether starting the replica again is no use. An agent exits with 69, dies by a signal, or is done for good."""
     if not role.is_agent or exit_code is None:
         return False
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
 
 
-def _explain_final(what: str, role: RolePlan, event: ReplicaEnded) -> str:
+def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
     if not role.is_agent or event.final:
         return what
     meaning = {
@@ -186,7 +155,7 @@ def _explain_final(what: str, role: RolePlan, event: ReplicaEnded) -> str:
     return f"{what}: {meaning.get(event.exit_code or 0, 'not a code that allows another try')}"
 
 
-def _retry(role: RolePlan, state: GangState, replica: ReplicaId) -> Decision:
+def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> Decision:
     if role.scope is RetryScope.REPLICA:
         return _start(state, (replica,))
     anew = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
@@ -197,18 +166,18 @@ def _retry(role: RolePlan, state: GangState, replica: ReplicaId) -> Decision:
         else known
         for each, known in state.replicas.items()
     }
-    state = replace(state, replicas=replicas, phase=Phase.RESTARTING, restarting=tuple(sorted(anew)))
+    state = replace(state, replicas=replicas, phase=AppPhase.RESTARTING, restarting=tuple(sorted(anew)))
     return _settle(*_stop(state, state.running(anew)))
 
 
-def _end(state: GangState, outcome: Outcome, reason: str, *, linger: bool = False) -> Decision:
+def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, linger: bool = False) -> Decision:
     """Stop everything, at once or after lingering; what was not running yet never will."""
     replicas = {
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
         for each, known in state.replicas.items()
     }
     state = replace(
-        state, replicas=replicas, phase=Phase.ENDING, restarting=(), outcome=outcome, reason=_one_line(reason)
+        state, replicas=replicas, phase=AppPhase.ENDING, restarting=(), outcome=outcome, reason=_one_line(reason)
     )
     if linger and state.running():
         number = state.grace_number + 1
@@ -216,49 +185,49 @@ def _end(state: GangState, outcome: Outcome, reason: str, *, linger: bool = Fals
     return _settle(*_stop(state, state.running()))
 
 
-def _cancel(state: GangState, event: CancelRequested) -> Decision:
-    if state.phase is not Phase.ENDING:
+def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
+    if state.phase is not AppPhase.ENDING:
         return _end(state, Outcome.CANCELLED, event.reason)
     return _stop_lingering(state) if state.lingering else (state, ())
 
 
-def _stop_lingering(state: GangState) -> Decision:
+def _stop_lingering(state: SupervisedApp) -> Decision:
     return _stop(replace(state, lingering=0), state.running())
 
 
-def _kill(state: GangState, event: KillRequested) -> Decision:
-    if state.phase is not Phase.ENDING:
+def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
+    if state.phase is not AppPhase.ENDING:
         state, actions = _end(state, Outcome.CANCELLED, event.reason)
-        if state.phase is Phase.ENDED:
+        if state.phase is AppPhase.ENDED:
             return state, actions
     running = state.running()
     return replace(state, lingering=0), (Kill(replicas=running),)
 
 
-def _take_grace_over(state: GangState, event: GraceOver) -> Decision:
-    if event.number != state.grace_number or state.phase not in (Phase.ENDING, Phase.RESTARTING):
+def _on_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
+    if event.number != state.grace_number or state.phase not in (AppPhase.ENDING, AppPhase.RESTARTING):
         return state, ()
-    running = state.running(state.restarting if state.phase is Phase.RESTARTING else None)
+    running = state.running(state.restarting if state.phase is AppPhase.RESTARTING else None)
     return state, (Kill(replicas=running),) if running else ()
 
 
-def _settle(state: GangState, actions: tuple[Action, ...] = ()) -> Decision:
+def _settle(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:
     """See whether what was being waited for has come about."""
-    if state.phase is Phase.ENDING and not state.running():
+    if state.phase is AppPhase.ENDING and not state.running():
         assert state.outcome is not None  # noqa: S101  # set together with the phase
-        ended = replace(state, phase=Phase.ENDED)
+        ended = replace(state, phase=AppPhase.ENDED)
         return ended, (*actions, Finish(outcome=state.outcome, reason=state.reason))
-    if state.phase is Phase.RESTARTING and not state.running(state.restarting):
-        state = replace(state, phase=Phase.RUNNING, restarting=())
+    if state.phase is AppPhase.RESTARTING and not state.running(state.restarting):
+        state = replace(state, phase=AppPhase.RUNNING, restarting=())
         state, starts = _start(state, _of_status(state, ReplicaStatus.WAITING))
         return state, (*actions, *starts)
-    if state.phase is Phase.RUNNING and not _of_status(state, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
-        ended = replace(state, phase=Phase.ENDED, outcome=Outcome.SUCCEEDED)
+    if state.phase is AppPhase.RUNNING and not _of_status(state, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
+        ended = replace(state, phase=AppPhase.ENDED, outcome=Outcome.SUCCEEDED)
         return ended, (*actions, Finish(outcome=Outcome.SUCCEEDED, reason=ended.reason))
     return state, actions
 
 
-def _start(state: GangState, replicas: tuple[ReplicaId, ...]) -> Decision:
+def _start(state: SupervisedApp, replicas: tuple[ReplicaId, ...]) -> Decision:
     if not replicas:
         return _settle(state)
     marked = {
@@ -268,23 +237,23 @@ def _start(state: GangState, replicas: tuple[ReplicaId, ...]) -> Decision:
     return replace(state, replicas={**state.replicas, **marked}), (Start(replicas=replicas),)
 
 
-def _stop(state: GangState, replicas: tuple[ReplicaId, ...]) -> Decision:
+def _stop(state: SupervisedApp, replicas: tuple[ReplicaId, ...]) -> Decision:
     if not replicas:
         return state, ()
     number = state.grace_number + 1
     return replace(state, grace_number=number), (Stop(replicas=replicas, number=number),)
 
 
-def _mark(state: GangState, replica: ReplicaId, status: ReplicaStatus, exit_code: int | None) -> GangState:
+def _mark(state: SupervisedApp, replica: ReplicaId, status: ReplicaStatus, exit_code: int | None) -> SupervisedApp:
     known = replace(state.replicas[replica], status=status, exit_code=exit_code)
     return replace(state, replicas={**state.replicas, replica: known})
 
 
-def _of_status(state: GangState, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
+def _of_status(state: SupervisedApp, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
     return tuple(each for each, known in state.replicas.items() if known.status in statuses)
 
 
-def _count_good(state: GangState, role: str) -> int:
+def _count_good(state: SupervisedApp, role: str) -> int:
     """Replicas of a role that run, are about to, or have succeeded."""
     good = (ReplicaStatus.RUNNING, ReplicaStatus.WAITING, ReplicaStatus.SUCCEEDED)
     return sum(1 for each, known in state.replicas.items() if each.role == role and known.status in good)

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from muster.schedulers.supervision.app_folder import AppSpec
-from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
+from muster.schedulers.supervision.state import ReplicaId
 
 Handle = Mapping[str, Any]
 """What a driver needs to find a replica again (a pid and its start time, a container's id). JSON; kept on disk."""
@@ -28,7 +27,7 @@ class StartError(Exception):
         self.final = final
 
 
-class Mailbox:
+class EventQueue:
     """The supervisor's one queue: events from anywhere, callbacks for descriptors, timers. Monotonic seconds."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -136,6 +135,4 @@ class ReplicaDriver(Protocol):
 
 
 DriverFactory = Callable[..., ReplicaDriver]
-"""`factory(*, spec: AppSpec, mailbox: Mailbox) -> ReplicaDriver`."""
-
-__all__ = ["AppSpec", "DriverFactory", "Handle", "Mailbox", "ReplicaDriver", "ReplicaEnded", "ReplicaId", "StartError"]
+"""`factory(*, spec: AppSpec, mailbox: EventQueue) -> ReplicaDriver`."""

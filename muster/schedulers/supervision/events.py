@@ -1,138 +1,9 @@
-"""The words the supervisor thinks in: plans, states, events that come, actions that follow; see `policy.py`."""
+"""Events of a supervisor: what `decisions.decide` is told."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import TypeAlias
 
-
-@dataclass(frozen=True, order=True)
-class ReplicaId:
-    """One replica of an app."""
-
-    role: str
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.role}/{self.index}"
-
-
-class RetryScope(str, Enum):
-    """What starts anew when a replica of the role fails: TorchX's RetryPolicy, less its synonyms."""
-
-    REPLICA = "replica"
-    ROLE = "role"
-    APPLICATION = "application"
-
-
-class ReplicaStatus(str, Enum):
-    """Where a replica stands."""
-
-    WAITING = "waiting"
-    """To be started (again)."""
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    LOST = "lost"
-    """Ended without success, not started again, and the app goes on without it."""
-    CANCELLED = "cancelled"
-    """Stopped by us."""
-
-
-class Phase(str, Enum):
-    """Where the app stands."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    """Some roles are being stopped in order to be started again."""
-    ENDING = "ending"
-    """All is being stopped; the outcome is known."""
-    ENDED = "ended"
-
-
-class Outcome(str, Enum):
-    """How an app ended; TorchX's names of its states."""
-
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolePlan:
-    """What the policy must know about a role."""
-
-    name: str
-    replicas: int
-    is_agent: bool
-    """Runs `muster.agent`, so that exit codes have the contract's meaning."""
-    min_replicas: int | None = None
-    """With fewer the app has failed; None: all of them."""
-    max_retries: int = 0
-    retry_scope: RetryScope = RetryScope.APPLICATION
-    """Ignored for agents, whose lost replicas are always replaced singly."""
-
-    @property
-    def needed(self) -> int:
-        """Replicas without which the app cannot go on."""
-        return self.replicas if self.min_replicas is None else self.min_replicas
-
-    @property
-    def scope(self) -> RetryScope:
-        """What starts anew when one of its replicas is lost."""
-        return RetryScope.REPLICA if self.is_agent else self.retry_scope
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaState:
-    """One replica as the policy remembers it."""
-
-    status: ReplicaStatus = ReplicaStatus.WAITING
-    starts: int = 0
-    exit_code: int | None = None
-    """Of its last end; 128+n for signal n; None: none yet, or nobody saw it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangState:
-    """The whole app as the policy remembers it."""
-
-    replicas: Mapping[ReplicaId, ReplicaState]
-    phase: Phase = Phase.PENDING
-    retries: Mapping[str, int] = field(default_factory=dict)
-    """Retries used, by role."""
-    restarting: tuple[str, ...] = ()
-    """Roles being stopped in order to be started again."""
-    grace_number: int = 0
-    """Tells the running grace period from earlier ones."""
-    lingering: int = 0
-    """Number of the time in which agents end by themselves; 0: none runs."""
-    outcome: Outcome | None = None
-    reason: str = ""
-    """One line: why it ended, or what was last done about a lost replica."""
-
-    def running(self, roles: Iterable[str] | None = None) -> tuple[ReplicaId, ...]:
-        """Replicas that run, of all roles or of these."""
-        wanted = None if roles is None else set(roles)
-        return tuple(
-            each
-            for each, state in self.replicas.items()
-            if state.status is ReplicaStatus.RUNNING and (wanted is None or each.role in wanted)
-        )
-
-    @property
-    def num_restarts(self) -> int:
-        """Retries used, all roles together."""
-        return sum(self.retries.values())
-
-    @property
-    def app_state(self) -> str:
-        """The name of TorchX's AppState."""
-        if self.phase is Phase.PENDING:
-            return "PENDING"
-        return "RUNNING" if self.outcome is None or self.phase is not Phase.ENDED else self.outcome.value
-
+from muster.schedulers.supervision.state import ReplicaId
 
 # -- events ---------------------------------------------------------------------------------------------------------
 
@@ -170,62 +41,20 @@ class KillRequested:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraceOver:
+class GraceExpired:
     """The grace period of this number has passed."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class LingerOver:
+class LingerExpired:
     """The time in which agents of a failed job end by themselves has passed."""
 
     number: int
 
 
-Event: TypeAlias = Begin | ReplicaEnded | CancelRequested | KillRequested | GraceOver | LingerOver
+Event: TypeAlias = Begin | ReplicaEnded | CancelRequested | KillRequested | GraceExpired | LingerExpired
 
 
 # -- actions --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Start these replicas, in order."""
-
-    replicas: tuple[ReplicaId, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """Ask these replicas to end, all at once; GraceOver with `number` is due one grace period later."""
-
-    replicas: tuple[ReplicaId, ...]
-    number: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linger:
-    """Do nothing yet; LingerOver with `number` is due after `LINGER_S`."""
-
-    number: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kill:
-    """End these replicas now."""
-
-    replicas: tuple[ReplicaId, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finish:
-    """Nothing runs any more: record the outcome and go."""
-
-    outcome: Outcome
-    reason: str
-
-
-Action: TypeAlias = Start | Stop | Linger | Kill | Finish
-Decision: TypeAlias = tuple[GangState, tuple[Action, ...]]
-Plan: TypeAlias = Sequence[RolePlan]

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from muster import _processes
-from muster.schedulers.supervision import decisions
+from muster.schedulers.supervision import actions, decisions, events
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, Machine, ProcessId
-from muster.schedulers.supervision.decisions import Phase, ReplicaEnded, ReplicaId
-from muster.schedulers.supervision.driver import DriverFactory, Handle, Mailbox, ReplicaDriver, StartError
+from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Handle, ReplicaDriver, StartError
+from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.state import AppPhase, ReplicaId
 
 SWEEP_LIMIT_S = 10.0
 """How long the last sweep waits for processes that cannot die."""
@@ -36,7 +37,7 @@ Tell = Callable[[str], None]
 class Supervisor:
     """Carries out what `policy.decide` says, and records it. One use."""
 
-    def __init__(self, folder: AppFolder, spec: AppSpec, mailbox: Mailbox, driver: ReplicaDriver) -> None:
+    def __init__(self, folder: AppFolder, spec: AppSpec, mailbox: EventQueue, driver: ReplicaDriver) -> None:
         self._folder = folder
         self._spec = spec
         self._mailbox = mailbox
@@ -54,18 +55,18 @@ class Supervisor:
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to do."""
-        return self._record.gang.phase is Phase.ENDED
+        return self._record.gang.phase is AppPhase.ENDED
 
     def begin(self) -> None:
         """Adopt what an earlier supervisor started, hear what was asked meanwhile, start what waits."""
         gone = [each for each in self._record.gang.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
-            self.take(decisions.KillRequested() if request == "kill" else decisions.CancelRequested())
+            self.take(events.KillRequested() if request == "kill" else events.CancelRequested())
         self._take_all()  # the owner may be gone already: start nothing then
         for each in gone:
             self.take(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
-        self.take(decisions.Begin())
+        self.take(events.Begin())
 
     def run(self) -> None:
         """Take events until the app has ended."""
@@ -77,16 +78,16 @@ class Supervisor:
         while (event := self._mailbox.take()) is not None:
             self.take(event)
 
-    def take(self, event: decisions.Event) -> None:
+    def take(self, event: events.Event) -> None:
         """Decide about one event, record it, act."""
-        gang, actions = decisions.decide(self._spec.roles, self._record.gang, event)
+        gang, decided = decisions.decide(self._spec.roles, self._record.gang, event)
         changed = gang != self._record.gang
         self._record = replace(self._record, gang=gang)
         # Recorded before acting: should we die in between, the successor finds a replica that "runs" and is gone,
         # never one that runs unknown. The end is recorded last: who sees it may read complete logs.
         if changed and not self.ended:
             self._save()
-        for action in actions:
+        for action in decided:
             self._act(action)
 
     def close(self) -> None:
@@ -112,20 +113,20 @@ class Supervisor:
         handle = self._record.handles.get(replica)
         return handle is not None and self._driver.adopt(replica, handle)
 
-    def _act(self, action: decisions.Action) -> None:
-        if isinstance(action, decisions.Start):
+    def _act(self, action: actions.Action) -> None:
+        if isinstance(action, actions.Start):
             self._start(action.replicas)
-        elif isinstance(action, decisions.Stop):
+        elif isinstance(action, actions.Stop):
             number = action.number
             self._mailbox.set_timer(
-                "grace", self._spec.grace_s, lambda: self._mailbox.post(decisions.GraceOver(number=number))
+                "grace", self._spec.grace_s, lambda: self._mailbox.post(events.GraceExpired(number=number))
             )
             for each in action.replicas:
                 self._driver.stop(each)
-        elif isinstance(action, decisions.Linger):
-            over = decisions.LingerOver(number=action.number)
+        elif isinstance(action, actions.Linger):
+            over = events.LingerExpired(number=action.number)
             self._mailbox.set_timer("linger", decisions.LINGER_S, lambda: self._mailbox.post(over))
-        elif isinstance(action, decisions.Kill):
+        elif isinstance(action, actions.Kill):
             for each in action.replicas:
                 self._driver.kill(each)
 
@@ -162,11 +163,11 @@ def _reap() -> bool:
             return True
 
 
-def watch_owner(spec: AppSpec, mailbox: Mailbox) -> None:
+def watch_owner(spec: AppSpec, mailbox: EventQueue) -> None:
     """Cancel the app when the process it belongs to ends, however it does."""
     if spec.owner is None:
         return
-    gone = decisions.CancelRequested(reason=f"cancelled: the command that started it (pid {spec.owner.pid}) ended")
+    gone = events.CancelRequested(reason=f"cancelled: the command that started it (pid {spec.owner.pid}) ended")
     try:
         pidfd = os.pidfd_open(spec.owner.pid)
     except ProcessLookupError:
@@ -183,7 +184,7 @@ def watch_owner(spec: AppSpec, mailbox: Mailbox) -> None:
         tell()
 
 
-def watch_control(folder: AppFolder, mailbox: Mailbox) -> None:
+def watch_control(folder: AppFolder, mailbox: EventQueue) -> None:
     """Hear requests of other commands."""
     # Read and write: with a writer of our own the pipe never reports end of file.
     fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
@@ -192,18 +193,18 @@ def watch_control(folder: AppFolder, mailbox: Mailbox) -> None:
         with contextlib.suppress(BlockingIOError):
             words = os.read(fd, 4096).decode(errors="replace").split()
             if "kill" in words:
-                mailbox.post(decisions.KillRequested())
+                mailbox.post(events.KillRequested())
             elif "cancel" in words:
-                mailbox.post(decisions.CancelRequested())
+                mailbox.post(events.CancelRequested())
 
     mailbox.watch_readable(fd, hear)
 
 
-def watch_signals(mailbox: Mailbox) -> None:
+def watch_signals(mailbox: EventQueue) -> None:
     """SIGTERM stops politely; SIGHUP and SIGINT are for the command line, not for us."""
 
     def stop(signum: int, _frame: Any) -> None:
-        mailbox.post(decisions.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
+        mailbox.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
 
     signal.signal(signal.SIGTERM, stop)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
@@ -231,12 +232,12 @@ def supervise(folder: AppFolder, tell: Tell) -> None:
             tell("ok")
             return
         earlier = folder.read_record()
-        if earlier is not None and earlier.gang.phase is Phase.ENDED:
+        if earlier is not None and earlier.gang.phase is AppPhase.ENDED:
             tell("ok")
             return
         _processes.become_subreaper()
         spec = folder.read_spec()
-        mailbox = Mailbox()
+        mailbox = EventQueue()
         watch_signals(mailbox)
         watch_control(folder, mailbox)
         driver = load_factory(spec.driver)(spec=spec, mailbox=mailbox)

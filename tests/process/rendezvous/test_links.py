@@ -9,8 +9,8 @@ import pytest
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.selection import create_rendezvous
-from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
-from muster.agent.rendezvous.protocol.framing import WireError
+from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.rendezvous.transport.tcp_network import STRANGER_PLACES, TcpNetwork
@@ -136,13 +136,13 @@ def test_wrong_token_and_wrong_run_never_get_in(nodes, port) -> None:
     nodes += [one, stranger]
     one.member.join()
     stranger.member.join()
-    wait_for(lambda: stranger.find(RendezvousLost), one, stranger)
-    assert "MUSTER_TOKEN" in stranger.find(RendezvousLost).reason
+    wait_for(lambda: stranger.find(RendezvousFailed), one, stranger)
+    assert "MUSTER_TOKEN" in stranger.find(RendezvousFailed).reason
     other_run = Node(1, port, token="right", run_id="other")
     nodes.append(other_run)
     other_run.member.join()
-    wait_for(lambda: other_run.find(RendezvousLost), one, other_run)
-    assert "this is run 'run', not 'other'" in other_run.find(RendezvousLost).reason
+    wait_for(lambda: other_run.find(RendezvousFailed), one, other_run)
+    assert "this is run 'run', not 'other'" in other_run.find(RendezvousFailed).reason
     assert one.find(RoundFormed) is None
 
 
@@ -150,8 +150,8 @@ def test_no_leader_is_one_clear_line(nodes, port) -> None:
     one = Node(1, port, host="no-such-host.invalid", join_timeout_s=0.5)
     nodes.append(one)
     one.member.join()
-    wait_for(lambda: one.find(RendezvousLost), one)
-    reason = one.find(RendezvousLost).reason
+    wait_for(lambda: one.find(RendezvousFailed), one)
+    reason = one.find(RendezvousFailed).reason
     assert reason.startswith(f"no leader was found at no-such-host.invalid:{port} within 0.5 s")
     assert "does not resolve" in reason
 
@@ -164,9 +164,9 @@ def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(nodes, port) -> Non
     two.member.join()
     wait_for(lambda: two.find(RoundFormed), one, two)
     twin.member.join()
-    wait_for(lambda: twin.find(RendezvousLost), one, two, twin)
-    assert twin.find(RendezvousLost).usage
-    assert "node rank 1 is already taken by host-1" in twin.find(RendezvousLost).reason
+    wait_for(lambda: twin.find(RendezvousFailed), one, two, twin)
+    assert twin.find(RendezvousFailed).usage
+    assert "node rank 1 is already taken by host-1" in twin.find(RendezvousFailed).reason
 
 
 GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x00\x00\x05[1,2]", b"\xff" * 64)
@@ -304,7 +304,7 @@ def test_only_reading_can_be_the_other_sides_fault() -> None:
 
     class Owner:
         def on_message(self, link, message) -> None:
-            raise WireError("a message of ours is too long to send")
+            raise ProtocolError("a message of ours is too long to send")
 
         def on_closed(self, link, reason) -> None:
             raise AssertionError(reason)
@@ -326,7 +326,7 @@ def test_only_reading_can_be_the_other_sides_fault() -> None:
         for _ in range(50):
             loop.turn(0.1)
 
-    with pytest.raises(WireError, match="of ours"):
+    with pytest.raises(ProtocolError, match="of ours"):
         turn_for_a_while()
     for closing in (arrived[0], opened[0], listener, network, loop):
         closing.close()

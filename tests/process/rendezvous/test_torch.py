@@ -17,7 +17,7 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.backends.selection import create_rendezvous
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.runtime.loop import Loop
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
@@ -184,8 +184,8 @@ def test_whatever_a_handler_raises_ends_the_job(kind, monkeypatch: pytest.Monkey
     node = Node("etcd-v2", "127.0.0.1:1")
     try:
         node.member.join()
-        wait_for(lambda: node.find(RendezvousLost), node)
-        lost = node.find(RendezvousLost)
+        wait_for(lambda: node.find(RendezvousFailed), node)
+        lost = node.find(RendezvousFailed)
         assert not lost.usage
         assert lost.reason == f"rendezvous etcd-v2 failed: {kind.__name__}: no list of servers"
     finally:
@@ -197,9 +197,9 @@ def test_an_unknown_backend_is_the_callers_mistake() -> None:
     node = Node("no-such-backend", "127.0.0.1:1")
     try:
         node.member.join()
-        wait_for(lambda: node.find(RendezvousLost), node)
-        assert node.find(RendezvousLost).usage
-        assert "no-such-backend" in node.find(RendezvousLost).reason
+        wait_for(lambda: node.find(RendezvousFailed), node)
+        assert node.find(RendezvousFailed).usage
+        assert "no-such-backend" in node.find(RendezvousFailed).reason
     finally:
         node.close()
 

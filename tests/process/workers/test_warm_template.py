@@ -23,7 +23,8 @@ from muster.agent.runtime.signals import SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm import head_start
-from muster.agent.workers.warm.starter import TemplateOptions, TemplateStarter
+from muster.agent.workers.warm.starter import TemplateStarter
+from muster.agent.workers.warm.template_handle import TemplateOptions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 

@@ -1,10 +1,10 @@
 """Whose failure it was, and what the report's first line says of it."""
 
 from muster.agent.diagnosis.report import Failure
-from muster.agent.diagnosis.root_cause import Seen, build_report, choose_root, explain_end
+from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root, explain_end
 
 
-def see(when_s: float, global_rank: int, **changes) -> Seen:
+def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
     failure = Failure(
         node=0,
         node_index=0,
@@ -18,7 +18,7 @@ def see(when_s: float, global_rank: int, **changes) -> Seen:
         exit_code=2,
         **changes,
     )
-    return Seen(when_s=when_s, failure=failure)
+    return DatedFailure(when_s=when_s, failure=failure)
 
 
 def report(reason, *seen):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.schedulers.docker.devices import assign_gpus, check_host, check_runtime, limit_visible, parse_gpus
-from muster.schedulers.docker.engine.errors import DockerFault
+from muster.schedulers.docker.engine.errors import DockerError
 
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
@@ -42,7 +42,7 @@ def test_what_the_caller_may_see(visible, found):
 def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, taken):
     usable = [device for device in free if device not in taken]
     if sum(wanted) > len(usable):
-        with pytest.raises(DockerFault, match=f"wants {sum(wanted)} GPUs"):
+        with pytest.raises(DockerError, match=f"wants {sum(wanted)} GPUs"):
             assign_gpus(wanted, free, taken)
         return
     assigned = assign_gpus(wanted, free, taken)
@@ -54,7 +54,7 @@ def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, taken):
 
 def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DockerFault, match=r"no NVIDIA runtime \(it has: runc\)"):
+    with pytest.raises(DockerError, match=r"no NVIDIA runtime \(it has: runc\)"):
         check_runtime({"Runtimes": {"runc": {}}})
     check_runtime({"Runtimes": {"runc": {}, "nvidia": {}}})
     check_runtime({"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "nvidia.com/gpu=0"}]})
@@ -69,5 +69,5 @@ def test_gpus_of_an_engine_here_can_be_listed(address):
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:2376", "ssh://me@gpu-box"])
 def test_gpus_of_an_engine_elsewhere_are_refused(address):
-    with pytest.raises(DockerFault, match=f"those of the engine at {address} cannot be listed"):
+    with pytest.raises(DockerError, match=f"those of the engine at {address} cannot be listed"):
         check_host(address)

@@ -6,12 +6,13 @@ import pytest
 
 from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerFault, EngineGone, NotThere
+from muster.schedulers.docker.engine.errors import DockerError, EngineGone, NotThere
 from muster.schedulers.docker.live import driver as drivers
 from muster.schedulers.docker.live.driver import DockerDriver
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
-from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
-from muster.schedulers.supervision.driver import Mailbox
+from muster.schedulers.supervision.driver import EventQueue
+from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.state import ReplicaId
 
 REPLICA = ReplicaId("w", 0)
 _GOES_AWAY = object()
@@ -80,7 +81,7 @@ def engine():
 
 @pytest.fixture
 def mailbox():
-    mailbox = Mailbox()
+    mailbox = EventQueue()
     yield mailbox
     mailbox.close()
 
@@ -121,7 +122,7 @@ def test_end_is_told_once(driver, engine, mailbox):
 
 
 def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine, mailbox, capfd):
-    engine.fail("now_s", DockerFault("cannot ask: 500"), DockerFault("cannot ask: 500"))
+    engine.fail("now_s", DockerError("cannot ask: 500"), DockerError("cannot ask: 500"))
     driver.start(REPLICA, 1)
     engine.end(3)
     assert told(mailbox).exit_code == 3
@@ -129,7 +130,7 @@ def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine
 
 
 def test_end_is_told_when_what_it_left_cannot_be_read(driver, engine, mailbox):
-    engine.fail("copy_out", DockerFault("500"), DockerFault("500"))
+    engine.fail("copy_out", DockerError("500"), DockerError("500"))
     driver.start(REPLICA, 1)
     engine.end(1)
     assert told(mailbox).exit_code == 1
@@ -142,9 +143,9 @@ def test_what_an_engine_that_goes_away_kept_from_being_read_is_read_when_it_is_b
     assert told(mailbox).exit_code == 1
 
 
-@pytest.mark.parametrize("error", [EngineGone("gone"), DockerFault("busy"), NotThere("gone")])
+@pytest.mark.parametrize("error", [EngineGone("gone"), DockerError("busy"), NotThere("gone")])
 def test_failed_start_is_told_when_the_container_cannot_be_removed(driver, engine, mailbox, error):
-    engine.fail("start_container", DockerFault("no space left"))
+    engine.fail("start_container", DockerError("no space left"))
     engine.fail("remove_container", error)
     driver.start(REPLICA, 1)
     end = told(mailbox)

@@ -2,7 +2,7 @@
 
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
 from muster.schedulers.docker.engine.errors import EngineGone
-from muster.schedulers.docker.live.logs import LogQuery, LogReader, split_lines
+from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, split_lines
 from muster.schedulers.docker.spec import Label
 
 
@@ -52,7 +52,7 @@ def record(second, text):
 
 
 def read(engine, over):
-    query = LogQuery(labels={})
+    query = ContainerLogQuery(labels={})
     return list(LogReader(engine, query, wait=engine.wait, is_over=over).lines())
 
 

@@ -10,9 +10,9 @@ from torchx.specs import AppDef, Resource, Role
 from muster._contract import Env
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerFault
+from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live import creation, reservations
-from muster.schedulers.docker.live.payload import Cargo
+from muster.schedulers.docker.live.payload import Payload
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import build_request
 from muster.schedulers.docker.spec import HOST_PORTS
@@ -94,7 +94,7 @@ def request_of(name, *gpus, network=None, roles=("w",)):
 
 def submit(engine, request, visible=()):
     free = reservations.check_gpus(engine, request, visible)
-    return creation.create_app(engine, request, Cargo(agent=b"", workspaces={}), free)
+    return creation.create_app(engine, request, Payload(agent=b"", workspaces={}), free)
 
 
 def gpus_of(request):
@@ -116,7 +116,7 @@ def test_each_replica_has_devices_of_its_own_and_the_engine_is_told_their_ids():
 
 def test_too_few_devices_are_refused_before_anything_is_made():
     engine = ScriptedEngine(busy_gpus=["GPU-a"])
-    with pytest.raises(DockerFault, match=r"wants 2 GPUs \(1\+1\), this host has 2, 1 of them in use"):
+    with pytest.raises(DockerError, match=r"wants 2 GPUs \(1\+1\), this host has 2, 1 of them in use"):
         submit(engine, request_of("a", 1, 1), ["GPU-a", "GPU-b"])
     assert (engine.made, engine.volumes) == ([], {})
 
@@ -126,9 +126,9 @@ def test_apps_do_not_share_devices_and_those_of_an_ended_one_are_free_again():
     first = submit(engine, request_of("a", 1), ["GPU-a", "GPU-b"])
     second = submit(engine, request_of("b", 1), ["GPU-a", "GPU-b"])
     assert (gpus_of(first), gpus_of(second)) == ([("GPU-a",)], [("GPU-b",)])
-    with pytest.raises(DockerFault, match=r"2 of them in use by other containers; apps of ours that hold some: a, b$"):
+    with pytest.raises(DockerError, match=r"2 of them in use by other containers; apps of ours that hold some: a, b$"):
         submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])
-    reservations.release(engine, first.labels)
+    reservations.release_reservations(engine, first.labels)
     assert gpus_of(submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])) == [("GPU-a",)]
 
 
@@ -141,8 +141,8 @@ def test_of_apps_that_looked_at_the_same_time_each_device_goes_to_one(wants):
     for request, free in looked:
         held, made = dict(engine.volumes), list(engine.made)
         try:
-            given_out += gpus_of(creation.create_app(engine, request, Cargo(agent=b"", workspaces={}), free))
-        except DockerFault:
+            given_out += gpus_of(creation.create_app(engine, request, Payload(agent=b"", workspaces={}), free))
+        except DockerError:
             assert (engine.volumes, engine.made) == (held, made)
     flat = [gpu for ids in given_out for gpu in ids]
     assert len(set(flat)) == len(flat)
@@ -173,13 +173,13 @@ def test_apps_that_would_like_the_same_port_get_two(monkeypatch):
     first, second = (submit(engine, request) for request in requests)
     ports = [port_of(first, "w"), port_of(first, "x"), port_of(second, "w")]
     assert sorted(ports) == [HOST_PORTS[0], HOST_PORTS[1], HOST_PORTS[-1]]
-    reservations.release(engine, first.labels)
+    reservations.release_reservations(engine, first.labels)
     assert port_of(submit(engine, request_of("c", network="host"))) == HOST_PORTS[-1]
 
 
 def test_no_free_port_is_one_line_and_leaves_nothing():
     engine = ScriptedEngine(busy_ports=HOST_PORTS)
-    with pytest.raises(DockerFault, match=r"role 'w' finds no free port .* \(64 tried from \d+ on\)"):
+    with pytest.raises(DockerError, match=r"role 'w' finds no free port .* \(64 tried from \d+ on\)"):
         submit(engine, request_of("a", network="host"))
     assert (engine.made, engine.volumes) == ([], {})
 
@@ -194,6 +194,6 @@ def test_gangs_with_a_network_of_their_own_claim_nothing():
 def test_what_was_claimed_is_given_back_when_the_submission_fails():
     engine = ScriptedEngine()
     with ExitStack() as undo:
-        reservations.claim_gpus(engine, request_of("a", 2), ["GPU-a", "GPU-b"], undo)
+        reservations.reserve_gpus(engine, request_of("a", 2), ["GPU-a", "GPU-b"], undo)
         assert len(engine.volumes) == 2
     assert engine.volumes == {}

@@ -5,8 +5,8 @@ import os
 
 from muster.schedulers.local import capture
 from muster.schedulers.local.capture import Capture
-from muster.schedulers.local.logs import LogQuery, read_log
-from muster.schedulers.supervision.driver import Mailbox
+from muster.schedulers.local.logs import FileLogQuery, read_log
+from muster.schedulers.supervision.driver import EventQueue
 
 
 def say(made, mailbox, *texts):
@@ -16,14 +16,14 @@ def say(made, mailbox, *texts):
 
 
 def read(folder, stream="combined"):
-    return list(read_log(LogQuery(folder=folder, stream=stream), lambda: True))
+    return list(read_log(FileLogQuery(folder=folder, stream=stream), lambda: True))
 
 
 def test_a_full_disk_loses_output_and_says_so_once(tmp_path, monkeypatch):
     def refuse(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    mailbox = Mailbox()
+    mailbox = EventQueue()
     made = Capture(mailbox, tmp_path)
     say(made, mailbox, b"one\n", b"tw")
     with monkeypatch.context() as full:
@@ -36,13 +36,13 @@ def test_a_full_disk_loses_output_and_says_so_once(tmp_path, monkeypatch):
     for stream in ("combined", "stdout"):
         lines = read(tmp_path, stream)
         assert lines == ["one\n", "twthere is room again\n", notice]
-    again = Capture(Mailbox(), tmp_path)  # the next start of the replica forgets nothing
+    again = Capture(EventQueue(), tmp_path)  # the next start of the replica forgets nothing
     again.close()
     assert read(tmp_path)[-1] == notice
 
 
 def test_nothing_lost_leaves_no_notice(tmp_path):
-    mailbox = Mailbox()
+    mailbox = EventQueue()
     made = Capture(mailbox, tmp_path)
     say(made, mailbox, b"all\n")
     made.close()

@@ -3,30 +3,30 @@
 import pytest
 
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.consensus.actions import Break, End, Form, GiveUp, Settle, Tell
-from muster.agent.rendezvous.consensus.decisions import advance, next_due_s
+from muster.agent.rendezvous.consensus.actions import BreakRound, CommitRound, EndJob, FailRendezvous, FormRound, Notify
+from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
 from muster.agent.rendezvous.consensus.events import (
-    Confirmed,
     Failed,
     Idle,
     Joined,
-    Left,
-    Lost,
+    Leaving,
+    MemberLost,
     Prepared,
-    SawEnd,
+    ProcessEnded,
+    RoundAcknowledged,
     Stopped,
     Succeeded,
     Tick,
 )
-from muster.agent.rendezvous.consensus.members import Carry, Peer, Rules
+from muster.agent.rendezvous.consensus.members import JobRules, MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import CarriedBase
-from muster.agent.rendezvous.consensus.state import FOREVER, Phase, State, start_state
+from muster.agent.rendezvous.consensus.state import FOREVER, JobPhase, JobState, build_initial_state
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
 
 
-def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> Rules:
-    return Rules(
+def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> JobRules:
+    return JobRules(
         run_id="r",
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -37,8 +37,8 @@ def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> Rules:
     )
 
 
-def peer(number: int, *, index: int | None = -1, nproc: int = 1, carry: Carry | None = None) -> Peer:
-    return Peer(
+def peer(number: int, *, index: int | None = -1, nproc: int = 1, carry: RecoveryState | None = None) -> MemberRecord:
+    return MemberRecord(
         id=f"m{number}",
         index=number if index == -1 else index,
         nproc=nproc,
@@ -46,11 +46,11 @@ def peer(number: int, *, index: int | None = -1, nproc: int = 1, carry: Carry | 
         host=f"h{number}",
         port=1000 + number,
         is_leader=number == 0,
-        carry=carry or Carry(),
+        carry=carry or RecoveryState(),
     )
 
 
-def importing(number: int) -> Peer:
+def importing(number: int) -> MemberRecord:
     return replace(peer(number), is_prepared=False)
 
 
@@ -74,27 +74,27 @@ def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
 class Leader:
     """A history: feeds events at times and keeps what came out."""
 
-    def __init__(self, rules_: Rules, *, takeover: bool = False) -> None:
+    def __init__(self, rules_: JobRules, *, takeover: bool = False) -> None:
         self.now_s = 0.0
-        self.state: State = start_state(rules_, 0.0, takeover=takeover)
+        self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
         self.out: list = []
 
     def feed(self, event, *, after_s: float = 0.0) -> list:
         self.now_s += after_s
-        self.state, outputs = advance(self.state, event, self.now_s)
+        self.state, outputs = decide(self.state, event, self.now_s)
         self.out = list(outputs)
         return self.out
 
-    def form(self, count: int) -> Form:
+    def form(self, count: int) -> FormRound:
         for number in range(count):
             self.feed(Joined(peer=peer(number)))
-        return self.only(Form)
+        return self.only(FormRound)
 
-    def form_by_last_call(self, count: int) -> Form:
+    def form_by_last_call(self, count: int) -> FormRound:
         for number in range(count):
             self.feed(Joined(peer=peer(number)))
         self.feed(Tick(), after_s=3.1)
-        return self.only(Form)
+        return self.only(FormRound)
 
     def only(self, kind):
         found = [output for output in self.out if isinstance(output, kind)]
@@ -112,7 +112,7 @@ def test_full_house_forms_at_once_in_order_of_index() -> None:
     leader.feed(Joined(peer=peer(0, nproc=2)))
     assert not leader.out
     leader.feed(Joined(peer=peer(1, nproc=3)))
-    form = leader.only(Form)
+    form = leader.only(FormRound)
     assert [(s.id, s.group_rank, s.rank_offset) for s in form.seats] == [("m0", 0, 0), ("m1", 1, 2), ("m2", 2, 5)]
     assert (form.world_size, form.number, form.attempt, form.master_port) == (9, 1, 0, 1000)
 
@@ -124,7 +124,7 @@ def test_elastic_forming_waits_for_the_last_call_after_the_last_join() -> None:
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(5.0)
     assert not leader.feed(Tick(), after_s=2.9)
     leader.feed(Tick(), after_s=0.2)
-    assert len(leader.only(Form).seats) == 2
+    assert len(leader.only(FormRound).seats) == 2
 
 
 def test_members_without_index_keep_their_order_of_joining() -> None:
@@ -132,7 +132,7 @@ def test_members_without_index_keep_their_order_of_joining() -> None:
     leader.feed(Joined(peer=replace(peer(7, index=None), is_leader=True)))
     leader.feed(Joined(peer=peer(3, index=None)))
     leader.feed(Joined(peer=peer(5)))
-    assert [seat.id for seat in leader.only(Form).seats] == ["m5", "m7", "m3"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m5", "m7", "m3"]
 
 
 def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() -> None:
@@ -142,11 +142,11 @@ def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() ->
     leader.feed(Joined(peer=peer(1)), after_s=5.0)
     leader.feed(Joined(peer=peer(2)), after_s=0.1)
     leader.feed(Tick(), after_s=0.21)
-    broken = leader.only(Break)
+    broken = leader.only(BreakRound)
     assert (broken.kind, broken.ids, broken.want_stacks) == (BreakKind.MEMBERSHIP, ("m0",), False)
     assert "node 1 (h1)" in broken.reason
     leader.stop_all(0)
-    form = leader.only(Form)
+    form = leader.only(FormRound)
     assert (len(form.seats), form.number, form.attempt) == (3, 2, 0)
 
 
@@ -157,28 +157,28 @@ def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
     leader.feed(Joined(peer=peer(1)))
     leader.feed(Tick(), after_s=3.1)
     leader.feed(Joined(peer=peer(2)), after_s=5.0)
-    broken = leader.only(Break)
+    broken = leader.only(BreakRound)
     assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
     leader.stop_all(0, 1)
-    assert len(leader.only(Form).seats) == 3
+    assert len(leader.only(FormRound).seats) == 3
 
 
 def test_a_running_round_goes_on_until_a_newcomer_has_imported() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
     leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    assert leader.only(Tell).text == "node 2 (h2) has come and still imports: the job goes on meanwhile"
+    assert leader.only(Notify).text == "node 2 (h2) has come and still imports: the job goes on meanwhile"
     leader.feed(Joined(peer=importing(3)), after_s=1.0)
     assert not leader.out  # said once; and though the job would be full
     assert not leader.feed(Prepared(id="m2"), after_s=20.0)
     assert not leader.feed(Tick(), after_s=5.0)
     leader.feed(Prepared(id="m3"), after_s=3.0)
-    assert leader.only(Break).reason == "node 2 (h2), node 3 (h3) joined"
+    assert leader.only(BreakRound).reason == "node 2 (h2), node 3 (h3) joined"
     leader.stop_all(0, 1)
-    assert len(leader.only(Form).seats) == 4
+    assert len(leader.only(FormRound).seats) == 4
 
 
-@pytest.mark.parametrize("event", [Prepared(id="m2"), Lost(id="m2", reason="connection closed")])
+@pytest.mark.parametrize("event", [Prepared(id="m2"), MemberLost(id="m2", reason="connection closed")])
 def test_who_need_not_be_waited_for_any_more_makes_way_for_those_who_have_imported(event) -> None:
     leader = Leader(rules(1, 6))
     leader.form_by_last_call(2)
@@ -186,14 +186,14 @@ def test_who_need_not_be_waited_for_any_more_makes_way_for_those_who_have_import
     leader.feed(Joined(peer=peer(3)), after_s=1.0)
     assert not leader.feed(Tick(), after_s=1.1)
     leader.feed(event)
-    assert "node 3 (h3)" in leader.only(Break).reason
+    assert "node 3 (h3)" in leader.only(BreakRound).reason
 
 
 def test_a_newcomer_that_is_lost_while_it_imports_disturbs_nobody() -> None:
     leader = Leader(rules(1, 3))
     leader.form_by_last_call(2)
     leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    assert not leader.feed(Lost(id="m2", reason="connection closed"), after_s=1.0)
+    assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=1.0)
     assert not leader.feed(Tick(), after_s=100.0)
     assert next_due_s(leader.state, leader.now_s) == FOREVER
 
@@ -215,26 +215,26 @@ def test_who_has_imported_waits_for_others_that_still_do_but_not_for_ever() -> N
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 10.0)
     assert not leader.feed(Tick(), after_s=9.9)
     leader.feed(Tick(), after_s=0.2)
-    assert leader.only(Break).reason == "node 3 (h3) joined"
+    assert leader.only(BreakRound).reason == "node 3 (h3) joined"
     leader.stop_all(0, 1)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m1", "m3"]
-    assert not [output for output in leader.out if isinstance(output, Tell)]  # it is no spare
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m1", "m3"]
+    assert not [output for output in leader.out if isinstance(output, Notify)]  # it is no spare
     leader.feed(Prepared(id="m2"), after_s=100.0)
-    assert leader.only(Break).reason == "node 2 (h2) joined"
+    assert leader.only(BreakRound).reason == "node 2 (h2) joined"
 
 
 def test_a_job_heals_without_those_who_still_import() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
     leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=1.0)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0"]
     leader.feed(Prepared(id="m2"), after_s=1.0)
-    leader.only(Break)
+    leader.only(BreakRound)
     leader.stop_all(0)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m2"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m2"]
 
 
 def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
@@ -242,29 +242,29 @@ def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
     leader.form(2)
     leader.feed(Joined(peer=importing(2)), after_s=5.0)
     leader.feed(Joined(peer=peer(3)))
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=1.0)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m3"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m3"]
 
 
 def test_where_the_leaders_own_node_still_imports_all_do_so_together() -> None:
     leader = Leader(rules(1, 3), takeover=True)
     base = CarriedBase(number=4, by="old", size=1, leader=0, indices=(), rank=0, ended=frozenset())
     leader.feed(Joined(peer=importing(0)))
-    leader.feed(Joined(peer=peer(1, carry=Carry(round=4, bases=(base,)))))
+    leader.feed(Joined(peer=peer(1, carry=RecoveryState(round=4, bases=(base,)))))
     leader.feed(Joined(peer=importing(2)))
     leader.feed(Tick(), after_s=10.0)
-    assert len(leader.only(Form).seats) == 3
+    assert len(leader.only(FormRound).seats) == 3
 
 
 def test_a_newcomer_that_leaves_again_breaks_nothing() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
     leader.feed(Joined(peer=peer(2)), after_s=5.0)
-    leader.feed(Left(id="m2", reason="received SIGTERM"), after_s=0.1)
+    leader.feed(Leaving(id="m2", reason="received SIGTERM"), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.2)
-    assert not leader.feed(Lost(id="m2", reason="connection closed"), after_s=0.2)
+    assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=0.2)
 
 
 def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
@@ -272,10 +272,10 @@ def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=10.0)
-    assert not leader.feed(Confirmed(id="m0", round=1), after_s=0.4)
+    assert not leader.feed(RoundAcknowledged(id="m0", round=1), after_s=0.4)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
     leader.feed(Tick())
-    assert leader.only(Break).kind is BreakKind.FINAL
+    assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
 def test_a_loss_explains_a_failure_though_both_are_seen_late() -> None:
@@ -283,8 +283,8 @@ def test_a_loss_explains_a_failure_though_both_are_seen_late() -> None:
     leader.form(4)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=10.0)
     assert not leader.feed(Failed(id="m2", round=1, failures=(failure(2),)), after_s=0.4)
-    leader.feed(Lost(id="m1", reason="connection closed"))
-    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    leader.feed(MemberLost(id="m1", reason="connection closed"))
+    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
 
 
 def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> None:
@@ -293,7 +293,7 @@ def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> N
     assert not leader.feed(Joined(peer=peer(1)), after_s=60.1)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(61.1)  # its last chance
     leader.feed(Tick(), after_s=1.0)
-    assert "only 2 of at least 3" in leader.only(GiveUp).reason
+    assert "only 2 of at least 3" in leader.only(FailRendezvous).reason
 
 
 def test_nobody_gives_up_before_the_fence_of_the_last_loss() -> None:
@@ -301,35 +301,39 @@ def test_nobody_gives_up_before_the_fence_of_the_last_loss() -> None:
     leader.form(3)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=10.0)
     leader.stop_all(0, 1)
-    leader.feed(Lost(id="m2", reason="connection closed"), after_s=61.0)  # its workers took that long to stop
+    leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=61.0)  # its workers took that long to stop
     leader.feed(Tick(), after_s=0.1)
     assert not leader.out
     leader.feed(Tick(), after_s=0.21)
-    assert len(leader.only(Form).seats) == 2
+    assert len(leader.only(FormRound).seats) == 2
 
 
 def test_an_end_that_others_saw_lately_is_fenced_anew() -> None:
     """A candidate of old hears of it from those who come: the workers of that node may have a moment left."""
     leader = Leader(rules(2, 4), takeover=True)
     base = CarriedBase(number=4, by="m3", size=4, leader=3, indices=(), rank=0, ended=frozenset())
-    leader.feed(Joined(peer=peer(0, carry=Carry(round=4, bases=(base,)))))
+    leader.feed(Joined(peer=peer(0, carry=RecoveryState(round=4, bases=(base,)))))
     saw_end = replace(base, ended=frozenset({3}))
-    assert not leader.feed(Joined(peer=peer(1, carry=Carry(round=4, bases=(replace(saw_end, rank=1),)))), after_s=2.0)
-    assert not leader.feed(Joined(peer=peer(2, carry=Carry(round=4, bases=(replace(saw_end, rank=2),)))), after_s=0.1)
+    assert not leader.feed(
+        Joined(peer=peer(1, carry=RecoveryState(round=4, bases=(replace(saw_end, rank=1),)))), after_s=2.0
+    )
+    assert not leader.feed(
+        Joined(peer=peer(2, carry=RecoveryState(round=4, bases=(replace(saw_end, rank=2),)))), after_s=0.1
+    )
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(2.3)
     leader.feed(Tick(), after_s=0.2)
-    assert len(leader.only(Form).seats) == 3
+    assert len(leader.only(FormRound).seats) == 3
 
 
 def test_a_takeover_gathers_for_those_of_the_last_round_whoever_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
     bases = (CarriedBase(number=4, by="m1", size=3, leader=1, indices=(), rank=0, ended=frozenset({1})),)
-    leader.feed(Joined(peer=peer(0, carry=Carry(round=4, bases=bases))))
+    leader.feed(Joined(peer=peer(0, carry=RecoveryState(round=4, bases=bases))))
     leader.feed(Joined(peer=replace(importing(3), index=1)), after_s=0.1)
     leader.feed(Joined(peer=importing(4)), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.4)
-    leader.feed(Joined(peer=peer(2, carry=Carry(round=4, bases=(replace(bases[0], rank=2),)))), after_s=0.5)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m2"]
+    leader.feed(Joined(peer=peer(2, carry=RecoveryState(round=4, bases=(replace(bases[0], rank=2),)))), after_s=0.5)
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m2"]
 
 
 def test_who_fills_the_job_waits_for_nobody_who_imports() -> None:
@@ -337,7 +341,7 @@ def test_who_fills_the_job_waits_for_nobody_who_imports() -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(peer=importing(2)), after_s=5.0)
     leader.feed(Joined(peer=peer(3)), after_s=1.0)
-    assert leader.only(Break).reason == "node 3 (h3) joined"
+    assert leader.only(BreakRound).reason == "node 3 (h3) joined"
 
 
 def test_the_wait_for_importers_counts_anew_when_who_waited_has_gone() -> None:
@@ -345,7 +349,7 @@ def test_the_wait_for_importers_counts_anew_when_who_waited_has_gone() -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(peer=importing(2)), after_s=5.0)
     leader.feed(Joined(peer=peer(3)), after_s=1.0)
-    leader.feed(Lost(id="m3", reason="connection closed"), after_s=1.0)
+    leader.feed(MemberLost(id="m3", reason="connection closed"), after_s=1.0)
     assert next_due_s(leader.state, leader.now_s) == FOREVER
     leader.feed(Joined(peer=peer(4)), after_s=8.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 10.0)
@@ -355,7 +359,7 @@ def test_who_comes_just_before_the_join_timeout_is_seen_to_is_in_time() -> None:
     leader = Leader(rules(2, 2))
     leader.feed(Joined(peer=peer(0)))
     leader.feed(Joined(peer=peer(1)), after_s=60.1)
-    assert len(leader.only(Form).seats) == 2
+    assert len(leader.only(FormRound).seats) == 2
 
 
 def test_a_round_whose_own_members_still_import_loses_nothing_by_a_join() -> None:
@@ -363,9 +367,9 @@ def test_a_round_whose_own_members_still_import_loses_nothing_by_a_join() -> Non
     leader.feed(Joined(peer=importing(0)))
     leader.feed(Joined(peer=peer(1)))
     leader.feed(Tick(), after_s=3.1)
-    leader.only(Form)
+    leader.only(FormRound)
     leader.feed(Joined(peer=importing(2)), after_s=1.0)
-    leader.only(Break)
+    leader.only(BreakRound)
 
 
 def test_who_still_imports_is_no_reason_to_wait_with_a_round_that_stands_still_anyway() -> None:
@@ -373,25 +377,25 @@ def test_who_still_imports_is_no_reason_to_wait_with_a_round_that_stands_still_a
     leader.feed(Joined(peer=peer(0)))
     leader.feed(Joined(peer=importing(1)))
     leader.feed(Joined(peer=importing(2)))
-    leader.only(Form)
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=10.0)
+    leader.only(FormRound)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=10.0)
     leader.feed(Joined(peer=replace(peer(3, index=1), is_prepared=False)), after_s=1.0)
     leader.stop_all(0, 2)
-    assert len(leader.only(Form).seats) == 3
+    assert len(leader.only(FormRound).seats) == 3
 
 
 def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=10.0)
-    broken = leader.only(Break)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=10.0)
+    broken = leader.only(BreakRound)
     assert (broken.kind, broken.ids) == (BreakKind.MEMBERSHIP, ("m0", "m2"))
     assert broken.reason == "node 1 (h1) was lost: connection closed"
     leader.stop_all(0, 2)
-    assert not [output for output in leader.out if isinstance(output, Form)]
+    assert not [output for output in leader.out if isinstance(output, FormRound)]
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
     leader.feed(Tick(), after_s=0.31)
-    form = leader.only(Form)
+    form = leader.only(FormRound)
     assert [seat.id for seat in form.seats] == ["m0", "m2"]
     assert form.attempt == 0
 
@@ -399,20 +403,20 @@ def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
 def test_below_min_waits_and_then_gives_up() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Lost(id="m1", reason="silent"), after_s=1.0)
+    leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
     leader.stop_all(0)
     assert not leader.feed(Tick(), after_s=50.0)
     leader.feed(Tick(), after_s=11.0)
-    assert "only 1 of at least 2 nodes" in leader.only(GiveUp).reason
+    assert "only 1 of at least 2 nodes" in leader.only(FailRendezvous).reason
 
 
 def test_a_replacement_completes_the_job() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Lost(id="m1", reason="silent"), after_s=1.0)
+    leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Joined(peer=replace(peer(9), index=1)), after_s=20.0)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m9"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m9"]
 
 
 def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
@@ -421,22 +425,22 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
     leader.form(3)
     assert not leader.feed(Failed(id="m0", round=1, failures=(failure(0),), excuse_s=1.5), after_s=10.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 1.8)
-    leader.feed(Lost(id="m2", reason="silent"), after_s=1.5)
-    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
+    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Form).attempt == 0
+    assert leader.only(FormRound).attempt == 0
 
 
 def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     leader = Leader(rules(2, 3, max_restarts=1))
     leader.form(3)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),), excuse_s=1.5), after_s=10.0)
-    assert leader.only(Break).kind is BreakKind.FAILURE
+    assert leader.only(BreakRound).kind is BreakKind.FAILURE
     leader.stop_all(0, 1)
-    leader.feed(Lost(id="m2", reason="silent"), after_s=1.5)
+    leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Form).attempt == 0
+    assert leader.only(FormRound).attempt == 0
 
 
 def test_spares_wait_and_step_in() -> None:
@@ -444,30 +448,30 @@ def test_spares_wait_and_step_in() -> None:
     leader.form(2)
     leader.feed(Joined(peer=peer(5)), after_s=1.0)
     assert not leader.feed(Tick(), after_s=5.0)
-    leader.feed(Lost(id="m1", reason="connection closed"))
+    leader.feed(MemberLost(id="m1", reason="connection closed"))
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m5"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m5"]
 
 
 def test_one_budget_for_the_whole_job() -> None:
     leader = Leader(rules(2, 2, max_restarts=1))
     leader.form(2)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=1.0)
-    broken = leader.only(Break)
+    broken = leader.only(BreakRound)
     assert (broken.kind, broken.next_attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
     leader.stop_all(0, 1)
-    form = leader.only(Form)
+    form = leader.only(FormRound)
     assert (form.attempt, form.restarts_left, form.master_port) == (1, 0, 2000)
     leader.feed(Failed(id="m1", round=2, failures=(failure(1),)), after_s=20.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 0.3)
     leader.feed(Tick(), after_s=0.3)
-    broken = leader.only(Break)
+    broken = leader.only(BreakRound)
     assert broken.kind is BreakKind.FINAL
     assert "all 1 restarts are used" in broken.reason
     leader.stop_all(0, 1)
-    end = leader.only(End)
+    end = leader.only(EndJob)
     assert (end.succeeded, end.printer, set(end.ids)) == (False, "m0", {"m0", "m1"})
     assert end.report is not None
     assert end.report.failures[0].global_rank == 1
@@ -477,21 +481,21 @@ def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=0.05)
-    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.05)
+    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Form).attempt == 0
+    assert leader.only(FormRound).attempt == 0
 
 
 def test_a_charged_failure_is_forgiven_when_its_peer_vanishes_while_stopping() -> None:
     leader = Leader(rules(1, 2, max_restarts=3))
     leader.form(2)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=0.5)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.5)
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Form).attempt == 0
+    assert leader.only(FormRound).attempt == 0
 
 
 def test_a_join_does_not_hide_a_failure_that_is_being_judged() -> None:
@@ -503,7 +507,7 @@ def test_a_join_does_not_hide_a_failure_that_is_being_judged() -> None:
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.15)
     leader.feed(Tick(), after_s=0.2)
-    assert leader.only(Break).kind is BreakKind.FINAL
+    assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
 def test_root_cause_is_the_earliest_by_age_and_never_one_that_we_stopped() -> None:
@@ -515,7 +519,7 @@ def test_root_cause_is_the_earliest_by_age_and_never_one_that_we_stopped() -> No
     stopped = failure(1, age_s=9.0, exit_code=None, signal="SIGTERM", stopped_by_us=True)
     leader.stop_all(0, 2)
     leader.feed(Stopped(id="m1", round=1, port=1, failures=(stopped,)))
-    report = leader.only(End).report
+    report = leader.only(EndJob).report
     assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, True), (1, True)]
 
 
@@ -524,10 +528,10 @@ def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
     leader.form(1)
     early = {"early": True, "exception": "ImportError: no module named x"}
     leader.feed(Failed(id="m0", round=1, failures=(failure(0, **early),)), after_s=1.0)
-    assert leader.only(Break).kind is BreakKind.FAILURE
+    assert leader.only(BreakRound).kind is BreakKind.FAILURE
     leader.stop_all(0)
     leader.feed(Failed(id="m0", round=2, failures=(failure(0, **early),)), after_s=1.0)
-    broken = leader.only(Break)
+    broken = leader.only(BreakRound)
     assert broken.kind is BreakKind.FINAL
     assert "twice in a row" in broken.reason
 
@@ -538,17 +542,17 @@ def test_another_start_up_error_is_retried() -> None:
     leader.feed(Failed(id="m0", round=1, failures=(failure(0, early=True, exception="A"),)), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Failed(id="m0", round=2, failures=(failure(0, early=True, exception="B"),)), after_s=1.0)
-    assert leader.only(Break).kind is BreakKind.FAILURE
+    assert leader.only(BreakRound).kind is BreakKind.FAILURE
 
 
 def test_success_of_all_ends_the_job_and_one_that_vanished_after_it_counts() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
     leader.feed(Succeeded(id="m2", round=1))
-    assert not leader.feed(Lost(id="m2", reason="connection closed"))
+    assert not leader.feed(MemberLost(id="m2", reason="connection closed"))
     leader.feed(Succeeded(id="m0", round=1))
     leader.feed(Succeeded(id="m1", round=1))
-    end = leader.only(End)
+    end = leader.only(EndJob)
     assert end.succeeded
     assert end.report is None
     assert set(end.ids) == {"m0", "m1"}
@@ -563,7 +567,7 @@ def test_no_join_starts_a_round_once_a_node_is_done() -> None:
     leader.feed(Joined(peer=peer(2)))
     assert next_due_s(leader.state, leader.now_s) == FOREVER
     leader.feed(Succeeded(id="m1", round=1))
-    assert set(leader.only(End).ids) == {"m0", "m1", "m2"}
+    assert set(leader.only(EndJob).ids) == {"m0", "m1", "m2"}
 
 
 def test_a_finished_node_takes_part_again_when_a_peer_must_restart() -> None:
@@ -571,9 +575,9 @@ def test_a_finished_node_takes_part_again_when_a_peer_must_restart() -> None:
     leader.form(2)
     leader.feed(Succeeded(id="m0", round=1))
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=1.0)
-    assert set(leader.only(Break).ids) == {"m0", "m1"}
+    assert set(leader.only(BreakRound).ids) == {"m0", "m1"}
     leader.stop_all(0, 1)
-    assert leader.only(Form).attempt == 1
+    assert leader.only(FormRound).attempt == 1
     assert leader.state.done == frozenset()
 
 
@@ -582,10 +586,10 @@ def test_success_waits_for_members_that_may_go_on_elsewhere() -> None:
     leader.form(3)
     for number in (1, 2):
         leader.feed(Succeeded(id=f"m{number}", round=1))
-        leader.feed(Lost(id=f"m{number}", reason="connection closed"))
+        leader.feed(MemberLost(id=f"m{number}", reason="connection closed"))
     assert not leader.feed(Succeeded(id="m0", round=1))
-    leader.feed(SawEnd(id="m1"))
-    assert leader.only(End).succeeded
+    leader.feed(ProcessEnded(id="m1"))
+    assert leader.only(EndJob).succeeded
 
 
 def test_old_rounds_and_strangers_change_nothing() -> None:
@@ -598,10 +602,10 @@ def test_old_rounds_and_strangers_change_nothing() -> None:
         Succeeded(id="m1", round=7),
         Stopped(id="m1", round=0, port=1),
         Stopped(id="who", round=1, port=1),
-        Lost(id="who", reason="x"),
-        Left(id="who", reason="x"),
-        Confirmed(id="who", round=1),
-        SawEnd(id="m1"),
+        MemberLost(id="who", reason="x"),
+        Leaving(id="who", reason="x"),
+        RoundAcknowledged(id="who", round=1),
+        ProcessEnded(id="m1"),
         Tick(),
     ):
         assert not leader.feed(event)
@@ -611,28 +615,28 @@ def test_old_rounds_and_strangers_change_nothing() -> None:
 def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> None:
     leader = Leader(rules(1, 2))
     leader.form(2)
-    leader.feed(Left(id="m1", reason="SIGTERM"), after_s=1.0)
-    assert leader.only(Break).reason == "node 1 (h1) left: SIGTERM"
+    leader.feed(Leaving(id="m1", reason="SIGTERM"), after_s=1.0)
+    assert leader.only(BreakRound).reason == "node 1 (h1) left: SIGTERM"
     leader.stop_all(0)
-    assert leader.state.phase is Phase.FORMING
-    leader.feed(Lost(id="m1", reason="connection closed"), after_s=2.0)
+    assert leader.state.phase is JobPhase.FORMING
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=2.0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0"]
 
 
 def test_a_fenced_leader_node_breaks_its_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.stop_all(0)
-    assert leader.only(Break).kind is BreakKind.FENCED
+    assert leader.only(BreakRound).kind is BreakKind.FENCED
 
 
 def test_round_is_settled_when_all_have_confirmed_it() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    assert not leader.feed(Confirmed(id="m0", round=1))
-    leader.feed(Confirmed(id="m1", round=1))
-    assert leader.only(Settle).number == 1
+    assert not leader.feed(RoundAcknowledged(id="m0", round=1))
+    leader.feed(RoundAcknowledged(id="m1", round=1))
+    assert leader.only(CommitRound).number == 1
 
 
 @pytest.mark.parametrize(
@@ -657,12 +661,12 @@ def test_a_job_hangs_when_every_node_that_still_works_is_idle(words: str, hung: 
     leader = Leader(rules(3, 3))
     leader.form(3)
     for word in words.split():
-        assert not any(isinstance(output, Break) for output in leader.out)
+        assert not any(isinstance(output, BreakRound) for output in leader.out)
         say(leader, word, round_number=1)
     if hung is None:
-        assert not any(isinstance(output, Break) for output in leader.out)
+        assert not any(isinstance(output, BreakRound) for output in leader.out)
     else:
-        broken = leader.only(Break)
+        broken = leader.only(BreakRound)
         assert (broken.kind, broken.want_stacks, broken.ids) == (BreakKind.FAILURE, True, ("m0", "m1", "m2"))
         assert sorted(seen.failure.node for seen in leader.state.failures) == list(hung)
 
@@ -683,14 +687,14 @@ def test_who_was_idle_is_forgotten_in_the_next_round() -> None:
     say(leader, "i0", round_number=1)
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
     leader.stop_all(0, 1)
-    assert leader.only(Form).number == 2
+    assert leader.only(FormRound).number == 2
     say(leader, "i0", round_number=1)
     say(leader, "i1", round_number=2)
     assert not leader.out
     say(leader, "i0", round_number=2)
     # The budget of one is spent, so the failure waits a moment for a loss that explains it.
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Break).kind is BreakKind.FINAL
+    assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
 def test_a_hang_that_spends_the_last_attempt_is_final_and_blames_every_node_that_hung() -> None:
@@ -699,16 +703,16 @@ def test_a_hang_that_spends_the_last_attempt_is_final_and_blames_every_node_that
     say(leader, "i0", round_number=1)
     say(leader, "i1", round_number=1)
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Break).kind is BreakKind.FINAL
+    assert leader.only(BreakRound).kind is BreakKind.FINAL
     leader.stop_all(0, 1)
-    end = leader.only(End)
+    end = leader.only(EndJob)
     assert end.report is not None
     assert [(f.node, f.reason) for f in end.report.failures] == [(0, "showed no life"), (1, "showed no life")]
 
 
-def carry(rank: int | None, *, ended: list[int]) -> Carry:
+def carry(rank: int | None, *, ended: list[int]) -> RecoveryState:
     base = CarriedBase(number=4, by="m0", size=3, leader=0, rank=rank, ended=frozenset(ended))
-    return Carry(round=4, attempt=2, bases=(base,))
+    return RecoveryState(round=4, attempt=2, bases=(base,))
 
 
 def test_takeover_after_the_last_failure_ends_the_job() -> None:
@@ -718,7 +722,7 @@ def test_takeover_after_the_last_failure_ends_the_job() -> None:
     one, two = (replace(carry(rank, ended=[]), final=final) for rank in (1, 2))
     assert not leader.feed(Joined(peer=replace(peer(1, carry=one), is_leader=True)))
     leader.feed(Joined(peer=peer(2, carry=two)))
-    end = leader.only(End)
+    end = leader.only(EndJob)
     assert not end.succeeded
     assert end.report is not None
     assert (end.report.reason, end.printer) == (final, "m1")
@@ -729,14 +733,14 @@ def test_a_final_failure_waits_for_members_that_may_go_on_elsewhere() -> None:
     leader.form(3)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)))
     leader.feed(Tick(), after_s=0.31)
-    assert leader.only(Break).kind is BreakKind.FINAL
-    leader.feed(Lost(id="m1", reason="silent for 5 s"))
-    leader.feed(Lost(id="m2", reason="silent for 5 s"))
+    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    leader.feed(MemberLost(id="m1", reason="silent for 5 s"))
+    leader.feed(MemberLost(id="m2", reason="silent for 5 s"))
     leader.feed(Stopped(id="m0", round=1, port=1))
-    assert "waiting 60 s for them" in leader.only(Tell).text
+    assert "waiting 60 s for them" in leader.only(Notify).text
     assert not leader.feed(Tick(), after_s=59.0)
     leader.feed(Tick(), after_s=1.1)
-    assert not leader.only(End).succeeded
+    assert not leader.only(EndJob).succeeded
 
 
 def test_a_rivals_round_is_given_time_to_end() -> None:
@@ -746,15 +750,15 @@ def test_a_rivals_round_is_given_time_to_end() -> None:
     leader.feed(Joined(peer=peer(1)))
     leader.feed(Tick(), after_s=3.1)
     rival = CarriedBase(number=1, by="m2", size=2, leader=0, indices=(2, 3), rank=0, ended=frozenset())
-    leader.feed(Joined(peer=peer(2, carry=Carry(round=1, bases=(rival,)))))
+    leader.feed(Joined(peer=peer(2, carry=RecoveryState(round=1, bases=(rival,)))))
     for member in ("m0", "m1"):
-        leader.feed(Confirmed(id=member, round=1))
+        leader.feed(RoundAcknowledged(id=member, round=1))
     leader.feed(Tick(), after_s=0.25)
-    assert leader.only(Break).kind is BreakKind.MEMBERSHIP
+    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
     assert not leader.feed(Tick(), after_s=3.8)
     leader.feed(Tick(), after_s=0.3)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m0", "m1", "m2"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m1", "m2"]
 
 
 def test_takeover_carries_round_attempt_and_budget() -> None:
@@ -762,7 +766,7 @@ def test_takeover_carries_round_attempt_and_budget() -> None:
     leader.feed(Joined(peer=replace(peer(1, carry=carry(1, ended=[0])), is_leader=True)))
     leader.feed(Joined(peer=peer(2, carry=carry(2, ended=[0]))), after_s=0.1)
     leader.feed(Tick(), after_s=0.25)
-    form = leader.only(Form)
+    form = leader.only(FormRound)
     assert (form.number, form.attempt, form.restarts_left) == (5, 2, 1)
     assert [seat.id for seat in form.seats] == ["m1", "m2"]
 
@@ -774,13 +778,13 @@ def test_takeover_with_one_who_followed_another_leader_waits_for_what_that_one_l
     """Rank 4 cannot be heard, and may have formed a round with the one who comes last."""
     leader = Leader(rules(2, 5), takeover=True)
     base = CarriedBase(number=4, by="m0", size=5, leader=0, ended=frozenset({0}), rank=None)
-    carries = [Carry(round=4, attempt=1, bases=(replace(base, rank=rank),)) for rank in range(4)]
+    carries = [RecoveryState(round=4, attempt=1, bases=(replace(base, rank=rank),)) for rank in range(4)]
     leader.feed(Joined(peer=replace(peer(1, carry=carries[1]), is_leader=True)))
     leader.feed(Joined(peer=peer(2, carry=carries[2])))
     assert not leader.feed(Joined(peer=peer(3, carry=replace(carries[3], leader=followed))), after_s=2.0)
     assert not leader.feed(Tick(), after_s=forms_after_s - 2.2)
     leader.feed(Tick(), after_s=0.2)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m1", "m2", "m3"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m1", "m2", "m3"]
 
 
 def test_no_round_is_formed_on_promises_that_have_run_out() -> None:
@@ -790,7 +794,7 @@ def test_no_round_is_formed_on_promises_that_have_run_out() -> None:
     assert not leader.feed(Joined(peer=peer(1)))
     leader.state = replace(leader.state, doubtful=False)
     leader.feed(Tick())
-    assert leader.only(Form).number == 1
+    assert leader.only(FormRound).number == 1
 
 
 def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
@@ -798,7 +802,7 @@ def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
     leader.feed(Joined(peer=replace(peer(2, carry=carry(2, ended=[0])), is_leader=True)))
     assert not leader.feed(Tick(), after_s=30.0)
     leader.feed(Tick(), after_s=31.0)
-    assert "cannot be heard" in leader.only(GiveUp).reason
+    assert "cannot be heard" in leader.only(FailRendezvous).reason
 
 
 def test_takeover_gives_the_missing_time_to_come_and_their_leases_time_to_end() -> None:
@@ -806,17 +810,17 @@ def test_takeover_gives_the_missing_time_to_come_and_their_leases_time_to_end() 
     leader.feed(Joined(peer=replace(peer(1, carry=carry(1, ended=[0])), is_leader=True)))
     assert not leader.feed(Tick(), after_s=4.0)
     leader.feed(Tick(), after_s=0.5)
-    assert [seat.id for seat in leader.only(Form).seats] == ["m1"]
+    assert [seat.id for seat in leader.only(FormRound).seats] == ["m1"]
 
 
 def test_numbers_go_up_for_a_member_that_knows_a_later_round() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(peer=peer(0)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Joined(peer=peer(1, carry=Carry(round=9, attempt=1))), after_s=1.0)
+    leader.feed(Joined(peer=peer(1, carry=RecoveryState(round=9, attempt=1))), after_s=1.0)
     leader.feed(Tick(), after_s=0.3)
     leader.stop_all(0)
-    form = leader.only(Form)
+    form = leader.only(FormRound)
     assert (form.number, form.attempt) == (10, 1)
 
 
@@ -825,11 +829,11 @@ def test_a_newcomer_after_the_end_is_told_the_end() -> None:
     leader.form(1)
     leader.feed(Succeeded(id="m0", round=1))
     leader.feed(Joined(peer=peer(5)))
-    assert leader.only(End).ids == ("m5",)
+    assert leader.only(EndJob).ids == ("m5",)
 
 
 def test_surplus_members_are_announced() -> None:
     leader = Leader(rules(1, 1))
     leader.feed(Joined(peer=replace(peer(3), is_leader=False)))
     leader.feed(Joined(peer=peer(0)))
-    assert "1 more than --nnodes allows (1)" in leader.only(Tell).text
+    assert "1 more than --nnodes allows (1)" in leader.only(Notify).text

@@ -6,8 +6,8 @@ import pytest
 
 from muster.agent.rendezvous.protocol.framing import (
     HANDSHAKE_LIMIT_BYTES,
-    Circular,
-    WireError,
+    Broadcast,
+    ProtocolError,
     build_frame,
     encode_json,
 )
@@ -38,7 +38,7 @@ class Wire:
 def test_a_circular_reads_like_any_other_message(token) -> None:
     wire = Wire(token, token)
     wire.pump()
-    circular = Circular({"t": "round", "text": 'ü"}', "list": [1]})
+    circular = Broadcast({"t": "round", "text": 'ü"}', "list": [1]})
     plain = [{"t": "round", "text": 'ü"}', "list": [1], "rank": rank, "bases": []} for rank in range(2)]
     letters = [circular.address(), *(circular.address(rank=rank, bases=[]) for rank in range(2))]
     assert letters[1:] == plain
@@ -61,7 +61,7 @@ def test_messages_pass_both_ways(token) -> None:
 @pytest.mark.parametrize(("client", "server"), [("a", "b"), ("a", None), (None, "b")])
 def test_strangers_are_refused_in_words(client, server) -> None:
     wire = Wire(client, server)
-    with pytest.raises(WireError, match="MUSTER_TOKEN"):
+    with pytest.raises(ProtocolError, match="MUSTER_TOKEN"):
         wire.pump()
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_cannot_prove_itself_is_not_believed() -> None:
     wire = Wire("secret", "secret")
     wire.to_server.clear()
     wire.to_client.extend(build_frame(encode_json({"nonce": "00" * 16, "mac": "00" * 32})))
-    with pytest.raises(WireError, match="another job token"):
+    with pytest.raises(ProtocolError, match="another job token"):
         list(wire.client.receive(bytes(wire.to_client)))
 
 
@@ -83,7 +83,7 @@ def test_a_changed_frame_is_noticed() -> None:
     wire = authenticated()
     frame = bytearray(wire.client.encode({"t": "done", "round": 1}))
     frame[-2] ^= 1
-    with pytest.raises(WireError, match="changed"):
+    with pytest.raises(ProtocolError, match="changed"):
         list(wire.server.receive(bytes(frame)))
 
 
@@ -91,13 +91,13 @@ def test_a_replayed_frame_is_noticed() -> None:
     wire = authenticated()
     frame = wire.client.encode({"t": "done", "round": 1})
     assert list(wire.server.receive(frame)) == [{"t": "done", "round": 1}]
-    with pytest.raises(WireError, match="changed"):
+    with pytest.raises(ProtocolError, match="changed"):
         list(wire.server.receive(frame))
 
 
 def test_a_reflected_frame_is_noticed() -> None:
     wire = authenticated()
-    with pytest.raises(WireError, match="changed"):
+    with pytest.raises(ProtocolError, match="changed"):
         list(wire.client.receive(wire.client.encode({"t": "done"})))
 
 
@@ -114,7 +114,7 @@ def test_a_reflected_frame_is_noticed() -> None:
 )
 def test_garbage_is_refused(data, why) -> None:
     server = Codec(None, is_server=True, write=bytearray().extend)
-    with pytest.raises(WireError, match=why):
+    with pytest.raises(ProtocolError, match=why):
         list(server.receive(data))
 
 
@@ -130,5 +130,5 @@ def test_a_trickle_of_bytes_makes_the_same_messages() -> None:
 
 def test_a_refusal_that_is_no_text_is_one() -> None:
     wire = authenticated()
-    with pytest.raises(WireError, match="without words"):
+    with pytest.raises(ProtocolError, match="without words"):
         list(wire.client.receive(wire.server.encode({"refused": [["\x1b[2J"]]})))

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.agent.rendezvous.consensus.members import Rules
-from muster.agent.rendezvous.leader.leader import Leader, LeaderOptions
+from muster.agent.rendezvous.consensus.members import JobRules
+from muster.agent.rendezvous.leader.connections import LeaderOptions
+from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.runtime.loop import Loop
 
 
@@ -28,7 +29,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.mark.parametrize(("silence_s", "lease_s"), [(0.3, 0.2), (1.0, 2 / 3), (3.0, 2.0), (5.0, 4.0)])
 def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s: float, lease_s: float) -> None:
-    rules = Rules(
+    rules = JobRules(
         run_id="run",
         min_nodes=1,
         max_nodes=2,

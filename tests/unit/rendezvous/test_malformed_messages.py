@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
-from muster.agent.rendezvous.consensus.decisions import advance
-from muster.agent.rendezvous.consensus.events import Lost
-from muster.agent.rendezvous.consensus.state import State
-from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.events import MemberLost
+from muster.agent.rendezvous.consensus.state import JobState
+from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member import session as session_module
@@ -27,8 +27,12 @@ from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.member.server import build_rules
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.discovery_messages import read_call_reply, read_reply, read_visit
-from muster.agent.rendezvous.protocol.fields import NonsenseError
+from muster.agent.rendezvous.protocol.discovery_messages import (
+    read_announcement_reply,
+    read_first_message,
+    read_query_reply,
+)
+from muster.agent.rendezvous.protocol.fields import MalformedMessageError
 from muster.agent.rendezvous.protocol.payloads import FAILURE, OOM, STACK
 from muster.agent.runtime.loop import Loop
 
@@ -72,13 +76,13 @@ UP = [
     JOIN,
     up.build_heartbeat(3, 199.0),
     up.build_prepared(),
-    up.build_confirmation(1),
-    up.build_success(1),
+    up.build_round_acknowledgement(1),
+    up.build_succeeded(1),
     up.build_failed(1, (FAILED,)),
     up.build_idle(1, (FAILED,)),
     up.build_stopped(1, 4002, (FAILED,), STACKS),
     up.build_leave("SIGTERM"),
-    up.build_end_heard(),
+    up.build_end_acknowledgement(),
 ]
 REPORT = Report(run_id="run", reason="why", attempt=0, max_restarts=1, failures=(FAILED,), stacks=STACKS)
 ROUND = {
@@ -97,10 +101,10 @@ ROUND = {
 }
 DOWN = [
     down.build_welcome("leader", 5000),
-    down.build_answer(down.Answer(number=1, at_s=7.5, ended=(1, frozenset({2})))),
+    down.build_heartbeat_reply(down.HeartbeatReply(number=1, at_s=7.5, ended=(1, frozenset({2})))),
     ROUND,
     {"t": "roster", **CARRY, "successors": ROUND["successors"], "spare": True},
-    down.build_settled(1),
+    down.build_round_committed(1),
     {
         "t": "break",
         "round": 1,
@@ -110,12 +114,12 @@ DOWN = [
         "next_attempt": 1,
         "early": None,
     },
-    {**down.build_verdict(succeeded=False, report=REPORT).address(prints=True)},
+    {**down.build_job_end(succeeded=False, report=REPORT).address(prints=True)},
     down.build_exit(),
-    down.build_hopeless("too few"),
+    down.build_rendezvous_failure("too few"),
     down.build_rejection("this is another run", usage=True),
     down.build_redirect("10.0.0.3", 5003),
-    down.build_bye("silent"),
+    down.build_goodbye("silent"),
 ]
 STATUS = {
     "t": "status",
@@ -137,20 +141,20 @@ def travel(message: Any) -> Any:
 
 @pytest.mark.parametrize("message", UP, ids=lambda m: m["t"])
 def test_members_letters_are_read(message) -> None:
-    assert up.read_word("m9", travel(message)) is not None
+    assert up.read_member_message("m9", travel(message)) is not None
 
 
 @pytest.mark.parametrize("message", DOWN, ids=lambda m: m["t"])
 def test_the_leaders_letters_are_read(message) -> None:
-    assert down.read_order(travel(message)) is not None
+    assert down.read_leader_message(travel(message)) is not None
 
 
 def test_what_letters_enclose_arrives_as_it_was_sent() -> None:
-    stopped = up.read_word("m1", travel(up.build_stopped(1, 4002, (FAILED,), STACKS)))
+    stopped = up.read_member_message("m1", travel(up.build_stopped(1, 4002, (FAILED,), STACKS)))
     assert (stopped.failures, stopped.stacks) == ((FAILED,), STACKS)
-    verdict = down.read_order(travel(down.build_verdict(succeeded=False, report=REPORT).address(prints=True)))
-    assert verdict == down.Verdict(succeeded=False, report=REPORT, prints=True)
-    join = up.read_word("", travel(JOIN))
+    verdict = down.read_leader_message(travel(down.build_job_end(succeeded=False, report=REPORT).address(prints=True)))
+    assert verdict == down.JobEnd(succeeded=False, report=REPORT, prints=True)
+    join = up.read_member_message("", travel(JOIN))
     assert travel(up.build_join(join)) == JOIN
 
 
@@ -160,9 +164,9 @@ def test_no_field_is_forgotten(kind, readers) -> None:
 
 
 def test_letters_of_newer_versions_are_no_nonsense() -> None:
-    assert up.read_word("m1", {"t": "news", "x": 1}) is None
-    assert down.read_order({"t": "news"}) is None
-    assert up.read_word("m1", {**up.build_success(1), "new": [1]}) is not None
+    assert up.read_member_message("m1", {"t": "news", "x": 1}) is None
+    assert down.read_leader_message({"t": "news"}) is None
+    assert up.read_member_message("m1", {**up.build_succeeded(1), "new": [1]}) is not None
 
 
 # -- the same, garbled --------------------------------------------------------------------------------------------
@@ -211,14 +215,14 @@ def garbled(draw: Callable[..., Any], letters: list[dict[str, Any]]) -> dict[str
 def is_nonsense(read: Callable[[Any], Any], message: dict[str, Any]) -> bool:
     try:
         read(message)
-    except NonsenseError:
+    except MalformedMessageError:
         return True
     return False
 
 
 @given(message=garbled(CALL_REPLIES + REPLIES + VISITS))
 def test_what_is_said_at_the_door_is_read_or_refused(message) -> None:
-    for read in (read_call_reply, read_reply, read_visit):
+    for read in (read_announcement_reply, read_query_reply, read_first_message):
         is_nonsense(read, message)
 
 
@@ -267,12 +271,12 @@ class Court:
 @given(message=garbled(UP))
 def test_nonsense_costs_a_member_its_connection_and_the_leader_nothing(message) -> None:
     court = Court()
-    before: State = court.leader.state
+    before: JobState = court.leader.state
     court.links[1].deliver(message)
-    if is_nonsense(lambda m: up.read_word("m2", m), message):
+    if is_nonsense(lambda m: up.read_member_message("m2", m), message):
         assert court.links[1].closed
         assert "made no sense" in court.told[-1]
-        assert court.leader.state == advance(before, Lost(id="m2", reason=""), court.clock.now_s())[0]
+        assert court.leader.state == decide(before, MemberLost(id="m2", reason=""), court.clock.now_s())[0]
     assert not court.links[0].closed
     court.links[1].deliver(up.build_leave("done with it"))
     court.links[0].deliver(up.build_heartbeat(1, None))
@@ -345,13 +349,13 @@ def test_nonsense_costs_the_leader_its_member_and_the_member_nothing(message) ->
     link = node.join_round()
     carry = node.member._memory.carry
     link.deliver(message)
-    if is_nonsense(down.read_order, message):
+    if is_nonsense(down.read_leader_message, message):
         assert link.closed
         assert node.member._memory.carry == carry
         events = node.take_events()
         assert [event.kind for event in events if isinstance(event, RoundBroken)] == [BreakKind.FENCED]
         assert any(isinstance(event, Notice) and "makes no sense" in event.text for event in events)
-        assert not any(isinstance(event, RendezvousLost) for event in events)
+        assert not any(isinstance(event, RendezvousFailed) for event in events)
     node.take_events()
     node.close()
 
@@ -361,10 +365,10 @@ def test_a_leader_that_writes_nonsense_is_not_asked_again_at_once() -> None:
     node.join_round().deliver({"t": "round"})
     node.take_events()
     node.network.dials.clear()
-    node.clock.passed_s += session_module.NONSENSE_PAUSE_S / 2
+    node.clock.passed_s += session_module.MALFORMED_PAUSE_S / 2
     node.take_events()
     assert not node.network.dials
-    node.clock.passed_s += session_module.NONSENSE_PAUSE_S
+    node.clock.passed_s += session_module.MALFORMED_PAUSE_S
     node.take_events()
     assert ("10.0.0.1", 5000) in [dial[:2] for dial in node.network.dials]
     node.close()
@@ -375,7 +379,7 @@ def test_who_answers_nonsense_is_not_joined(message) -> None:
     node = Node()
     link = node.answer_dial()
     link.deliver(message)
-    if is_nonsense(read_reply, message):
+    if is_nonsense(read_query_reply, message):
         assert link.closed
         assert link.kinds() == ["ask"]
     node.take_events()
@@ -389,7 +393,7 @@ def test_visitors_with_nonsense_are_shown_the_door(index: int, message) -> None:
     node.take_events()
     guest = FakeLink()
     node.network.doors[0](guest, message)
-    if is_nonsense(read_visit, message):
+    if is_nonsense(read_first_message, message):
         assert guest.closed
         assert set(guest.kinds()) <= {"reject"}
     node.take_events()
@@ -406,7 +410,7 @@ def test_a_nonsensical_answer_to_an_acting_leaders_call_changes_nothing(message)
     node.take_events()
     link = node.answer_dial()
     link.deliver(message)
-    if is_nonsense(read_call_reply, message):
+    if is_nonsense(read_announcement_reply, message):
         assert link.closed
         assert node.member._session.office.leader is not None
     node.take_events()
@@ -430,9 +434,9 @@ def fail(*_args: Any, **_keywords: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("muster.agent.rendezvous.leader.leader.advance", up.build_success(1)),
-        ("muster.agent.rendezvous.leader.leader.build_answer", up.build_heartbeat(1, None)),
-        ("muster.agent.rendezvous.leader.leader.Dispatch.acknowledge", up.build_end_heard()),
+        ("muster.agent.rendezvous.leader.leader.decide", up.build_succeeded(1)),
+        ("muster.agent.rendezvous.leader.leader.build_heartbeat_reply", up.build_heartbeat(1, None)),
+        ("muster.agent.rendezvous.leader.leader.Dispatch.acknowledge", up.build_end_acknowledgement()),
     ],
 )
 def test_the_leaders_own_bug_surfaces(monkeypatch, place, message) -> None:
@@ -447,9 +451,9 @@ def test_the_leaders_own_bug_surfaces(monkeypatch, place, message) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("muster.agent.rendezvous.member.recovery.Memory.take_roster", ROUND),
+        ("muster.agent.rendezvous.member.recovery.RecoveryTracker.take_roster", ROUND),
         ("muster.agent.rendezvous.member.member.Member._post_break", DOWN[5]),
-        ("muster.agent.rendezvous.member.heartbeat.Pulse.take_answer", DOWN[1]),
+        ("muster.agent.rendezvous.member.heartbeat.Heartbeats.take_answer", DOWN[1]),
     ],
 )
 def test_the_members_own_bug_surfaces(monkeypatch, place, message) -> None:
@@ -464,13 +468,13 @@ def test_the_members_own_bug_surfaces(monkeypatch, place, message) -> None:
 
 def test_the_offices_own_bug_surfaces(monkeypatch) -> None:
     node = Node()
-    monkeypatch.setattr("muster.agent.rendezvous.member.server.Office._describe", fail)
+    monkeypatch.setattr("muster.agent.rendezvous.member.server.Server._describe", fail)
     with pytest.raises(TypeError, match="our own bug"):
         node.network.doors[0](FakeLink(), {"t": "ask", "run_id": "run"})
     node.close()
 
 
-@pytest.mark.parametrize("builder", ["letters_up.build_success", "letters_down.build_settled"])
+@pytest.mark.parametrize("builder", ["letters_up.build_succeeded", "letters_down.build_round_committed"])
 def test_nonsense_between_a_leader_and_its_own_node_is_a_bug_of_ours(monkeypatch, builder) -> None:
     node = Node(node_index=0, min_nodes=1, max_nodes=2)
     node.take_events()
@@ -480,11 +484,11 @@ def test_nonsense_between_a_leader_and_its_own_node_is_a_bug_of_ours(monkeypatch
     assert isinstance(node.take_events()[-1], RoundFormed)
     link = node.member._session._link
     assert link is not None
-    if builder == "letters_up.build_success":
+    if builder == "letters_up.build_succeeded":
         link.send({"t": "done", "round": "one"})
     else:
         link._other.send({"t": "settled"})  # type: ignore[union-attr]
-    with pytest.raises(NonsenseError):
+    with pytest.raises(MalformedMessageError):
         node.take_events()
     node.close()
 
@@ -502,7 +506,7 @@ def test_a_round_far_too_high_is_not_believed() -> None:
 def test_an_address_that_nobody_could_dial_is_the_callers_mistake() -> None:
     node = Node(local_addr="two words")
     lost = node.take_events()[-1]
-    assert isinstance(lost, RendezvousLost)
+    assert isinstance(lost, RendezvousFailed)
     assert lost.usage
     assert "--local-addr 'two words'" in lost.reason
     node.close()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.agent.rendezvous.consensus.persistent import Ledger, Roll
+from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
 
 KEYS = st.integers(0, 5)
 CHANGES = st.lists(st.tuples(st.integers(0, 30), KEYS, st.one_of(st.none(), st.integers(0, 3))), max_size=40)
@@ -11,7 +11,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 30), KEYS, st.one_of(st.none(), st.i
 
 @given(changes=CHANGES, asked=st.lists(st.integers(0, 30)))
 def test_every_version_stays_what_it_was(changes, asked) -> None:
-    versions: list[tuple[Ledger[int, int], dict[int, int]]] = [(Ledger(), {})]
+    versions: list[tuple[PersistentMap[int, int], dict[int, int]]] = [(PersistentMap(), {})]
     for place, key, value in changes:
         ledger, plain = versions[place % len(versions)]
         if value is None:
@@ -27,7 +27,7 @@ def test_every_version_stays_what_it_was(changes, asked) -> None:
 
 @given(changes=st.lists(st.tuples(st.integers(0, 30), KEYS, st.booleans()), max_size=40))
 def test_every_version_of_a_roll_stays_what_it_was(changes) -> None:
-    versions: list[tuple[Roll[int], frozenset[int]]] = [(Roll(), frozenset())]
+    versions: list[tuple[PersistentSet[int], frozenset[int]]] = [(PersistentSet(), frozenset())]
     for place, one, comes in changes:
         roll, plain = versions[place % len(versions)]
         versions.append((roll.with_one(one), plain | {one}) if comes else (roll.without(one), plain - {one}))
@@ -35,11 +35,11 @@ def test_every_version_of_a_roll_stays_what_it_was(changes) -> None:
 
 
 def test_the_newest_version_keeps_the_order_of_a_dict() -> None:
-    ledger = Ledger({"a": 1, "b": 2}).with_item("c", 3).with_item("a", 4)
+    ledger = PersistentMap({"a": 1, "b": 2}).with_item("c", 3).with_item("a", 4)
     assert list(ledger.items()) == [("a", 4), ("b", 2), ("c", 3)]
 
 
 def test_an_empty_one_can_be_shared() -> None:
-    empty: Ledger[str, int] = Ledger()
+    empty: PersistentMap[str, int] = PersistentMap()
     one, other = empty.with_item("a", 1), empty.with_item("b", 2)
     assert (dict(one), dict(other), dict(empty)) == ({"a": 1}, {"b": 2}, {})

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from muster.agent.rendezvous.consensus.quorum import Base, build_base, may_form, may_go_on, may_take_over
+from muster.agent.rendezvous.consensus.quorum import QuorumBase, build_base, may_form, may_go_on, may_take_over
 from muster.agent.rendezvous.protocol.payloads import build_base as build_json
 from muster.agent.rendezvous.protocol.payloads import read_base
 from muster.agent.runtime.records import replace
 
 
-def base(size: int, held: set[int], ended: set[int] = frozenset(), claimed: set[int] = frozenset()) -> Base:
-    return Base(
+def base(size: int, held: set[int], ended: set[int] = frozenset(), claimed: set[int] = frozenset()) -> QuorumBase:
+    return QuorumBase(
         number=3,
         by="m0",
         size=size,
@@ -101,7 +101,7 @@ def _subsets(items) -> list[set]:
 
 
 def test_base_travels() -> None:
-    before = Base(number=7, by="m1", size=3, leader=1, indices=(2, 5, 9), held={"a": 2}, ended=frozenset({0}))
+    before = QuorumBase(number=7, by="m1", size=3, leader=1, indices=(2, 5, 9), held={"a": 2}, ended=frozenset({0}))
     carried = before.carried_by("a")
     assert carried.rank == 2
     assert read_base(json.loads(json.dumps(build_json(carried)))) == carried

@@ -3,15 +3,15 @@
 import pytest
 
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.diagnosis.root_cause import LEFT_OUT, Seen, build_report
+from muster.agent.diagnosis.root_cause import LEFT_OUT, DatedFailure, build_report
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, encode_json
-from muster.agent.rendezvous.protocol.leader_messages import build_verdict
+from muster.agent.rendezvous.protocol.leader_messages import build_job_end
 
 
 @pytest.mark.parametrize("letter", ["x", "\n", "ü", "\U0001f40c", "\x1b"])
 def test_thousands_of_talkative_ranks(letter: str) -> None:
     seen = [
-        Seen(
+        DatedFailure(
             when_s=float(rank),
             failure=Failure(
                 node=rank // 8,
@@ -33,7 +33,7 @@ def test_thousands_of_talkative_ranks(letter: str) -> None:
     ]
     stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=letter * 5000) for rank in range(4096))
     report = build_report("run", "why", 0, 1, seen, stacks)
-    frame = encode_json(build_verdict(succeeded=False, report=report).address(prints=True))
+    frame = encode_json(build_job_end(succeeded=False, report=report).address(prints=True))
     assert len(frame) < FRAME_LIMIT_BYTES
     assert report.failures[0].traceback == letter * 4000  # the root cause is whole
     assert (len(report.failures), len(report.stacks)) == (4096, 4096)

@@ -17,7 +17,7 @@ import random
 import pytest
 from doubles.rendezvous_world import Process, Violation, World
 
-from muster.agent.rendezvous.interface import JobEnded, RendezvousLost
+from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 
 SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "1000"))
 BATCHES = 20
@@ -240,7 +240,7 @@ class Story:
         if not ends[0].succeeded and len({i for _, i in world.failures}) <= world.max_restarts:
             raise Violation(f"failed after {len(world.failures)} failures with {world.max_restarts} restarts")
         for process in world.processes:
-            if isinstance(process.outcome, RendezvousLost) and not self.is_ended():
+            if isinstance(process.outcome, RendezvousFailed) and not self.is_ended():
                 raise Violation(f"{process.machine.host} gave up: {process.outcome.reason}")
         self.check_budget()
 

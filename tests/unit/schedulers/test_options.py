@@ -8,14 +8,14 @@ from muster.schedulers.runner import roles
 from muster.schedulers.runner import versions as lines
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec, Machine
-from muster.schedulers.supervision.decisions import (
-    GangState,
+from muster.schedulers.supervision.state import (
+    AppPhase,
     Outcome,
-    Phase,
     ReplicaId,
     ReplicaState,
     ReplicaStatus,
     RetryScope,
+    SupervisedApp,
 )
 
 BOOLS = "one of true, 1, yes, on, false, 0, no, off"
@@ -181,12 +181,12 @@ def test_describe_gives_back_what_was_submitted():
         app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
         description=roles.describe_roles(app),
     )  # fmt: skip
-    gang = GangState(
+    gang = SupervisedApp(
         replicas={
             ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.FAILED),
             ReplicaId("r", 1): ReplicaState(status=ReplicaStatus.SUCCEEDED),
         },
-        phase=Phase.ENDED,
+        phase=AppPhase.ENDED,
         outcome=Outcome.FAILED,
         reason="because",
     )

@@ -13,19 +13,19 @@ from muster.schedulers.supervision.app_folder import (
     StateError,
     is_folder_of_ours,
 )
-from muster.schedulers.supervision.decisions import (
-    GangState,
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.state import (
+    AppPhase,
     Outcome,
-    Phase,
     ReplicaId,
     ReplicaState,
     ReplicaStatus,
     RetryScope,
-    RolePlan,
+    SupervisedApp,
+    SupervisedRole,
 )
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-PLAN = RolePlan(name="r", replicas=2, is_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
+PLAN = SupervisedRole(name="r", replicas=2, is_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_a_record_survives_the_disk(spec):
     assert folder.read_record() is None
     first, second = ReplicaId("r", 0), ReplicaId("r", 1)
     record = AppRecord(
-        gang=GangState(
+        gang=SupervisedApp(
             replicas={
                 first: ReplicaState(status=ReplicaStatus.LOST, starts=2, exit_code=137),
                 second: ReplicaState(status=ReplicaStatus.RUNNING, starts=1),
             },
-            phase=Phase.RESTARTING,
+            phase=AppPhase.RESTARTING,
             retries={"r": 2},
             restarting=("r",),
             grace_number=3,
@@ -115,7 +115,9 @@ def test_poking_a_dead_supervisor_is_noticed(spec, tmp_path):
 def test_apps_of_another_host_are_left_alone(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
-    gang = GangState(replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=Phase.RUNNING)
+    gang = SupervisedApp(
+        replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=AppPhase.RUNNING
+    )
     elsewhere = AppRecord(
         gang=gang,
         machine=Machine(host="another-host", boot_id="b"),

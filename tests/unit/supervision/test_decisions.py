@@ -4,36 +4,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.schedulers.supervision.decisions import (
+from muster.schedulers.supervision.actions import Finish, Kill, Linger, Start, Stop
+from muster.schedulers.supervision.decisions import build_state, decide, describe_end
+from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
-    Finish,
-    GraceOver,
-    Kill,
+    GraceExpired,
     KillRequested,
-    Linger,
-    LingerOver,
-    Outcome,
-    Phase,
+    LingerExpired,
     ReplicaEnded,
-    ReplicaId,
-    ReplicaStatus,
-    RetryScope,
-    RolePlan,
-    Start,
-    Stop,
-    build_state,
-    decide,
-    describe_end,
 )
+from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, RetryScope, SupervisedRole
 
 
 def agents(replicas=2, **more):
-    return RolePlan(name="trainer", replicas=replicas, is_agent=True, **more)
+    return SupervisedRole(name="trainer", replicas=replicas, is_agent=True, **more)
 
 
 def others(replicas=2, name="main", **more):
-    return RolePlan(name=name, replicas=replicas, is_agent=False, **more)
+    return SupervisedRole(name=name, replicas=replicas, is_agent=False, **more)
 
 
 class Gang:
@@ -89,7 +78,7 @@ class TestOrdinaryLife:
         gang.begin()
         gang.end("trainer/0", 0)
         before = gang.state
-        for event in (Begin(), CancelRequested(), KillRequested(), GraceOver(number=1)):
+        for event in (Begin(), CancelRequested(), KillRequested(), GraceExpired(number=1)):
             assert gang.tell(event) == []
         assert gang.end("trainer/0", 1) == []
         assert gang.state == before
@@ -101,9 +90,9 @@ class TestAgentExitCodes:
         gang.begin()
         assert gang.end("trainer/0", 1) == ["linger"]
         assert gang.end("trainer/1", 1) == []
-        assert gang.tell(LingerOver(number=gang.state.lingering + 1)) == []
-        assert gang.tell(LingerOver(number=gang.state.lingering)) == ["stop trainer/2"]
-        assert gang.tell(LingerOver(number=1)) == []
+        assert gang.tell(LingerExpired(number=gang.state.lingering + 1)) == []
+        assert gang.tell(LingerExpired(number=gang.state.lingering)) == ["stop trainer/2"]
+        assert gang.tell(LingerExpired(number=1)) == []
         assert gang.end("trainer/2", 143) == ["finish FAILED"]
         statuses = [gang.status(f"trainer/{index}") for index in range(3)]
         assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.FAILED, ReplicaStatus.CANCELLED]
@@ -117,7 +106,7 @@ class TestAgentExitCodes:
         gang.end("trainer/0", 1)
         number = gang.state.lingering
         assert gang.tell(request_) == expected
-        assert gang.tell(LingerOver(number=number)) == []
+        assert gang.tell(LingerExpired(number=number)) == []
         assert gang.end("trainer/1", 143) == ["finish FAILED"]
 
     @pytest.mark.parametrize("exit_code", [2, 3, 64, 120, 126, 127])
@@ -216,9 +205,9 @@ class TestOtherRoles:
         gang.begin()
         gang.end("side/0", 0)
         assert gang.end("main/0", 1) == ["stop main/1"]
-        assert gang.state.phase is Phase.RESTARTING
+        assert gang.state.phase is AppPhase.RESTARTING
         assert gang.end("main/1", 143) == ["start main/0", "start main/1", "start side/0"]
-        assert gang.state.phase is Phase.RUNNING
+        assert gang.state.phase is AppPhase.RUNNING
         assert gang.state.num_restarts == 1
 
     def test_role_leaves_other_roles_alone(self):
@@ -246,7 +235,7 @@ class TestOtherRoles:
         gang = Gang(others(2, max_retries=1))
         gang.begin()
         gang.end("main/0", 1)
-        assert gang.tell(GraceOver(number=gang.state.grace_number)) == ["kill main/1"]
+        assert gang.tell(GraceExpired(number=gang.state.grace_number)) == ["kill main/1"]
 
     def test_failure_for_good_stops_the_other_roles(self):
         gang = Gang(others(1), others(2, name="side"))
@@ -271,7 +260,7 @@ class TestCancel:
         gang.begin()
         gang.tell(CancelRequested())
         gang.end("trainer/0", 143)
-        assert gang.tell(GraceOver(number=gang.state.grace_number)) == ["kill trainer/1"]
+        assert gang.tell(GraceExpired(number=gang.state.grace_number)) == ["kill trainer/1"]
         assert gang.end("trainer/1", 137) == ["finish CANCELLED"]
 
     def test_a_stale_grace_period_kills_nobody(self):
@@ -280,9 +269,9 @@ class TestCancel:
         gang.end("main/0", 1)
         stale = gang.state.grace_number
         gang.end("main/1", 143)
-        assert gang.tell(GraceOver(number=stale)) == []
+        assert gang.tell(GraceExpired(number=stale)) == []
         gang.tell(CancelRequested())
-        assert gang.tell(GraceOver(number=stale)) == []
+        assert gang.tell(GraceExpired(number=stale)) == []
 
     def test_second_request_kills(self):
         gang = Gang(agents(2))
@@ -344,7 +333,7 @@ def test_exit_codes_in_words(exit_code, words):
 
 
 roles = st.builds(
-    RolePlan,
+    SupervisedRole,
     name=st.just("r"),
     replicas=st.integers(1, 4),
     is_agent=st.booleans(),
@@ -353,7 +342,7 @@ roles = st.builds(
     retry_scope=st.sampled_from(RetryScope),
 )
 plans = st.lists(roles, min_size=1, max_size=3).map(
-    lambda found: [RolePlan(**{**vars(role), "name": f"r{index}"}) for index, role in enumerate(found)]
+    lambda found: [SupervisedRole(**{**vars(role), "name": f"r{index}"}) for index, role in enumerate(found)]
 )
 
 
@@ -379,7 +368,7 @@ def test_every_history_ends_with_nothing_running(plan, data):
 
     carry_out(gang.begin())
     for _ in range(400):
-        if gang.state.phase is Phase.ENDED:
+        if gang.state.phase is AppPhase.ENDED:
             break
         assert running, "an app that has not ended must have something running"
         what = data.draw(st.sampled_from(["end", "end", "end", "cancel", "kill", "grace"]))
@@ -388,13 +377,13 @@ def test_every_history_ends_with_nothing_running(plan, data):
         elif what == "kill":
             carry_out(gang.tell(KillRequested()))
         elif what == "grace":
-            carry_out(gang.tell(LingerOver(number=gang.state.lingering)))
-            carry_out(gang.tell(GraceOver(number=gang.state.grace_number)))
+            carry_out(gang.tell(LingerExpired(number=gang.state.lingering)))
+            carry_out(gang.tell(GraceExpired(number=gang.state.grace_number)))
         else:
             name = data.draw(st.sampled_from(sorted(running)))
             running.discard(name)
             carry_out(gang.end(name, data.draw(st.sampled_from([0, 1, 69, 137, 143, None]))))
-    assert gang.state.phase is Phase.ENDED
+    assert gang.state.phase is AppPhase.ENDED
     assert isinstance(gang.state.outcome, Outcome)
     for role in plan:
         assert gang.state.retries.get(role.name, 0) <= role.max_retries

@@ -2,10 +2,11 @@
 
 import pytest
 
-from muster.schedulers.supervision import decisions
+from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
-from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId, RolePlan
-from muster.schedulers.supervision.driver import Mailbox, StartError
+from muster.schedulers.supervision.driver import EventQueue, StartError
+from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.supervision.supervisor import Supervisor
 
 FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
@@ -46,7 +47,7 @@ class Bench:
     """A supervisor on a bench, its clock in the test's hand."""
 
     def __init__(self, tmp_path, **role):
-        plan = RolePlan(**({"name": "r", "replicas": 2, "is_agent": True} | role))
+        plan = SupervisedRole(**({"name": "r", "replicas": 2, "is_agent": True} | role))
         self.spec = AppSpec(
             app_id="app",
             scheduler="local_cwd",
@@ -62,7 +63,7 @@ class Bench:
         self.boot()
 
     def boot(self):
-        self.mailbox = Mailbox(now_s=lambda: self.now_s)
+        self.mailbox = EventQueue(now_s=lambda: self.now_s)
         self.driver = FakeDriver(self.folder)
         self.supervisor = Supervisor(self.folder, self.spec, self.mailbox, self.driver)
         return self
@@ -131,7 +132,7 @@ def test_what_cannot_be_started_ends_the_app(bench):
 
 def test_one_grace_period_on_the_given_clock(bench):
     bench.begin()
-    bench.supervisor.take(decisions.CancelRequested())
+    bench.supervisor.take(events.CancelRequested())
     assert bench.driver.done[-2:] == ["stop r/0", "stop r/1"]
     bench.end(FIRST, 143)
     bench.advance(10.0)
@@ -164,7 +165,7 @@ def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):
     bench.begin()
     bench.mailbox.close()
     bench.boot()
-    bench.mailbox.post(decisions.CancelRequested())
+    bench.mailbox.post(events.CancelRequested())
     bench.begin()
     assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "stop r/0", "stop r/1"]
     assert bench.supervisor.ended

@@ -6,7 +6,7 @@ leader judges, in `breaking`.
 
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import (
-    Seen,
+    DatedFailure,
     build_report,
     choose_root,
     describe_failure,
@@ -17,7 +17,7 @@ from muster.agent.rendezvous.interface import BreakKind, JobEnded, RoundBroken
 from muster.agent.runtime.loop import Loop
 
 
-class Trial:
+class LocalRestartPolicy:
     """Follows one agent's rounds, and posts `RoundBroken` and `JobEnded` on its loop."""
 
     def __init__(self, loop: Loop, *, run_id: str, max_restarts: int) -> None:
@@ -26,7 +26,7 @@ class Trial:
         self._max_restarts = max_restarts
         self._early: str | None = None
         self._final: str | None = None
-        self._seen: list[Seen] = []
+        self._seen: list[DatedFailure] = []
         self._stacks: list[Stack] = []
         self.number = 0
         """Of the current round; 0 before the first."""
@@ -68,7 +68,7 @@ class Trial:
 
     def _note(self, failures: tuple[Failure, ...]) -> None:
         now_s = self._loop.clock.now_s()
-        self._seen += [Seen(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
+        self._seen += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
 
     def take_stopped(self, round_number: int, failures: tuple[Failure, ...], stacks: tuple[Stack, ...]) -> bool:
         """No worker of the broken round is left; True when there is to be another round."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.rendezvous.backends.restart_policy import Trial
+from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.round import Round
@@ -26,7 +26,7 @@ class StaticRendezvous:
         self._config = config
         self._nproc = nproc
         self._loop = loop
-        self._trial = Trial(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._trial = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
 
     def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
         """See `Rendezvous`."""

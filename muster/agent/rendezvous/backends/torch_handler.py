@@ -22,8 +22,8 @@ from typing import Any
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.rendezvous.backends.restart_policy import Trial
-from muster.agent.rendezvous.interface import BreakKind, RendezvousLost, RoundFormed
+from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy
+from muster.agent.rendezvous.interface import BreakKind, RendezvousFailed, RoundFormed
 from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
@@ -55,7 +55,7 @@ class TorchRendezvous:
     def __init__(self, config: RendezvousConfig, *, nproc: int, role: str, loop: Loop) -> None:
         self._config = config
         self._loop = loop
-        self._trial = Trial(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._trial = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
         self._closed = False
         self._results: deque[Callable[[], None]] = deque()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -121,7 +121,7 @@ class TorchRendezvous:
         """The handler gave up."""
         if not self._trial.over:
             self._trial.over = True
-            self._loop.post(RendezvousLost(reason=reason, usage=usage))
+            self._loop.post(RendezvousFailed(reason=reason, usage=usage))
 
     # -- what the supervisor says -----------------------------------------------------------------------------------
 

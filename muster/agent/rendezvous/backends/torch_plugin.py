@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from muster._contract import DEFAULT_RDZV_PORT, Env
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
-from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousLost, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
@@ -94,10 +94,10 @@ class _LoopThread(threading.Thread):
         self._loop = Loop()
         self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._calls: deque[Callable[[], None]] = deque()
-        self.results: queue.SimpleQueue[Round | JobEnded | RendezvousLost | InternalError] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
         self.waiting = 0
         """What `num_nodes_waiting` says: above 0 once the round is broken."""
-        self.ended: JobEnded | RendezvousLost | None = None
+        self.ended: JobEnded | RendezvousFailed | None = None
         self._quit = False
         self.member = Member(
             config,
@@ -141,7 +141,7 @@ class _LoopThread(threading.Thread):
             self.results.put(event.round)
         elif isinstance(event, RoundBroken):
             self.waiting = 1
-        elif isinstance(event, JobEnded | RendezvousLost):
+        elif isinstance(event, JobEnded | RendezvousFailed):
             self.ended = event
             self.waiting = 1
             self.results.put(event)
@@ -196,7 +196,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         result = self._thread.results.get()
         if isinstance(result, InternalError):
             raise result
-        if isinstance(result, RendezvousLost):
+        if isinstance(result, RendezvousFailed):
             raise RendezvousTimeoutError(result.reason)
         if isinstance(result, JobEnded):
             raise RendezvousClosedError("the job has ended")

@@ -1,14 +1,14 @@
 """Actions of the leader: what `decisions` asks it to send."""
 
 from muster.agent.diagnosis.report import Report
-from muster.agent.rendezvous.consensus.members import Seat
-from muster.agent.rendezvous.consensus.quorum import Base
+from muster.agent.rendezvous.consensus.members import RankAssignment
+from muster.agent.rendezvous.consensus.quorum import QuorumBase
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import record
 
 
 @record
-class Form:
+class FormRound:
     """Send every seat its round; rank 0's port is `master_port`."""
 
     number: int
@@ -16,14 +16,14 @@ class Form:
     restarts_left: int
     world_size: int
     master_port: int
-    seats: tuple[Seat, ...]
+    seats: tuple[RankAssignment, ...]
     """In order of group rank."""
-    bases: tuple[Base, ...]
+    bases: tuple[QuorumBase, ...]
     early: str | None
 
 
 @record
-class Break:
+class BreakRound:
     """Tell these members to stop the workers of the round."""
 
     ids: tuple[str, ...]
@@ -36,14 +36,14 @@ class Break:
 
 
 @record
-class Settle:
+class CommitRound:
     """Every member of the round has confirmed it: older rounds are no base for anybody any more."""
 
     number: int
 
 
 @record
-class End:
+class EndJob:
     """The job is over for these members."""
 
     ids: tuple[str, ...]
@@ -54,17 +54,17 @@ class End:
 
 
 @record
-class GiveUp:
+class FailRendezvous:
     """The nodes did not come together in time."""
 
     reason: str
 
 
 @record
-class Tell:
+class Notify:
     """One line for the leader's console."""
 
     text: str
 
 
-Output = Form | Break | Settle | End | GiveUp | Tell
+Action = FormRound | BreakRound | CommitRound | EndJob | FailRendezvous | Notify

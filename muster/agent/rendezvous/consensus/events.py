@@ -1,7 +1,7 @@
 """The words of membership: rules, members, the events a leader feeds to `membership.advance` and what comes out."""
 
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.rendezvous.consensus.members import Peer
+from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.runtime.records import record
 
 # -- events -------------------------------------------------------------------------------------------------------
@@ -11,11 +11,11 @@ from muster.agent.runtime.records import record
 class Joined:
     """A member asks to take part; its workers of earlier rounds are gone."""
 
-    peer: Peer
+    peer: MemberRecord
 
 
 @record
-class Lost:
+class MemberLost:
     """A member's connection closed, or it fell silent."""
 
     id: str
@@ -23,15 +23,15 @@ class Lost:
 
 
 @record
-class SawEnd:
-    """A lost member's process was seen to end: comes after its `Lost`, which cannot wait for the proof."""
+class ProcessEnded:
+    """A lost member's process was seen to end: comes after its `MemberLost`, which cannot wait for the proof."""
 
     id: str
 
 
 @record
-class Left:
-    """A member said that it goes. Its workers may still be stopping: `Lost` follows when it is gone."""
+class Leaving:
+    """A member said that it goes. Its workers may still be stopping: `MemberLost` follows when it is gone."""
 
     id: str
     reason: str
@@ -45,7 +45,7 @@ class Prepared:
 
 
 @record
-class Confirmed:
+class RoundAcknowledged:
     """A member has received a round."""
 
     id: str
@@ -97,6 +97,18 @@ class Tick:
     """Time has passed: `next_due_s` was reached."""
 
 
-Event = Joined | Lost | SawEnd | Left | Prepared | Confirmed | Failed | Idle | Succeeded | Stopped | Tick
+Event = (
+    Joined
+    | MemberLost
+    | ProcessEnded
+    | Leaving
+    | Prepared
+    | RoundAcknowledged
+    | Failed
+    | Idle
+    | Succeeded
+    | Stopped
+    | Tick
+)
 
 # -- outputs ------------------------------------------------------------------------------------------------------

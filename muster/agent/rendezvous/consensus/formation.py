@@ -1,27 +1,27 @@
 """When a round can be formed, who is in it, and how the job ends. Pure."""
 
 from muster.agent.diagnosis.root_cause import build_report
-from muster.agent.rendezvous.consensus.actions import End, Form, GiveUp, Tell
-from muster.agent.rendezvous.consensus.members import Peer
-from muster.agent.rendezvous.consensus.persistent import Ledger, Roll
-from muster.agent.rendezvous.consensus.quorum import Base, may_form
-from muster.agent.rendezvous.consensus.rank_assignment import assign_seats, keep_indices
-from muster.agent.rendezvous.consensus.state import FOREVER, Phase, State, Step
+from muster.agent.rendezvous.consensus.actions import EndJob, FailRendezvous, FormRound, Notify
+from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
+from muster.agent.rendezvous.consensus.quorum import QuorumBase, may_form
+from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, keep_indices
+from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState
 from muster.agent.runtime.records import replace
 
 
-def form_or_end(state: State, now_s: float) -> Step:
+def form_or_end(state: JobState, now_s: float) -> Decision:
     """What the state allows by now: a round, the end of the job, or nothing."""
-    if state.phase is Phase.RUNNING and state.blame_until_s is None and len(state.done) == len(state.seats):
+    if state.phase is JobPhase.RUNNING and state.blame_until_s is None and len(state.done) == len(state.seats):
         return _end_well(state, now_s)
-    if state.phase is not Phase.FORMING or state.pending:
+    if state.phase is not JobPhase.FORMING or state.pending:
         return state, ()
     if state.final is not None:
         return _end_badly(state, now_s)
     return _form(state) if _is_time(state, now_s) else (state, ())
 
 
-def _choose(state: State) -> list[Peer]:
+def _choose(state: JobState) -> list[MemberRecord]:
     """Who may get a seat. Of a job that ran not those who still import, if it can go on without them.
 
     They have no part in any earlier round; the leader, and with it its node, is in every one.
@@ -36,7 +36,7 @@ def _choose(state: State) -> list[Peer]:
     return prompt if can_do else ready
 
 
-def _is_time(state: State, now_s: float) -> bool:
+def _is_time(state: JobState, now_s: float) -> bool:
     if state.doubtful or now_s < state.fence_until_s or not _is_due(state, len(state.members), now_s):
         return False
     # Only now look at each: most events, and all but the last of those joins that come together, find it too early.
@@ -46,7 +46,7 @@ def _is_time(state: State, now_s: float) -> bool:
     return may_form(state.bases, state.rules.min_nodes)
 
 
-def _is_due(state: State, count: int, now_s: float) -> bool:
+def _is_due(state: JobState, count: int, now_s: float) -> bool:
     rules = state.rules
     if count < rules.min_nodes or count >= rules.max_nodes:
         return count >= rules.min_nodes
@@ -57,36 +57,36 @@ def _is_due(state: State, count: int, now_s: float) -> bool:
     return now_s >= state.last_join_s + rules.last_call_s and now_s >= state.quiet_until_s
 
 
-def _form(state: State) -> Step:
-    seats = assign_seats(_choose(state), state.bases[-1] if state.bases else None, state.rules.max_nodes)
+def _form(state: JobState) -> Decision:
+    seats = assign_ranks(_choose(state), state.bases[-1] if state.bases else None, state.rules.max_nodes)
     number, attempt = max(state.round, state.floor) + 1, state.attempt + (1 if state.charged else 0)
     leader = next(seat for seat in seats if state.members[seat.id].is_leader)
-    base = Base(
+    base = QuorumBase(
         number=number,
         by=leader.id,
         size=len(seats),
         leader=leader.group_rank,
         own=True,
         indices=keep_indices(seats),
-        held=Ledger({seat.id: seat.group_rank for seat in seats}),
+        held=PersistentMap({seat.id: seat.group_rank for seat in seats}),
     )
     importing = {*state.importing, *state.importing_seated}
     state = replace(
         state,
-        phase=Phase.RUNNING,
+        phase=JobPhase.RUNNING,
         round=number,
         attempt=attempt,
         in_office=True,
         bases=(*(replace(earlier, late=False) for earlier in state.bases), base),
-        seats=Ledger({seat.id: seat for seat in seats}),
-        importing=Roll(importing.difference(base.held)),
-        importing_seated=Roll(importing.intersection(base.held)),
-        unconfirmed=Roll(base.held),
-        done=Roll(),
+        seats=PersistentMap({seat.id: seat for seat in seats}),
+        importing=PersistentSet(importing.difference(base.held)),
+        importing_seated=PersistentSet(importing.intersection(base.held)),
+        unconfirmed=PersistentSet(base.held),
+        done=PersistentSet(),
         failures=(),
         stacks=(),
-        failed_by=Roll(),
-        idle=Ledger(),
+        failed_by=PersistentSet(),
+        idle=PersistentMap(),
         charged=False,
         reform=False,
         batch_since_s=None,
@@ -94,7 +94,7 @@ def _form(state: State) -> Step:
         end_until_s=FOREVER,
     )
     last = state.members[seats[-1].id]
-    form = Form(
+    form = FormRound(
         number=number,
         attempt=attempt,
         restarts_left=state.rules.max_restarts - attempt,
@@ -104,18 +104,18 @@ def _form(state: State) -> Step:
         bases=state.bases,
         early=state.early,
     )
-    return state, (form, *_tell_spares(state))
+    return state, (form, *_notify_spares(state))
 
 
-def _tell_spares(state: State) -> tuple[Tell, ...]:
+def _notify_spares(state: JobState) -> tuple[Notify, ...]:
     spares = len(state.members) - len(state.seats)
     if spares <= 0 or len(state.seats) < state.rules.max_nodes:
         return ()
     word = "spare" if spares == 1 else "spares"
-    return (Tell(text=f"{spares} more than --nnodes allows ({state.rules.max_nodes}): waiting as {word}"),)
+    return (Notify(text=f"{spares} more than --nnodes allows ({state.rules.max_nodes}): waiting as {word}"),)
 
 
-def _end_well(state: State, now_s: float) -> Step:
+def _end_well(state: JobState, now_s: float) -> Decision:
     """All are done, but those who vanished since may go on without this leader, and will come back to hear of it."""
     if may_form(state.bases, state.rules.min_nodes) or now_s >= state.end_until_s:
         return _end(state, succeeded=True)
@@ -124,7 +124,7 @@ def _end_well(state: State, now_s: float) -> Step:
     return replace(state, end_until_s=now_s + state.rules.join_timeout_s), ()
 
 
-def _end_badly(state: State, now_s: float) -> Step:
+def _end_badly(state: JobState, now_s: float) -> Decision:
     """As `_end_well`: those who cannot be heard may not know that the job has failed, go on, and call here."""
     if may_form(state.bases, state.rules.min_nodes) or now_s >= state.end_until_s:
         return _end(state, succeeded=False)
@@ -132,10 +132,10 @@ def _end_badly(state: State, now_s: float) -> Step:
         return state, ()
     limit_s = state.rules.join_timeout_s
     line = f"{state.final}; most nodes cannot be heard and may go on: waiting {limit_s:g} s for them"
-    return replace(state, end_until_s=now_s + limit_s), (Tell(text=line),)
+    return replace(state, end_until_s=now_s + limit_s), (Notify(text=line),)
 
 
-def _end(state: State, *, succeeded: bool) -> Step:
+def _end(state: JobState, *, succeeded: bool) -> Decision:
     present = [seat_id for seat_id in state.seats if seat_id in state.members]
     report = None
     if not succeeded:
@@ -147,14 +147,14 @@ def _end(state: State, *, succeeded: bool) -> Step:
             state.failures,
             state.stacks,
         )
-    verdict = End(ids=(), succeeded=succeeded, report=report, printer=None)
+    verdict = EndJob(ids=(), succeeded=succeeded, report=report, printer=None)
     # Who took over only to end the job has no round of its own.
     printer = next(iter(present or state.members), None) if report is not None else None
     end = replace(verdict, ids=tuple(state.members), printer=printer)
-    return replace(state, phase=Phase.ENDING, verdict=verdict), (end,)
+    return replace(state, phase=JobPhase.ENDING, verdict=verdict), (end,)
 
 
-def give_up(state: State) -> Step:
+def fail_rendezvous(state: JobState) -> Decision:
     """The join timeout has passed."""
     rules, count = state.rules, len(state.members)
     if count >= rules.min_nodes:
@@ -162,4 +162,4 @@ def give_up(state: State) -> Step:
         why = f"{missing} nodes of round {state.round} cannot be heard and may still be running"
     else:
         why = f"only {count} of at least {rules.min_nodes} nodes were there"
-    return replace(state, phase=Phase.ENDING), (GiveUp(reason=f"{why} within {rules.join_timeout_s:g} s"),)
+    return replace(state, phase=JobPhase.ENDING), (FailRendezvous(reason=f"{why} within {rules.join_timeout_s:g} s"),)

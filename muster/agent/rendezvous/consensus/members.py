@@ -7,7 +7,7 @@ FENCE_S = 0.3
 
 
 @record
-class Rules:
+class JobRules:
     """What the job was started with; equal on all nodes. All times are seconds."""
 
     run_id: str
@@ -35,7 +35,7 @@ class Rules:
 
 
 @record
-class Carry:
+class RecoveryState:
     """What a member brings along: the job's state as far as it knows, so that no leader takes it to its grave."""
 
     round: int = 0
@@ -49,7 +49,7 @@ class Carry:
 
 
 @record
-class Peer:
+class MemberRecord:
     """One member."""
 
     id: str
@@ -64,13 +64,13 @@ class Peer:
     """It said that it goes; it gets no seat any more."""
     is_prepared: bool = True
     """False while it imports what its workers need, when it joins; `Prepared` follows."""
-    carry: Carry = Carry()
+    carry: RecoveryState = RecoveryState()
     order: int = 0
     """Order of joining; set by `advance`."""
 
 
 @record
-class Seat:
+class RankAssignment:
     """One member's place in a round."""
 
     id: str

@@ -6,25 +6,25 @@ their workers need. What they carry of the job is taken over here, and who is ac
 
 from collections.abc import Iterable
 
-from muster.agent.rendezvous.consensus.actions import Tell
-from muster.agent.rendezvous.consensus.events import Joined, Left, Lost, Prepared, SawEnd
-from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, forgive
-from muster.agent.rendezvous.consensus.members import Carry, Peer
-from muster.agent.rendezvous.consensus.quorum import Base, CarriedBase, build_base
-from muster.agent.rendezvous.consensus.state import FOREVER, Phase, State, Step, name_peer
+from muster.agent.rendezvous.consensus.actions import Notify
+from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
+from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, excuse_failure
+from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
+from muster.agent.rendezvous.consensus.quorum import CarriedBase, QuorumBase, build_base
+from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState, describe_member
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
 
 
-def on_joined(state: State, event: Joined, now_s: float) -> Step:
+def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     """A member asks to take part."""
     carry = event.peer.carry
     carry = replace(carry, attempt=min(carry.attempt, state.rules.max_restarts))  # more there have never been
     peer = replace(event.peer, order=state.joins, carry=carry)
-    if state.phase is Phase.ENDING and state.verdict is not None:
+    if state.phase is JobPhase.ENDING and state.verdict is not None:
         return state, (replace(state.verdict, ids=(peer.id,)),)
     is_first_to_import = not peer.is_prepared and not state.importing
-    state = _note_prepared(state, peer.id)
+    state = _mark_prepared(state, peer.id)
     bases = tuple(_hold(base, peer) for base in state.bases)
     if any(held.ended != base.ended for held, base in zip(bases, state.bases, strict=True)):
         # That end may have been a moment ago: its workers die within the fence, counted from when we hear of it.
@@ -38,42 +38,44 @@ def on_joined(state: State, event: Joined, now_s: float) -> Step:
         last_join_s=now_s,
         bases=bases,
     )
-    state = _heed_leader(_adopt(state, peer.carry, now_s), peer.carry.leader, now_s)
+    state = _wait_for_other_leader(_adopt_recovery_state(state, peer.carry, now_s), peer.carry.leader, now_s)
     state = replace(state, bases=tuple(base.with_claim(peer.id, peer.index) for base in state.bases))
     if peer.is_prepared or state.importing_seated:
         return _wait_to_join(state, now_s), ()
     if not is_first_to_import or not _can_be_joined(state):
         return state, ()
-    return state, (Tell(text=f"{name_peer(state, peer)} has come and still imports: the job goes on meanwhile"),)
+    return state, (
+        Notify(text=f"{describe_member(state, peer)} has come and still imports: the job goes on meanwhile"),
+    )
 
 
-def on_prepared(state: State, event: Prepared, now_s: float) -> Step:
+def on_prepared(state: JobState, event: Prepared, now_s: float) -> Decision:
     """A member has imported what its workers need."""
-    state = _note_prepared(state, event.id)
+    state = _mark_prepared(state, event.id)
     is_new = event.id in state.members and event.id not in state.seats
     return _forget_batch(_wait_to_join(state, now_s) if is_new else state), ()
 
 
-def _can_be_joined(state: State) -> bool:
+def _can_be_joined(state: JobState) -> bool:
     """A round runs to which a node can be added."""
-    return state.phase is Phase.RUNNING and not state.done and len(state.seats) < state.rules.max_nodes
+    return state.phase is JobPhase.RUNNING and not state.done and len(state.seats) < state.rules.max_nodes
 
 
-def _wait_to_join(state: State, now_s: float) -> State:
+def _wait_to_join(state: JobState, now_s: float) -> JobState:
     """A member could take part from now on, in a new round."""
     if state.batch_since_s is not None or not _can_be_joined(state):
         return state
     return replace(state, batch_since_s=now_s)
 
 
-def _forget_batch(state: State) -> State:
+def _forget_batch(state: JobState) -> JobState:
     """After somebody went, or need not be waited for: perhaps nobody is left who could take part."""
     if state.batch_since_s is None or _list_newcomers(state):
         return state
     return replace(state, batch_since_s=None)
 
 
-def _list_newcomers(state: State) -> list[Peer]:
+def _list_newcomers(state: JobState) -> list[MemberRecord]:
     """Who has no seat and could make use of one; of a round that stands still anyway also those who import."""
     importing = () if state.importing_seated else state.importing
     return [
@@ -83,7 +85,7 @@ def _list_newcomers(state: State) -> list[Peer]:
     ]
 
 
-def _note_prepared(state: State, member_id: str) -> State:
+def _mark_prepared(state: JobState, member_id: str) -> JobState:
     """It imports no more, or is not there any more."""
     if member_id not in state.importing and member_id not in state.importing_seated:
         return state
@@ -94,16 +96,16 @@ def _note_prepared(state: State, member_id: str) -> State:
     )
 
 
-def break_for_joins(state: State, now_s: float) -> Step:
+def break_for_joins(state: JobState, now_s: float) -> Decision:
     """The joins to the running round make a new one when it is time."""
-    if state.phase is not Phase.RUNNING or state.blame_until_s is not None or now_s < batch_due_s(state):
+    if state.phase is not JobPhase.RUNNING or state.blame_until_s is not None or now_s < batch_due_s(state):
         return state, ()
-    fresh = [name_peer(state, peer) for peer in _list_newcomers(state)]
+    fresh = [describe_member(state, peer) for peer in _list_newcomers(state)]
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
     return break_round(replace(state, reform=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
 
 
-def batch_due_s(state: State) -> float:
+def batch_due_s(state: JobState) -> float:
     """When the joins to a running round make a new one; infinity when there are none."""
     if state.batch_since_s is None:
         return FOREVER
@@ -115,7 +117,7 @@ def batch_due_s(state: State) -> float:
     return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
 
 
-def _hold(base: Base, peer: Peer) -> Base:
+def _hold(base: QuorumBase, peer: MemberRecord) -> QuorumBase:
     """Count a member, and the ends it observed, for a base that it was part of."""
     for carried in peer.carry.bases:
         if base.is_same(carried):
@@ -124,7 +126,7 @@ def _hold(base: Base, peer: Peer) -> Base:
     return base
 
 
-def _adopt(state: State, carry: Carry, now_s: float) -> State:
+def _adopt_recovery_state(state: JobState, carry: RecoveryState, now_s: float) -> JobState:
     """Take over round number, attempt and bases from a member that knows a later round than this leader."""
     if carry.round < state.round:
         return state
@@ -132,7 +134,7 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
     if state.in_office:
         # Two leaders met: no used attempt is forgotten. (Of the same round a member may know the next attempt already.)
         state = state if carry.round == state.round else replace(state, attempt=attempt)
-        return _adopt_rival(state, carry, now_s)
+        return _adopt_rival_rounds(state, carry, now_s)
     if carry.round == state.round:
         final = state.final or carry.final
         return replace(state, attempt=attempt, early=state.early or carry.early, final=final)
@@ -153,7 +155,7 @@ def _adopt(state: State, carry: Carry, now_s: float) -> State:
     )
 
 
-def _heed_leader(state: State, last_leader: str | None, now_s: float) -> State:
+def _wait_for_other_leader(state: JobState, last_leader: str | None, now_s: float) -> JobState:
     """Who comes from another leader than we know of may have had a part in rounds there without having heard of them.
 
     It is free, so that leader's lease has ended; those of the others who follow it end within what a takeover waits.
@@ -165,7 +167,7 @@ def _heed_leader(state: State, last_leader: str | None, now_s: float) -> State:
     return replace(state, gather_until_s=max(state.gather_until_s, now_s + state.rules.gather_s))
 
 
-def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:
+def _adopt_rival_rounds(state: JobState, carry: RecoveryState, now_s: float) -> JobState:
     """Heed the rounds of another leader that gave way to this one: some of its members may not know it yet.
 
     Who is here already proves nothing about them until it is heard again (`on_stopped`): it may have been theirs
@@ -185,8 +187,8 @@ def _adopt_rival(state: State, carry: Carry, now_s: float) -> State:
     return replace(state, bases=(*rivals, *state.bases), gather_until_s=gather_until_s)
 
 
-def _build_base(state: State, carried: CarriedBase, *, claimants: Iterable[Peer]) -> Base:
-    """A base that a newcomer brought, and who of it is here; see `Base.with_claim`."""
+def _build_base(state: JobState, carried: CarriedBase, *, claimants: Iterable[MemberRecord]) -> QuorumBase:
+    """A base that a newcomer brought, and who of it is here; see `QuorumBase.with_claim`."""
     base = build_base(carried)
     for member in state.members.values():
         base = _hold(base, member)
@@ -195,27 +197,27 @@ def _build_base(state: State, carried: CarriedBase, *, claimants: Iterable[Peer]
     return base
 
 
-def on_lost(state: State, event: Lost, now_s: float) -> Step:
+def on_lost(state: JobState, event: MemberLost, now_s: float) -> Decision:
     """A member's connection closed, or it fell silent."""
     peer = state.members.get(event.id)
     if peer is None:
         return state, ()
     state = replace(
-        _note_prepared(state, event.id),
+        _mark_prepared(state, event.id),
         members=state.members.without(event.id),
         bases=tuple(replace(base, held=base.held.without(event.id)) for base in state.bases),
         unconfirmed=state.unconfirmed.without(event.id),
     )
-    if state.phase is Phase.FORMING and event.id in state.pending:
+    if state.phase is JobPhase.FORMING and event.id in state.pending:
         state = replace(state, pending=state.pending.without(event.id), fence_until_s=now_s + state.rules.fence_s)
-        return forgive(state, event.id, now_s), ()
-    if state.phase is not Phase.RUNNING or event.id not in state.seats or event.id in state.done:
+        return excuse_failure(state, event.id, now_s), ()
+    if state.phase is not JobPhase.RUNNING or event.id not in state.seats or event.id in state.done:
         return _forget_batch(state), ()
     state = replace(state, fence_until_s=now_s + state.rules.fence_s)
-    return break_for_loss(state, event.id, f"{name_peer(state, peer)} was lost: {event.reason}", now_s)
+    return break_for_loss(state, event.id, f"{describe_member(state, peer)} was lost: {event.reason}", now_s)
 
 
-def on_saw_end(state: State, event: SawEnd, _now_s: float) -> Step:
+def on_process_ended(state: JobState, event: ProcessEnded, _now_s: float) -> Decision:
     """A lost member's process was seen to end."""
     seat = state.seats.get(event.id)
     if seat is None or event.id in state.members or not state.bases:
@@ -228,13 +230,13 @@ def on_saw_end(state: State, event: SawEnd, _now_s: float) -> Step:
     return replace(state, bases=(*state.bases[:-1], last)), ()
 
 
-def on_left(state: State, event: Left, now_s: float) -> Step:
+def on_leaving(state: JobState, event: Leaving, now_s: float) -> Decision:
     """A member said that it goes."""
     peer = state.members.get(event.id)
     if peer is None:
         return state, ()
     state = replace(state, members=state.members.with_item(event.id, replace(peer, leaving=True)))
-    if state.phase is not Phase.RUNNING or event.id not in state.seats or event.id in state.done:
+    if state.phase is not JobPhase.RUNNING or event.id not in state.seats or event.id in state.done:
         return _forget_batch(state), ()
     # It stays pending until its connection closes: only then are its workers gone.
-    return break_for_loss(state, event.id, f"{name_peer(state, peer)} left: {event.reason}", now_s)
+    return break_for_loss(state, event.id, f"{describe_member(state, peer)} left: {event.reason}", now_s)

@@ -16,37 +16,37 @@ V = TypeVar("V")
 _ABSENT: Any = object()
 
 
-class Ledger(Mapping[K, V], Generic[K, V]):
+class PersistentMap(Mapping[K, V], Generic[K, V]):
     """An immutable mapping. Older versions forget the order of what was removed since."""
 
     __slots__ = ("_items", "_key", "_next", "_old")
 
     def __init__(self, items: Mapping[K, V] | None = None) -> None:
         self._items: dict[K, V] | None = dict(items or {})
-        self._next: Ledger[K, V] | None = None
+        self._next: PersistentMap[K, V] | None = None
         """The version after this one; it, or one after it, has taken over the dict."""
         self._key: Any = None
         """What differs between this version and the next, and what it was here."""
         self._old: Any = _ABSENT
 
-    def with_item(self, key: K, value: V) -> "Ledger[K, V]":
+    def with_item(self, key: K, value: V) -> "PersistentMap[K, V]":
         """The next version, in which `key` has this value."""
         items = self._own()
         if not items:
-            return Ledger({key: value})  # an empty one keeps its dict: it may be a default that many share
+            return PersistentMap({key: value})  # an empty one keeps its dict: it may be a default that many share
         old = items.get(key, _ABSENT)
         items[key] = value
         return self._hand_over(items, key, old)
 
-    def without(self, key: K) -> "Ledger[K, V]":
+    def without(self, key: K) -> "PersistentMap[K, V]":
         """The next version, which has no `key`; this one when there is none."""
         items = self._own()
         if key not in items:
             return self
         return self._hand_over(items, key, items.pop(key))
 
-    def _hand_over(self, items: dict[K, V], key: K, old: Any) -> "Ledger[K, V]":
-        newer: Ledger[K, V] = Ledger()
+    def _hand_over(self, items: dict[K, V], key: K, old: Any) -> "PersistentMap[K, V]":
+        newer: PersistentMap[K, V] = PersistentMap()
         newer._items = items
         self._items, self._next, self._key, self._old = None, newer, key, old
         return newer
@@ -57,7 +57,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
     def _rebuild(self) -> dict[K, V]:
         """An old version's content: the newest one's, with every change since taken back."""
         changes: list[tuple[K, V]] = []
-        version: Ledger[K, V] = self
+        version: PersistentMap[K, V] = self
         while version._next is not None:
             changes.append((version._key, version._old))
             version = version._next
@@ -99,26 +99,26 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         return f"Ledger({self._own()!r})"
 
 
-class Roll(AbstractSet[K], Generic[K]):
+class PersistentSet(AbstractSet[K], Generic[K]):
     """An immutable set; equal to any other set of the same content."""
 
     __slots__ = ("_ledger",)
 
     def __init__(self, content: Iterable[K] = ()) -> None:
-        self._ledger: Ledger[K, None] = Ledger(dict.fromkeys(content))
+        self._ledger: PersistentMap[K, None] = PersistentMap(dict.fromkeys(content))
 
-    def with_one(self, one: K) -> "Roll[K]":
+    def with_one(self, one: K) -> "PersistentSet[K]":
         """The next version, in which this one is."""
         return self if one in self._ledger else self._turn(self._ledger.with_item(one, None))
 
-    def without(self, one: K) -> "Roll[K]":
+    def without(self, one: K) -> "PersistentSet[K]":
         """The next version, in which this one is not."""
         return self._turn(self._ledger.without(one))
 
-    def _turn(self, ledger: Ledger[K, None]) -> "Roll[K]":
+    def _turn(self, ledger: PersistentMap[K, None]) -> "PersistentSet[K]":
         if ledger is self._ledger:
             return self
-        roll: Roll[K] = Roll()
+        roll: PersistentSet[K] = PersistentSet()
         roll._ledger = ledger
         return roll
 

@@ -24,7 +24,7 @@ takeover could go elsewhere, and two sides go on.
 
 from collections.abc import Iterable
 
-from muster.agent.rendezvous.consensus.persistent import Ledger
+from muster.agent.rendezvous.consensus.persistent import PersistentMap
 from muster.agent.runtime.records import record, replace
 
 INDICES_KEPT = 64
@@ -46,7 +46,7 @@ class CarriedBase:
 
 
 @record
-class Base:
+class QuorumBase:
     """A round that was formed, and who of it is accounted for."""
 
     number: int
@@ -61,14 +61,14 @@ class Base:
     """It came to light after the running round had been formed, which therefore does not replace it."""
     indices: tuple[int | None, ...] = ()
     """Node index of each group rank, as far as `INDICES_KEPT`; empty when every rank is its node's index."""
-    held: Ledger[str, int] = Ledger()
+    held: PersistentMap[str, int] = PersistentMap()
     """Member id -> group rank, of those connected now."""
     ended: frozenset[int] = frozenset()
     """Group ranks whose process end was seen."""
     claimed: frozenset[int] = frozenset()
     """Group ranks whose node index was claimed by a new process."""
 
-    def is_same(self, other: "Base | CarriedBase") -> bool:
+    def is_same(self, other: "QuorumBase | CarriedBase") -> bool:
         """True for what somebody else knows of this round."""
         return (self.number, self.by) == (other.number, other.by)
 
@@ -78,7 +78,7 @@ class Base:
             return index if 0 <= index < self.size else None
         return self.indices.index(index) if index in self.indices else None
 
-    def with_claim(self, member_id: str, index: int | None) -> "Base":
+    def with_claim(self, member_id: str, index: int | None) -> "QuorumBase":
         """After a member was heard that did not bring this base along, but has the node index of one of its ranks.
 
         Its process is a new one: the scheduler started it because the old one had ended.
@@ -116,9 +116,9 @@ class Base:
         )
 
 
-def build_base(carried: CarriedBase) -> Base:
+def build_base(carried: CarriedBase) -> QuorumBase:
     """A base as far as its carrier knows it, holding nobody."""
-    return Base(
+    return QuorumBase(
         number=carried.number,
         by=carried.by,
         size=carried.size,
@@ -128,14 +128,14 @@ def build_base(carried: CarriedBase) -> Base:
     )
 
 
-def may_go_on(base: Base, min_nodes: int) -> bool:
+def may_go_on(base: QuorumBase, min_nodes: int) -> bool:
     """True when the leader in office may form the next round with the members it holds."""
     held = len(set(base.held.values()) - base.ended)
     alive = base.size - len(base.ended)
     return held >= min_nodes or 2 * held >= alive or not base.is_missing_some()
 
 
-def may_take_over(base: Base, min_nodes: int) -> bool:
+def may_take_over(base: QuorumBase, min_nodes: int) -> bool:
     """True when a candidate, or a leader that lost its state, may form the next round with those who joined it."""
     if not base.is_missing_some():
         return True
@@ -146,7 +146,7 @@ def may_take_over(base: Base, min_nodes: int) -> bool:
     return 2 * len(ranks) > alive or (2 * len(ranks) == alive and base.lowest_alive() in ranks)
 
 
-def count_votes(base: Base, min_nodes: int) -> int:
+def count_votes(base: QuorumBase, min_nodes: int) -> int:
     """How many of the round, with the leader's own node, must stay with a leader so that nobody else can go on."""
     alive = base.size - len(base.ended)
     if base.own:
@@ -158,6 +158,6 @@ def count_votes(base: Base, min_nodes: int) -> int:
     return (alive + 1) // 2 if is_half_enough else alive // 2 + 1
 
 
-def may_form(bases: Iterable[Base], min_nodes: int) -> bool:
+def may_form(bases: Iterable[QuorumBase], min_nodes: int) -> bool:
     """True when every base allows it; without any base there is nobody to collide with."""
     return all((may_go_on if base.own else may_take_over)(base, min_nodes) for base in bases)

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 
-from muster.agent.rendezvous.consensus.members import Peer, Seat
-from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, Base
+from muster.agent.rendezvous.consensus.members import MemberRecord, RankAssignment
+from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, QuorumBase
 
 
-def assign_seats(members: Iterable[Peer], base: Base | None, max_nodes: int) -> tuple[Seat, ...]:
+def assign_ranks(
+    members: Iterable[MemberRecord], base: QuorumBase | None, max_nodes: int
+) -> tuple[RankAssignment, ...]:
     """Node index decides; without one, the order of the last round, then of joining. Survivors go before spares.
 
     Args:
@@ -17,7 +19,7 @@ def assign_seats(members: Iterable[Peer], base: Base | None, max_nodes: int) -> 
     ready = list(members)
     last = len(ready) + (base.size if base else 0)
 
-    def rank_before(peer: Peer) -> int:
+    def rank_before(peer: MemberRecord) -> int:
         return base.held.get(peer.id, last) if base else last
 
     chosen = sorted(
@@ -33,7 +35,7 @@ def assign_seats(members: Iterable[Peer], base: Base | None, max_nodes: int) -> 
         offset += peer.nproc
         role_sizes[peer.role] = role_sizes.get(peer.role, 0) + peer.nproc
     return tuple(
-        Seat(
+        RankAssignment(
             id=peer.id,
             index=peer.index,
             group_rank=group_rank,
@@ -45,7 +47,7 @@ def assign_seats(members: Iterable[Peer], base: Base | None, max_nodes: int) -> 
     )
 
 
-def keep_indices(seats: tuple[Seat, ...]) -> tuple[int | None, ...]:
+def keep_indices(seats: tuple[RankAssignment, ...]) -> tuple[int | None, ...]:
     """Node index by group rank; empty when the two are the same, cut where it would grow with the job."""
     if all(seat.index == seat.group_rank for seat in seats):
         return ()

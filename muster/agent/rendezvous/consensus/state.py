@@ -7,17 +7,17 @@ import math
 from enum import Enum
 
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.diagnosis.root_cause import Seen
-from muster.agent.rendezvous.consensus.actions import End, Output
-from muster.agent.rendezvous.consensus.members import Peer, Rules, Seat
-from muster.agent.rendezvous.consensus.persistent import Ledger, Roll
-from muster.agent.rendezvous.consensus.quorum import Base
+from muster.agent.diagnosis.root_cause import DatedFailure
+from muster.agent.rendezvous.consensus.actions import Action, EndJob
+from muster.agent.rendezvous.consensus.members import JobRules, MemberRecord, RankAssignment
+from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
+from muster.agent.rendezvous.consensus.quorum import QuorumBase
 from muster.agent.runtime.records import record
 
 FOREVER = math.inf
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     """Where the job stands."""
 
     FORMING = "forming"
@@ -27,14 +27,14 @@ class Phase(Enum):
 
 
 @record
-class State:
-    """All the leader knows. `start_state` makes the first one."""
+class JobState:
+    """All the leader knows. `build_initial_state` makes the first one."""
 
-    rules: Rules
+    rules: JobRules
     since_s: float
     """When this forming began; the join timeout counts from here."""
-    phase: Phase = Phase.FORMING
-    members: Ledger[str, Peer] = Ledger()
+    phase: JobPhase = JobPhase.FORMING
+    members: PersistentMap[str, MemberRecord] = PersistentMap()
     joins: int = 0
     round: int = 0
     floor: int = 0
@@ -47,20 +47,20 @@ class State:
     who was heard when."""
     in_office: bool = False
     """True once this leader has formed a round itself."""
-    bases: tuple[Base, ...] = ()
+    bases: tuple[QuorumBase, ...] = ()
     """The last formed round, preceded by those it has not yet replaced for all of its members."""
-    seats: Ledger[str, Seat] = Ledger()
+    seats: PersistentMap[str, RankAssignment] = PersistentMap()
     """Of the current round; empty before the first."""
-    unconfirmed: Roll[str] = Roll()
-    pending: Roll[str] = Roll()
+    unconfirmed: PersistentSet[str] = PersistentSet()
+    pending: PersistentSet[str] = PersistentSet()
     """Members whose workers must still stop before a round can be formed."""
-    done: Roll[str] = Roll()
+    done: PersistentSet[str] = PersistentSet()
     """Members whose workers of this round all ended well, also those that vanished afterwards."""
-    failures: tuple[Seen, ...] = ()
+    failures: tuple[DatedFailure, ...] = ()
     stacks: tuple[Stack, ...] = ()
-    idle: Ledger[str, tuple[Failure, ...]] = Ledger()
+    idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
     """Members without a sign of life, and what they will be blamed for if it is all of them."""
-    failed_by: Roll[str] = Roll()
+    failed_by: PersistentSet[str] = PersistentSet()
     excused_until_s: float = -FOREVER
     """A loss until then explains the round's first failure."""
     charged: bool = False
@@ -75,31 +75,31 @@ class State:
     last_join_s: float = -FOREVER
     batch_since_s: float | None = None
     """Since when there is a member that could take part in a new round."""
-    importing: Roll[str] = Roll()
+    importing: PersistentSet[str] = PersistentSet()
     """Members without a seat whose workers could not start yet: they still import."""
-    importing_seated: Roll[str] = Roll()
+    importing_seated: PersistentSet[str] = PersistentSet()
     """Members of the current round that still import what they need for it."""
     blame_until_s: float | None = None
     """When a failure that spends the last attempt becomes final, unless a loss explains it."""
     end_until_s: float = FOREVER
     """When the job's success need not wait any longer for members that vanished after theirs."""
-    verdict: End | None = None
+    verdict: EndJob | None = None
     """How the job ended, for those who come late."""
 
 
-Step = tuple[State, tuple[Output, ...]]
+Decision = tuple[JobState, tuple[Action, ...]]
 
 
-def start_state(rules: Rules, now_s: float, *, takeover: bool) -> State:
+def build_initial_state(rules: JobRules, now_s: float, *, takeover: bool) -> JobState:
     """A leader's first state: empty for the named leader, gathering for a candidate."""
     if takeover:
         # Workers of the node whose end made way for this takeover die within the fence as everywhere.
         fence_s, gather_s = now_s + rules.fence_s, now_s + rules.gather_s
-        return State(rules=rules, since_s=now_s, reform=True, fence_until_s=fence_s, gather_until_s=gather_s)
-    return State(rules=rules, since_s=now_s, quiet_until_s=now_s + rules.quiet_s)
+        return JobState(rules=rules, since_s=now_s, reform=True, fence_until_s=fence_s, gather_until_s=gather_s)
+    return JobState(rules=rules, since_s=now_s, quiet_until_s=now_s + rules.quiet_s)
 
 
-def name_peer(state: State, peer: Peer) -> str:
+def describe_member(state: JobState, peer: MemberRecord) -> str:
     """How people know a node: "node 1 (host-b)"."""
     seat = state.seats.get(peer.id)
     number = peer.index if peer.index is not None else seat.group_rank if seat else None

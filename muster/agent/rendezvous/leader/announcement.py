@@ -6,8 +6,13 @@ just come back look the same until they answer.
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.protocol.discovery_messages import Call, Yield, build_call, read_call_reply
-from muster.agent.rendezvous.protocol.fields import NonsenseError
+from muster.agent.rendezvous.protocol.discovery_messages import (
+    Announcement,
+    AnnouncementRefused,
+    build_announcement,
+    read_announcement_reply,
+)
+from muster.agent.rendezvous.protocol.fields import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.transport.links import Closing, Link, Network
 from muster.agent.runtime.loop import Loop, Timer
@@ -18,7 +23,7 @@ DIAL_LIMIT_S = 1.0
 """Shorter than the time a node 0 with empty memory holds back: it may come up right after a dial went unanswered."""
 
 
-class Beacon:
+class TakeoverAnnouncer:
     """Calls until closed."""
 
     def __init__(
@@ -26,7 +31,7 @@ class Beacon:
         loop: Loop,
         network: Network,
         endpoint: tuple[str, int],
-        describe: Callable[[], Call],
+        describe: Callable[[], Announcement],
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self._loop = loop
@@ -45,7 +50,7 @@ class Beacon:
             self._link.close()
             self._link = None
         if self._link is not None:
-            self._link.send(build_call(self._describe()))
+            self._link.send(build_announcement(self._describe()))
         elif self._dial is None:
             host, port = self._endpoint
             self._dial = self._network.connect(host, port, self._on_open, self._on_failed, DIAL_LIMIT_S)
@@ -56,7 +61,7 @@ class Beacon:
         self._link = link
         self._heard_s = self._loop.clock.now_s()
         link.owner = self
-        link.send(build_call(self._describe()))
+        link.send(build_announcement(self._describe()))
 
     def _on_failed(self, _why: str, _refused: bool) -> None:
         self._dial = None
@@ -65,12 +70,12 @@ class Beacon:
         """See `LinkOwner`."""
         self._heard_s = self._loop.clock.now_s()
         try:
-            reply = read_call_reply(message)
-        except NonsenseError:
+            reply = read_announcement_reply(message)
+        except MalformedMessageError:
             link.close()
             self._link = None
             return
-        if isinstance(reply, Yield):
+        if isinstance(reply, AnnouncementRefused):
             self._on_other_leader(link.peer_host, reply.port)
 
     def on_closed(self, _link: Link, _reason: str) -> None:

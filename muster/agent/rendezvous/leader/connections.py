@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.consensus.members import Rules
+from muster.agent.rendezvous.consensus.members import JobRules
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, LocalLink
 from muster.agent.runtime.records import record
 
 
-class Contact:
+class MemberConnection:
     """One member's connection. Made when it joins; the leader keeps the two times up."""
 
     __slots__ = ("heard_s", "host", "id", "index", "link", "listen_port", "local_addr", "promise_s")
@@ -33,22 +33,22 @@ class Contact:
         return isinstance(self.link, LocalLink)
 
 
-class Contacts:
+class MemberConnections:
     """The members connected now: by id, by link, by node index."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Contact] = {}
-        self._by_link: dict[Link, Contact] = {}
-        self._by_index: dict[int, Contact] = {}
+        self._by_id: dict[str, MemberConnection] = {}
+        self._by_link: dict[Link, MemberConnection] = {}
+        self._by_index: dict[int, MemberConnection] = {}
 
-    def add(self, contact: Contact) -> None:
+    def add(self, contact: MemberConnection) -> None:
         """A member is here. Another of the same id must have been removed."""
         self._by_id[contact.id] = contact
         self._by_link[contact.link] = contact
         if contact.index is not None:
             self._by_index[contact.index] = contact
 
-    def remove(self, contact: Contact) -> bool:
+    def remove(self, contact: MemberConnection) -> bool:
         """A member is gone; False when it was not here any more."""
         if self._by_id.get(contact.id) is not contact:
             return False
@@ -58,15 +58,15 @@ class Contacts:
             del self._by_index[contact.index]
         return True
 
-    def find(self, member_id: str) -> Contact | None:
+    def find(self, member_id: str) -> MemberConnection | None:
         """The member of this id."""
         return self._by_id.get(member_id)
 
-    def find_link(self, link: Link) -> Contact | None:
+    def find_link(self, link: Link) -> MemberConnection | None:
         """The member at the other end of this link."""
         return self._by_link.get(link)
 
-    def find_index(self, index: int) -> Contact | None:
+    def find_index(self, index: int) -> MemberConnection | None:
         """The member with this --node-rank."""
         return self._by_index.get(index)
 
@@ -74,7 +74,7 @@ class Contacts:
         """All members, in order of joining."""
         return tuple(self._by_id)
 
-    def list_remote(self) -> list[Contact]:
+    def list_remote(self) -> list[MemberConnection]:
         """All but the member of the leader's own process."""
         return [contact for contact in self._by_id.values() if not contact.is_local]
 
@@ -88,7 +88,7 @@ class Contacts:
 
 
 @record
-class Contender:
+class IndexClaim:
     """A member that came with the index of one that is still here."""
 
     link: Link
@@ -100,7 +100,7 @@ class Contender:
 class LeaderOptions:
     """What a leader is made of besides the loop."""
 
-    rules: Rules
+    rules: JobRules
     silence_s: float
     takeover: bool
     local_addr: str | None

@@ -1,4 +1,4 @@
-"""The leader: carries facts from links to `membership.advance`, and its outputs back to the members (`dispatch`).
+"""The leader: carries facts from links to `membership.decide`, and its outputs back to the members (`dispatch`).
 
 It decides nothing about rounds itself. What it adds is who is who, and time: who is silent for too long, and until when
 its own workers may live.
@@ -6,26 +6,33 @@ its own workers may live.
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.consensus.actions import Form
-from muster.agent.rendezvous.consensus.decisions import advance, next_due_s
-from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, Lost, SawEnd, Tick
-from muster.agent.rendezvous.consensus.members import Peer
-from muster.agent.rendezvous.consensus.quorum import Base, count_votes
-from muster.agent.rendezvous.consensus.state import FOREVER, State, start_state
+from muster.agent.rendezvous.consensus.actions import FormRound
+from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
+from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, MemberLost, ProcessEnded, Tick
+from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.rendezvous.consensus.quorum import QuorumBase, count_votes
+from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
 from muster.agent.rendezvous.consensus.timing import find_margin_s
-from muster.agent.rendezvous.leader.connections import Contact, Contacts, Contender, LeaderOptions
-from muster.agent.rendezvous.leader.outgoing import Dispatch
-from muster.agent.rendezvous.protocol.fields import NonsenseError
+from muster.agent.rendezvous.leader.connections import IndexClaim, LeaderOptions, MemberConnection, MemberConnections
+from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
+from muster.agent.rendezvous.protocol.fields import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.protocol.leader_messages import (
-    Answer,
-    build_answer,
-    build_bye,
+    HeartbeatReply,
+    build_goodbye,
+    build_heartbeat_reply,
     build_redirect,
     build_rejection,
     build_welcome,
 )
-from muster.agent.rendezvous.protocol.member_messages import EndHeard, Heartbeat, Join, Started, Word, read_word
+from muster.agent.rendezvous.protocol.member_messages import (
+    EndAcknowledged,
+    Heartbeat,
+    Join,
+    MemberMessage,
+    Started,
+    read_member_message,
+)
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import replace
@@ -48,9 +55,9 @@ class Leader:
         self._clock = loop.clock
         self._network = network
         self._options = options
-        self._contacts = Contacts()
-        self._dispatch = Dispatch(loop, self._contacts, options)
-        self._contenders: dict[str, Contender] = {}
+        self._contacts = MemberConnections()
+        self._dispatch = OutgoingMessages(loop, self._contacts, options)
+        self._contenders: dict[str, IndexClaim] = {}
         """By the id of the member whose index they claim."""
         self._probes: set[Closing] = set()
         self._timer: Timer | None = None
@@ -58,7 +65,7 @@ class Leader:
         self._retry: Timer | None = None
         self._closed = False
         self._awake_s = loop.clock.boottime_s()
-        self.state: State = start_state(options.rules, loop.clock.now_s(), takeover=options.takeover)
+        self.state: JobState = build_initial_state(options.rules, loop.clock.now_s(), takeover=options.takeover)
         self._set_timer()
 
     # -- links in ---------------------------------------------------------------------------------------------------
@@ -86,19 +93,19 @@ class Leader:
         else:
             self._contend(rival, link, join)
 
-    def _contend(self, rival: Contact, link: Link, join: Join) -> None:
+    def _contend(self, rival: MemberConnection, link: Link, join: Join) -> None:
         """Two nodes with one index: either the first is gone and we do not know it yet, or it is a mistake."""
-        self._contenders[rival.id] = Contender(link=link, join=join, since_s=self._clock.boottime_s())
+        self._contenders[rival.id] = IndexClaim(link=link, join=join, since_s=self._clock.boottime_s())
         self._probe(rival, lambda: self._lose(rival, "its process has ended"))
 
     def _enrol(self, link: Link, join: Join) -> None:
         old = self._contacts.find(join.id)
         if old is not None:
             self._lose(old, "it came back on another connection")
-        contact = Contact(join, link, self._clock.boottime_s())
+        contact = MemberConnection(join, link, self._clock.boottime_s())
         self._contacts.add(contact)
         link.send(build_welcome(self._options.own_id, self._options.listen_port))
-        peer = Peer(
+        peer = MemberRecord(
             id=join.id,
             index=join.index,
             nproc=join.nproc,
@@ -120,8 +127,8 @@ class Leader:
         """See `LinkOwner`. Whoever sends nonsense is dropped; what our own node sends is a bug of ours."""
         contact = self._contacts.find_link(link)
         try:
-            word = read_word("" if contact is None else contact.id, message)
-        except NonsenseError as error:
+            word = read_member_message("" if contact is None else contact.id, message)
+        except MalformedMessageError as error:
             if isinstance(link, LocalLink):
                 raise
             self._refuse(link, str(error))
@@ -135,7 +142,7 @@ class Leader:
         self._options.tell(f"dropped {link.peer_host}: a message made no sense ({why})")
         self._drop(link, "it sent a message that makes no sense")
 
-    def _take(self, contact: Contact, word: Word | None) -> None:
+    def _take(self, contact: MemberConnection, word: MemberMessage | None) -> None:
         self._notice_pause()
         if self._contacts.find_link(contact.link) is not contact:
             return  # silent for too long while this process was stopped: given up, whatever it had sent
@@ -144,7 +151,7 @@ class Leader:
             self._settle_contest(contact)
         if isinstance(word, Heartbeat):
             self._answer_beat(contact, word)
-        elif isinstance(word, EndHeard):
+        elif isinstance(word, EndAcknowledged):
             self._dispatch.acknowledge(contact.id)
         elif isinstance(word, Started):
             self._dispatch.open_round(word.round, contact.id, self.state)
@@ -164,7 +171,7 @@ class Leader:
         heard_s = [contact.heard_s for contact in remote if contact.id in self.state.seats]
         return max((at_s + silence_s - now_s for at_s in heard_s if now_s - at_s >= limit_s), default=0.0)
 
-    def _answer_beat(self, contact: Contact, beat: Heartbeat) -> None:
+    def _answer_beat(self, contact: MemberConnection, beat: Heartbeat) -> None:
         now_s = self._clock.boottime_s()
         if beat.echo_s is not None:
             # Never later than now: nobody can have had a time stamp that was not sent yet.
@@ -173,13 +180,13 @@ class Leader:
                 self._retry = self._loop.call_later(RETRY_S, self._try_again)
         last = self.state.bases[-1] if self.state.bases else None
         ended = (last.number, last.ended) if last is not None and last.ended else None
-        contact.link.send(build_answer(Answer(number=beat.number, at_s=now_s, ended=ended)))
+        contact.link.send(build_heartbeat_reply(HeartbeatReply(number=beat.number, at_s=now_s, ended=ended)))
 
     def _try_again(self) -> None:
         self._retry = None
         self._feed(Tick())
 
-    def _settle_contest(self, contact: Contact) -> None:
+    def _settle_contest(self, contact: MemberConnection) -> None:
         contender = self._contenders.get(contact.id)
         if contender is None or self._clock.boottime_s() < contender.since_s + DUPLICATE_S:
             return
@@ -202,10 +209,10 @@ class Leader:
                 del self._contenders[rival_id]
 
     def _note_end(self, member_id: str) -> None:
-        self._feed(SawEnd(id=member_id))
+        self._feed(ProcessEnded(id=member_id))
         self._dispatch.acknowledge(member_id)
 
-    def _probe(self, contact: Contact, on_ended: Callable[[], None]) -> None:
+    def _probe(self, contact: MemberConnection, on_ended: Callable[[], None]) -> None:
         """Dial a member at once: a refusal is the proof that its process has ended."""
         if self._network is None or not contact.listen_port:
             return
@@ -222,17 +229,17 @@ class Leader:
     def _drop(self, link: Link, reason: str) -> None:
         """Close a link ourselves. `bye` tells the member that this is not our process's end."""
         contact = self._contacts.find_link(link)
-        link.send(build_bye(reason))
+        link.send(build_goodbye(reason))
         link.close()
         self._forget_contender(link)
         if contact is not None:
             self._lose(contact, reason)
 
-    def _lose(self, contact: Contact, reason: str) -> None:
+    def _lose(self, contact: MemberConnection, reason: str) -> None:
         if not self._contacts.remove(contact):
             return
         contact.link.close()
-        self._feed(Lost(id=contact.id, reason=reason))
+        self._feed(MemberLost(id=contact.id, reason=reason))
         contender = self._contenders.pop(contact.id, None)
         if contender is not None and not self._closed:
             self.admit(contender.link, contender.join)
@@ -278,7 +285,7 @@ class Leader:
         bases = [*(base for base in self.state.bases[:-1] if base.is_missing_some()), *last]
         return min((self._promised_until_s(base) for base in bases), default=self._clock.boottime_s()) + lease_s
 
-    def _promised_until_s(self, base: Base) -> float:
+    def _promised_until_s(self, base: QuorumBase) -> float:
         """When the last of the promises was given that keep the others of a round from going on without us."""
         needed = count_votes(base, self.state.rules.min_nodes) - (self._options.own_id in base.held)
         if needed <= 0:
@@ -302,10 +309,13 @@ class Leader:
         if self._closed:
             return
         state, now_s = replace(self.state, doubtful=False) if self.state.doubtful else self.state, self._clock.now_s()
-        self.state, outputs = advance(state, event, now_s)
-        if any(isinstance(output, Form) for output in outputs) and self.lease_until_s() <= self._clock.boottime_s():
+        self.state, outputs = decide(state, event, now_s)
+        if (
+            any(isinstance(output, FormRound) for output in outputs)
+            and self.lease_until_s() <= self._clock.boottime_s()
+        ):
             # Some who are counted on may be free to go elsewhere by now: nobody could hold this round.
-            self.state, outputs = advance(replace(state, doubtful=True), event, now_s)
+            self.state, outputs = decide(replace(state, doubtful=True), event, now_s)
         self._set_timer()
         for output in outputs:
             self._dispatch.carry_out(output, self.state)

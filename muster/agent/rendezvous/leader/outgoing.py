@@ -3,20 +3,28 @@
 Where a rank can be reached is found out here, and that every member has the end before anybody leaves.
 """
 
-from muster.agent.rendezvous.consensus.actions import Break, End, Form, GiveUp, Output, Settle, Tell
-from muster.agent.rendezvous.consensus.state import Phase, State
-from muster.agent.rendezvous.leader.connections import Contact, Contacts, LeaderOptions
-from muster.agent.rendezvous.protocol.framing import Circular, Message
+from muster.agent.rendezvous.consensus.actions import (
+    Action,
+    BreakRound,
+    CommitRound,
+    EndJob,
+    FailRendezvous,
+    FormRound,
+    Notify,
+)
+from muster.agent.rendezvous.consensus.state import JobPhase, JobState
+from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
+from muster.agent.rendezvous.protocol.framing import Broadcast, Message
 from muster.agent.rendezvous.protocol.leader_messages import (
     Successor,
-    build_break,
     build_exit,
-    build_hopeless,
-    build_opened,
-    build_roster,
-    build_rounds,
-    build_settled,
-    build_verdict,
+    build_job_end,
+    build_rank0_started,
+    build_rendezvous_failure,
+    build_round_break,
+    build_round_committed,
+    build_round_starts,
+    build_round_summary,
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.runtime.loop import Loop, Timer
@@ -27,35 +35,35 @@ ACKNOWLEDGE_SILENCES = 3
 and must then find somebody who knows; else it would go on with others of its kind, and train what is trained."""
 
 
-class Dispatch:
+class OutgoingMessages:
     """One leader's outgoing post. Close it with the leader."""
 
-    def __init__(self, loop: Loop, contacts: Contacts, options: LeaderOptions) -> None:
+    def __init__(self, loop: Loop, contacts: MemberConnections, options: LeaderOptions) -> None:
         self._loop = loop
         self._contacts = contacts
         self._options = options
-        self._roster: tuple[Form, tuple[Successor, ...]] | None = None
+        self._roster: tuple[FormRound, tuple[Successor, ...]] | None = None
         """The running round and its successors, for who comes late."""
         self._awaiting: set[str] | None = None
         self._end_timer: Timer | None = None
 
-    def carry_out(self, output: Output, state: State) -> None:
+    def carry_out(self, output: Action, state: JobState) -> None:
         """Send what `advance` made, in the state that it left."""
-        if isinstance(output, Form):
+        if isinstance(output, FormRound):
             self._send_round(output, state)
-        elif isinstance(output, Break):
-            self._send(output.ids, build_break(output))
-        elif isinstance(output, Settle):
-            self._send(tuple(state.seats), build_settled(output.number))
-        elif isinstance(output, End):
+        elif isinstance(output, BreakRound):
+            self._send(output.ids, build_round_break(output))
+        elif isinstance(output, CommitRound):
+            self._send(tuple(state.seats), build_round_committed(output.number))
+        elif isinstance(output, EndJob):
             self._send_end(output)
-        elif isinstance(output, GiveUp):
-            self._send(self._contacts.list_ids(), build_hopeless(output.reason))
-        elif isinstance(output, Tell):
+        elif isinstance(output, FailRendezvous):
+            self._send(self._contacts.list_ids(), build_rendezvous_failure(output.reason))
+        elif isinstance(output, Notify):
             self._options.tell(output.text)
 
     def _send(self, ids: tuple[str, ...], message: Message) -> None:
-        copy = Circular(message).address()
+        copy = Broadcast(message).address()
         for member_id in ids:
             contact = self._contacts.find(member_id)
             if contact is not None:
@@ -63,7 +71,7 @@ class Dispatch:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _send_round(self, form: Form, state: State) -> None:
+    def _send_round(self, form: FormRound, state: JobState) -> None:
         found = [self._contacts.find(seat.id) for seat in form.seats]
         contacts = [contact for contact in found if contact is not None]  # all of them: `advance` was told who left
         own_host = self._own_host()
@@ -73,27 +81,27 @@ class Dispatch:
             for seat, host, contact in zip(form.seats, hosts, contacts, strict=True)
             if not contact.is_local
         )[:SUCCESSORS]
-        for contact, message in zip(contacts, build_rounds(form, hosts[0], successors), strict=True):
+        for contact, message in zip(contacts, build_round_starts(form, hosts[0], successors), strict=True):
             contact.link.send(message)
         self._roster = (form, successors)
         is_full = len(state.seats) >= state.rules.max_nodes
         for spare_id in [member_id for member_id in self._contacts.list_ids() if member_id not in state.seats]:
-            self._send((spare_id,), build_roster(form, spare_id, successors, is_spare=is_full))
+            self._send((spare_id,), build_round_summary(form, spare_id, successors, is_spare=is_full))
 
-    def open_round(self, number: int, member_id: str, state: State) -> None:
+    def open_round(self, number: int, member_id: str, state: JobState) -> None:
         """A member has started its workers: when it has global rank 0, the others may start theirs."""
         seat = state.seats.get(member_id)
-        if seat is None or seat.group_rank != 0 or number != state.round or state.phase is not Phase.RUNNING:
+        if seat is None or seat.group_rank != 0 or number != state.round or state.phase is not JobPhase.RUNNING:
             return
-        self._send(tuple(other for other in state.seats if other != member_id), build_opened(number))
+        self._send(tuple(other for other in state.seats if other != member_id), build_rank0_started(number))
 
-    def send_late_roster(self, contact: Contact, state: State) -> None:
+    def send_late_roster(self, contact: MemberConnection, state: JobState) -> None:
         """Who comes while a round runs must know of it: its next leader may not be where this one was found."""
-        if self._roster is None or state.phase is not Phase.RUNNING or contact.id in state.seats:
+        if self._roster is None or state.phase is not JobPhase.RUNNING or contact.id in state.seats:
             return
         form, successors = self._roster
         is_full = len(state.seats) >= state.rules.max_nodes
-        contact.link.send(build_roster(form, contact.id, successors, is_spare=is_full))
+        contact.link.send(build_round_summary(form, contact.id, successors, is_spare=is_full))
 
     def _own_host(self) -> str:
         """This node's address as the others see it; loopback when all are on this machine."""
@@ -102,7 +110,7 @@ class Dispatch:
         seen = (contact.link.local_host for contact in self._contacts.list_remote())
         return next((host for host in seen if not is_loopback(host)), "127.0.0.1")
 
-    def _host_of(self, contact: Contact, own_host: str) -> str:
+    def _host_of(self, contact: MemberConnection, own_host: str) -> str:
         if contact.local_addr:
             return contact.local_addr
         peer = contact.link.peer_host
@@ -111,8 +119,8 @@ class Dispatch:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _send_end(self, end: End) -> None:
-        circular = build_verdict(succeeded=end.succeeded, report=end.report)
+    def _send_end(self, end: EndJob) -> None:
+        circular = build_job_end(succeeded=end.succeeded, report=end.report)
         for member_id in end.ids:
             contact = self._contacts.find(member_id)
             if contact is not None:

@@ -6,9 +6,9 @@ stands may lead is `quorum`'s to say.
 
 from typing import Protocol
 
-from muster.agent.rendezvous.member.recovery import Memory
+from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
-from muster.agent.rendezvous.protocol.discovery_messages import Status, build_question
+from muster.agent.rendezvous.protocol.discovery_messages import QueryReply, build_leader_query
 from muster.agent.rendezvous.transport.links import Link, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
@@ -19,7 +19,7 @@ ENDPOINT_PATIENCE_S = 2.0
 NEVER = float("inf")
 
 
-class Seeker(Protocol):
+class DiscoveryOwner(Protocol):
     """Who looks for a leader."""
 
     @property
@@ -53,7 +53,7 @@ class Seeker(Protocol):
 
 
 @record
-class LookoutOptions:
+class DiscoveryOptions:
     """What is looked for."""
 
     run_id: str
@@ -62,11 +62,16 @@ class LookoutOptions:
     join_timeout_s: float
 
 
-class Lookout:
+class Discovery:
     """Looks while there is no leader. `stop` it with the member."""
 
     def __init__(
-        self, loop: Loop, network: Network | None, options: LookoutOptions, memory: Memory, seeker: Seeker
+        self,
+        loop: Loop,
+        network: Network | None,
+        options: DiscoveryOptions,
+        memory: RecoveryTracker,
+        seeker: DiscoveryOwner,
     ) -> None:
         self._loop = loop
         self._network = network
@@ -88,7 +93,7 @@ class Lookout:
         self._search = Search(
             self._loop,
             self._network,
-            build_question(self._options.run_id),
+            build_leader_query(self._options.run_id),
             self._on_status,
             self._on_search_round,
             self._seeker.lose_all,
@@ -122,7 +127,7 @@ class Lookout:
 
     # -- whom to join -----------------------------------------------------------------------------------------------
 
-    def _on_status(self, link: Link, status: Status, target: Target) -> bool:
+    def _on_status(self, link: Link, status: QueryReply, target: Target) -> bool:
         """Somebody answered: join it when it leads, or stands for leadership with a lower rank than ours."""
         if status.id == self._options.own_id or not self._seeker.can_join():
             return False
@@ -139,7 +144,7 @@ class Lookout:
         self._seeker.join_at(link, target)
         return True
 
-    def _is_better(self, status: Status) -> bool:
+    def _is_better(self, status: QueryReply) -> bool:
         if status.role == "leader":
             return True
         if status.role != "candidate" or status.round < self._memory.round:

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from muster.agent.rendezvous.interface import Lease
-from muster.agent.rendezvous.member.lease import Keepalive, LeaderKeepalive
-from muster.agent.rendezvous.protocol.leader_messages import Answer
+from muster.agent.rendezvous.member.lease import FollowerLease, LeaderLease
+from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop
 
 NEVER = float("inf")
 
 
-class Pulse:
+class Heartbeats:
     """One of two kinds of keep-alive, or none while there is no leader."""
 
     def __init__(
@@ -40,12 +40,12 @@ class Pulse:
         self._silence_s = silence_s
         self._on_silent = on_silent
         self._on_outvoted = on_outvoted
-        self._remote: Keepalive | None = None
-        self._own: LeaderKeepalive | None = None
+        self._remote: FollowerLease | None = None
+        self._own: LeaderLease | None = None
 
     def follow(self, link: Link, since_s: float) -> None:
         """Beat for a leader elsewhere; `since_s` is when it was asked for its welcome, CLOCK_BOOTTIME."""
-        self._remote = Keepalive(
+        self._remote = FollowerLease(
             self._loop,
             link,
             interval_s=self._interval_s,
@@ -57,9 +57,7 @@ class Pulse:
 
     def lead(self, until_s: Callable[[], float]) -> None:
         """This node leads; `until_s` says until when nobody else can."""
-        self._own = LeaderKeepalive(
-            self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_outvoted
-        )
+        self._own = LeaderLease(self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_outvoted)
 
     @property
     def is_alive_elsewhere(self) -> bool:
@@ -90,7 +88,7 @@ class Pulse:
             return True
         return False
 
-    def take_answer(self, answer: Answer) -> None:
+    def take_answer(self, answer: HeartbeatReply) -> None:
         """The leader elsewhere has answered a heartbeat."""
         if self._remote is not None:
             self._remote.take_answer(answer)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from muster.agent.rendezvous.consensus.timing import find_margin_s
 from muster.agent.rendezvous.interface import Lease
-from muster.agent.rendezvous.protocol.leader_messages import Answer
+from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
 from muster.agent.rendezvous.protocol.member_messages import build_heartbeat
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop, Timer
 
 
-class Keepalive:
+class FollowerLease:
     """Heartbeats over one link to a leader elsewhere. `stop` when the link is gone."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Keepalive:
         self._link.send(build_heartbeat(self._count, self._echo))
         self._timer = self._loop.call_later(self._interval_s, self.beat)
 
-    def take_answer(self, answer: Answer) -> None:
+    def take_answer(self, answer: HeartbeatReply) -> None:
         """The leader answered a heartbeat."""
         number = answer.number
         sent_s = self._sent_s.pop(number, None)
@@ -111,7 +111,7 @@ class Keepalive:
                 timer.cancel()
 
 
-class LeaderKeepalive:
+class LeaderLease:
     """The lease of the leader's own workers: renewed as long as nobody else can have taken over."""
 
     def __init__(

@@ -11,16 +11,16 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    GlobalRank0Started,
     JobEnded,
     Lease,
     Notice,
-    RendezvousLost,
+    RendezvousFailed,
     RoundBroken,
     RoundFormed,
-    RoundOpened,
 )
 from muster.agent.rendezvous.member.master_ports import MasterPorts
-from muster.agent.rendezvous.member.recovery import Memory
+from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
@@ -52,14 +52,14 @@ class Member:
         self._loop = loop
         self._node_name = node_name
         self._id = member_id or os.urandom(8).hex()
-        self._memory = Memory()
+        self._memory = RecoveryTracker()
         self._ports = MasterPorts(reserve)
         self._session = Session(config, self._id, self._memory, self, loop=loop, network=network, lease=lease)
         self._round: Round | None = None
         self._is_running = False
         """Workers of the round may be alive here: from RoundFormed to `stopped`."""
         self._kinds_posted: set[BreakKind] = set()
-        self._verdict: down.Verdict | None = None
+        self._verdict: down.JobEnd | None = None
         self._over = False
         self._closed = False
         self._spare_told = False
@@ -100,7 +100,7 @@ class Member:
     def succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
-            self._session.send(up.build_success(round_number))
+            self._session.send(up.build_succeeded(round_number))
 
     def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
         """See `Rendezvous`."""
@@ -170,7 +170,7 @@ class Member:
             self._has_told_prepared = True
             self._session.send(up.build_prepared())
 
-    def take(self, order: down.Order) -> None:
+    def take(self, order: down.LeaderMessage) -> None:
         """See `Part`."""
         taker: Callable[[Any], None] = getattr(self, _TAKERS[type(order)])
         taker(order)
@@ -181,7 +181,7 @@ class Member:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _on_seated(self, seated: down.Seated) -> None:
+    def _on_seated(self, seated: down.RoundStart) -> None:
         self._round = replace(seated.round, node_index=self._config.node_index or 0)
         self._memory.take_roster(seated.roster, self._round.group_rank)
         self._is_running = True
@@ -189,7 +189,7 @@ class Member:
         self._kinds_posted = set()
         self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
         self._session.begin_round(
-            alone=self._round.group_world_size == 1, confirmation=up.build_confirmation(self._round.number)
+            alone=self._round.group_world_size == 1, confirmation=up.build_round_acknowledgement(self._round.number)
         )
         self._loop.post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
 
@@ -197,21 +197,21 @@ class Member:
     def _hosts_rank_0(round_: Round) -> bool:
         return round_.group_rank == 0
 
-    def _on_opened(self, opened: down.Opened) -> None:
+    def _on_opened(self, opened: down.Rank0Started) -> None:
         if self._is_current(opened.round):
-            self._loop.post(RoundOpened(number=opened.round))
+            self._loop.post(GlobalRank0Started(number=opened.round))
 
-    def _on_roster(self, roster: down.Roster) -> None:
+    def _on_roster(self, roster: down.RoundSummary) -> None:
         """A round without this node. Said once, not again with every round that others form meanwhile."""
         self._memory.take_roster(roster, None)
         if roster.is_spare and not self._spare_told:
             self._spare_told = True
             self.tell(f"all {self._config.max_nodes} nodes that --nnodes allows are there: waiting as a spare")
 
-    def _on_settled(self, settled: down.Settled) -> None:
+    def _on_settled(self, settled: down.RoundCommitted) -> None:
         self._memory.settle(settled.round)
 
-    def _on_broken(self, broken: down.Broken) -> None:
+    def _on_broken(self, broken: down.RoundBreak) -> None:
         if broken.round != self._memory.round:
             return
         self._memory.take_break(broken)
@@ -228,14 +228,14 @@ class Member:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _on_verdict(self, verdict: down.Verdict) -> None:
+    def _on_verdict(self, verdict: down.JobEnd) -> None:
         self._verdict = self._session.office.verdict = verdict
-        self._session.send(up.build_end_heard())
+        self._session.send(up.build_end_acknowledgement())
 
     def _on_exit(self, _exit: down.Exit) -> None:
         self.finish()
 
-    def _on_hopeless(self, hopeless: down.Hopeless) -> None:
+    def _on_hopeless(self, hopeless: down.RendezvousFailure) -> None:
         self.lose_all(hopeless.reason)
 
     def _on_rejected(self, rejected: down.Rejected) -> None:
@@ -256,17 +256,17 @@ class Member:
             return
         self._over = True
         self._session.be_still()
-        self._loop.post(RendezvousLost(reason=reason, usage=usage))
+        self._loop.post(RendezvousFailed(reason=reason, usage=usage))
 
 
 _TAKERS: dict[type, str] = {
-    down.Seated: "_on_seated",
-    down.Roster: "_on_roster",
-    down.Opened: "_on_opened",
-    down.Settled: "_on_settled",
-    down.Broken: "_on_broken",
-    down.Verdict: "_on_verdict",
+    down.RoundStart: "_on_seated",
+    down.RoundSummary: "_on_roster",
+    down.Rank0Started: "_on_opened",
+    down.RoundCommitted: "_on_settled",
+    down.RoundBreak: "_on_broken",
+    down.JobEnd: "_on_verdict",
     down.Exit: "_on_exit",
-    down.Hopeless: "_on_hopeless",
+    down.RendezvousFailure: "_on_hopeless",
     down.Rejected: "_on_rejected",
 }

@@ -1,17 +1,17 @@
 """What one node knows of the job and carries to its next leader, so that no leader takes it to its grave."""
 
-from muster.agent.rendezvous.consensus.members import Carry
+from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import build_base
 from muster.agent.rendezvous.interface import BreakKind
-from muster.agent.rendezvous.protocol.leader_messages import Broken, Roster, Successor
+from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundSummary, Successor
 from muster.agent.runtime.records import replace
 
 
-class Memory:
+class RecoveryTracker:
     """Kept up by the member, read by whoever looks for a leader or is asked for one."""
 
     def __init__(self) -> None:
-        self.carry = Carry()
+        self.carry = RecoveryState()
         self.successors: tuple[Successor, ...] = ()
         self.rank: int | None = None
         """This node's group rank in the last round it knows."""
@@ -32,7 +32,7 @@ class Memory:
             self.leader_id = leader_id
             self.session_rounds = set()
 
-    def take_roster(self, roster: Roster, rank: int | None) -> None:
+    def take_roster(self, roster: RoundSummary, rank: int | None) -> None:
         """A round was formed; `rank` is None when this node has no seat in it."""
         self.carry = roster.carry
         self.successors = roster.successors
@@ -45,7 +45,7 @@ class Memory:
             bases = tuple(base for base in self.carry.bases if base.number >= number)
             self.carry = replace(self.carry, bases=bases)
 
-    def take_break(self, broken: Broken) -> None:
+    def take_break(self, broken: RoundBreak) -> None:
         """The round is over; what the next attempt will be is known from now on, also to the next leader."""
         final = broken.reason if broken.kind is BreakKind.FINAL else self.carry.final
         self.carry = replace(self.carry, attempt=broken.next_attempt, early=broken.early, final=final)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.protocol.discovery_messages import Status, read_reply
-from muster.agent.rendezvous.protocol.fields import NonsenseError
+from muster.agent.rendezvous.protocol.discovery_messages import QueryReply, read_query_reply
+from muster.agent.rendezvous.protocol.fields import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
 from muster.agent.rendezvous.transport.links import Closing, Link, Network
@@ -28,7 +28,7 @@ class Target:
     """Group rank of the member that listens there; None: the endpoint of the job."""
 
 
-class _Inquiry:
+class _Query:
     """One target: dialled, asked, asked again; dialled anew when it breaks."""
 
     def __init__(self, search: "Search", target: Target) -> None:
@@ -78,8 +78,8 @@ class _Inquiry:
         self.answered = True
         self._is_asking = False
         try:
-            reply = read_reply(message)
-        except NonsenseError as error:
+            reply = read_query_reply(message)
+        except MalformedMessageError as error:
             link.close()
             self.link = None
             self._note(f"{self.target.host}:{self.target.port}: its answer made no sense ({error})")
@@ -111,7 +111,7 @@ class Search:
         loop: Loop,
         network: Network,
         question: Message,
-        on_status: Callable[[Link, Status, Target], bool],
+        on_status: Callable[[Link, QueryReply, Target], bool],
         on_round: Callable[[], None],
         on_reject: Callable[[str], None],
     ) -> None:
@@ -123,7 +123,7 @@ class Search:
         """What the endpoint's last failure was, for the message at the join timeout."""
         self._loop = loop
         self._on_round = on_round
-        self._inquiries: list[_Inquiry] = []
+        self._inquiries: list[_Query] = []
         self._interval_s = FIRST_INTERVAL_S
         self._timer: Timer | None = None
         self._closed = False
@@ -131,13 +131,13 @@ class Search:
 
     def start(self, targets: list[Target]) -> None:
         """Begin; targets in order of preference."""
-        self._inquiries = [_Inquiry(self, target) for target in targets]
+        self._inquiries = [_Query(self, target) for target in targets]
         self._tick()
 
     def add(self, target: Target) -> None:
         """Ask one more place from now on."""
         if all((i.target.host, i.target.port) != (target.host, target.port) for i in self._inquiries):
-            self._inquiries.append(_Inquiry(self, target))
+            self._inquiries.append(_Query(self, target))
 
     def _tick(self) -> None:
         for inquiry in list(self._inquiries):

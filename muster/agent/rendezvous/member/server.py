@@ -8,30 +8,30 @@ may keep that socket open across restarts).
 from collections.abc import Callable
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import FENCE_S, Rules
+from muster.agent.rendezvous.consensus.members import FENCE_S, JobRules
 from muster.agent.rendezvous.consensus.timing import find_margin_s, find_silence_s
-from muster.agent.rendezvous.leader.announcement import Beacon
+from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
-from muster.agent.rendezvous.member.recovery import Memory
+from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.protocol.discovery_messages import (
-    Call,
-    Question,
-    Status,
-    build_call_heard,
-    build_status,
-    build_yield,
+    Announcement,
+    LeaderQuery,
+    QueryReply,
+    build_announcement_acknowledgement,
+    build_announcement_refusal,
+    build_query_reply,
+    read_first_message,
     read_run_id,
-    read_visit,
 )
-from muster.agent.rendezvous.protocol.fields import NonsenseError, text
+from muster.agent.rendezvous.protocol.fields import MalformedMessageError, text
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.protocol.leader_messages import (
-    Verdict,
-    build_bye,
+    JobEnd,
     build_exit,
+    build_goodbye,
+    build_job_end,
     build_rejection,
-    build_verdict,
     build_welcome,
 )
 from muster.agent.rendezvous.protocol.member_messages import Join
@@ -41,22 +41,22 @@ from muster.agent.runtime.records import record
 
 
 @record
-class OfficeOptions:
+class ServerOptions:
     """Who this node is."""
 
     own_id: str
     own_index: int | None
-    rules: Rules
+    rules: JobRules
     silence_s: float
     local_addr: str | None
     endpoint: tuple[str, int]
     """Where the job's members look for their leader."""
 
 
-def build_rules(config: RendezvousConfig) -> Rules:
+def build_rules(config: RendezvousConfig) -> JobRules:
     """The job's rules from one node's configuration."""
     silence_s = find_silence_s(config)
-    return Rules(
+    return JobRules(
         run_id=text(config.run_id),
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -67,9 +67,9 @@ def build_rules(config: RendezvousConfig) -> Rules:
     )
 
 
-def build_office_options(config: RendezvousConfig, own_id: str) -> OfficeOptions:
+def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions:
     """Who the node of this configuration is."""
-    return OfficeOptions(
+    return ServerOptions(
         own_id=own_id,
         own_index=config.node_index,
         rules=build_rules(config),
@@ -84,20 +84,20 @@ def find_endpoint(config: RendezvousConfig) -> tuple[str, int]:
     return config.host or "localhost", config.port
 
 
-class Office:
+class Server:
     """Answers the door. Close it with the member."""
 
     def __init__(
         self,
         loop: Loop,
         network: Network | None,
-        options: OfficeOptions,
-        memory: Memory,
+        options: ServerOptions,
+        memory: RecoveryTracker,
         tell: Callable[[str], None],
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self.leader: Leader | None = None
-        self.verdict: Verdict | None = None
+        self.verdict: JobEnd | None = None
         """The job's end, for those whose leader ended before it could tell them."""
         self.following: tuple[str, int] | None = None
         """Where this node's leader can be found, kept up by the member: for those who look for it here."""
@@ -111,7 +111,7 @@ class Office:
         self._endpoint: Listener | None = None
         self._guests: dict[Link, bool] = {}
         """True for those who have been told the end: nothing they say matters any more."""
-        self._beacon: Beacon | None = None
+        self._beacon: TakeoverAnnouncer | None = None
         self._takeover = False
 
     @property
@@ -193,12 +193,12 @@ class Office:
                 local = False  # somebody else came first, most likely the old leader's successor process
         if not local and self._network is not None:
             options = self._options
-            self._beacon = Beacon(
+            self._beacon = TakeoverAnnouncer(
                 self._loop, self._network, options.endpoint, self._describe_call, self._on_other_leader
             )
 
-    def _describe_call(self) -> Call:
-        return Call(
+    def _describe_call(self) -> Announcement:
+        return Announcement(
             run_id=self._options.rules.run_id,
             id=self._options.own_id,
             round=0 if self.leader is None else self.leader.state.round,
@@ -219,31 +219,31 @@ class Office:
         run_id = self._options.rules.run_id
         try:
             theirs = read_run_id(message)
-            visit = read_visit(message) if theirs == run_id else None
-        except NonsenseError as error:
+            visit = read_first_message(message) if theirs == run_id else None
+        except MalformedMessageError as error:
             self._tell(f"dropped {link.peer_host}: a message made no sense ({error})")
             self._dismiss(link)
             return
         if theirs != run_id:
             link.send(build_rejection(f"this is run {run_id!r}, not {theirs[:80]!r}"))
             self._dismiss(link)
-        elif isinstance(visit, Question):
-            link.send(build_status(self._describe()))
+        elif isinstance(visit, LeaderQuery):
+            link.send(build_query_reply(self._describe()))
         elif isinstance(visit, Join):
             self._admit(link, visit)
-        elif isinstance(visit, Call):
+        elif isinstance(visit, Announcement):
             self._meet(link, visit)
         else:
             self._dismiss(link)
 
-    def _describe(self) -> Status:
+    def _describe(self) -> QueryReply:
         if self.leader is not None:
             role, number = "candidate" if self.is_candidate else "leader", self.leader.state.round
         else:
             role, number = "following" if self.following is not None else "seeking", self._memory.round
         if self.verdict is not None:
             role = "leader"  # who asks will join, and is told the end
-        return Status(
+        return QueryReply(
             role=role,
             round=number,
             rank=self._memory.rank,
@@ -258,22 +258,22 @@ class Office:
             self.leader.admit(link, join)
         elif self.verdict is not None:
             link.send(build_welcome(self._options.own_id, self.port))
-            verdict = build_verdict(succeeded=self.verdict.succeeded, report=self.verdict.report)
+            verdict = build_job_end(succeeded=self.verdict.succeeded, report=self.verdict.report)
             link.send(verdict.address(prints=False))
             link.send(build_exit())
             self._guests[link] = True
         else:
-            link.send(build_bye("it does not lead"))
+            link.send(build_goodbye("it does not lead"))
             link.close()
 
-    def _meet(self, link: Link, call: Call) -> None:
+    def _meet(self, link: Link, call: Announcement) -> None:
         """An acting leader calls at the endpoint: the one with the later round leads on."""
         if self.leader is None or call.id == self._options.own_id:
-            link.send(build_call_heard())
+            link.send(build_announcement_acknowledgement())
             return
         state = self.leader.state
         if state.in_office and state.round > call.round:
-            link.send(build_yield(self.port))
+            link.send(build_announcement_refusal(self.port))
         else:
             self._on_other_leader(link.peer_host, call.port)
 

@@ -9,14 +9,14 @@ from typing import Protocol
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.timing import find_silence_s
 from muster.agent.rendezvous.interface import Lease
-from muster.agent.rendezvous.member.discovery import NEVER, Lookout, LookoutOptions
-from muster.agent.rendezvous.member.heartbeat import Pulse
-from muster.agent.rendezvous.member.recovery import Memory
+from muster.agent.rendezvous.member.discovery import NEVER, Discovery, DiscoveryOptions
+from muster.agent.rendezvous.member.heartbeat import Heartbeats
+from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Target
-from muster.agent.rendezvous.member.server import Office, build_office_options, find_endpoint
+from muster.agent.rendezvous.member.server import Server, build_server_options, find_endpoint
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.fields import NonsenseError, host, text
+from muster.agent.rendezvous.protocol.fields import MalformedMessageError, host, text
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
@@ -26,11 +26,11 @@ WELCOME_LIMIT_S = 5.0
 """How long a leader that accepted the connection may take to answer `join`."""
 LINGER_S = 1.0
 """How long a member that has the job's end stays for those whose leader ended before telling them."""
-NONSENSE_PAUSE_S = 1.0
+MALFORMED_PAUSE_S = 1.0
 """A leader that wrote nonsense will most likely do it again: not sooner than that."""
 
 
-class Part(Protocol):
+class SessionOwner(Protocol):
     """What the node takes part with: its rounds and its end."""
 
     @property
@@ -56,7 +56,7 @@ class Part(Protocol):
         """The leader has taken this node in: tell what has changed since it was asked."""
         ...
 
-    def take(self, order: down.Order) -> None:
+    def take(self, order: down.LeaderMessage) -> None:
         """The leader wrote of rounds, or of the end."""
         ...
 
@@ -84,8 +84,8 @@ class Session:
         self,
         config: RendezvousConfig,
         own_id: str,
-        memory: Memory,
-        part: Part,
+        memory: RecoveryTracker,
+        part: SessionOwner,
         *,
         loop: Loop,
         network: Network | None,
@@ -96,15 +96,15 @@ class Session:
         self._part = part
         self._loop = loop
         self._network = network
-        self.office = Office(loop, network, build_office_options(config, own_id), memory, part.tell, self._follow)
-        options = LookoutOptions(
+        self.office = Server(loop, network, build_server_options(config, own_id), memory, part.tell, self._follow)
+        options = DiscoveryOptions(
             run_id=text(config.run_id),
             own_id=own_id,
             endpoint=find_endpoint(config),
             join_timeout_s=config.join_timeout_s,
         )
-        self._lookout = Lookout(loop, network, options, memory, self)
-        self._pulse = Pulse(
+        self._lookout = Discovery(loop, network, options, memory, self)
+        self._pulse = Heartbeats(
             loop,
             lease,
             interval_s=config.keep_alive_interval_s,
@@ -125,7 +125,7 @@ class Session:
         if self._config.local_addr:
             try:
                 host(self._config.local_addr)
-            except NonsenseError as error:
+            except MalformedMessageError as error:
                 self._part.lose_all(f"--local-addr {self._config.local_addr!r}: {error}", usage=True)
                 return
         if self._network is None:
@@ -186,7 +186,7 @@ class Session:
         self._pulse.drop_lease()
 
     def notice_expiry(self) -> bool:
-        """See `Pulse`."""
+        """See `Heartbeats`."""
         return self._pulse.notice_expiry()
 
     def be_still(self) -> None:
@@ -293,21 +293,21 @@ class Session:
         if link is not self._link or self._part.is_over or not self._pulse.note_heard():
             return
         try:
-            order = down.read_order(message)
-        except NonsenseError as error:
+            order = down.read_leader_message(message)
+        except MalformedMessageError as error:
             if isinstance(link, LocalLink):
                 raise
             self._part.tell(f"the leader sent a message that makes no sense ({error})")
             why = "it sent a message that makes no sense"
-            self._lose_link(why, free_s=self._pulse.promise_s, pause_s=NONSENSE_PAUSE_S)
+            self._lose_link(why, free_s=self._pulse.promise_s, pause_s=MALFORMED_PAUSE_S)
             return
         if isinstance(order, down.Welcome):
             self._on_welcome(order)
-        elif isinstance(order, down.Answer):
+        elif isinstance(order, down.HeartbeatReply):
             self._on_answer(order)
         elif isinstance(order, down.Redirect):
             self._follow(order.host, order.port)
-        elif isinstance(order, down.Bye):
+        elif isinstance(order, down.Goodbye):
             self._lose_link(order.reason, free_s=-NEVER)
         elif order is not None:
             self._part.take(order)
@@ -326,7 +326,7 @@ class Session:
             self._pulse.lead(self.office.leader.lease_until_s)
         self._part.greet()
 
-    def _on_answer(self, answer: down.Answer) -> None:
+    def _on_answer(self, answer: down.HeartbeatReply) -> None:
         self._pulse.take_answer(answer)
         if answer.ended is not None:
             self._memory.note_ended(*answer.ended)

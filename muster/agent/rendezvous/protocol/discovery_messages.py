@@ -1,6 +1,14 @@
 """What nodes write to one another before they are leader and member: who is there, and who leads."""
 
-from muster.agent.rendezvous.protocol.fields import NonsenseError, count, optional, place, port, take, text
+from muster.agent.rendezvous.protocol.fields import (
+    MalformedMessageError,
+    address,
+    count,
+    optional,
+    port,
+    read_field,
+    text,
+)
 from muster.agent.rendezvous.protocol.framing import Message
 from muster.agent.rendezvous.protocol.leader_messages import Rejected, read_rejection
 from muster.agent.rendezvous.protocol.member_messages import Join, read_join
@@ -10,14 +18,14 @@ ROLES = frozenset({"leader", "candidate", "following", "seeking"})
 
 
 @record
-class Question:
+class LeaderQuery:
     """Who are you, and who leads?"""
 
     run_id: str
 
 
 @record
-class Call:
+class Announcement:
     """An acting leader calls at the job's endpoint."""
 
     run_id: str
@@ -27,7 +35,7 @@ class Call:
 
 
 @record
-class Status:
+class QueryReply:
     """The answer to a question."""
 
     role: str
@@ -42,12 +50,12 @@ class Status:
 
 
 @record
-class CallHeard:
+class AnnouncementAcknowledged:
     """The answer to a call: lead on."""
 
 
 @record
-class Yield:
+class AnnouncementRefused:
     """The answer to a call: a leader of a later round is here."""
 
     port: int
@@ -59,42 +67,42 @@ def read_run_id(message: Message) -> str:
     Raises:
         NonsenseError: it is missing, or no text.
     """
-    return take(message, "run_id", text)
+    return read_field(message, "run_id", text)
 
 
-def read_visit(message: Message) -> Question | Call | Join | None:
+def read_first_message(message: Message) -> LeaderQuery | Announcement | Join | None:
     """What somebody wants who has come to our door; None for kinds of newer versions.
 
     Raises:
         NonsenseError: nobody of ours writes such a letter.
     """
-    kind = take(message, "t", text)
+    kind = read_field(message, "t", text)
     if kind == "ask":
-        return Question(run_id=read_run_id(message))
+        return LeaderQuery(run_id=read_run_id(message))
     if kind == "join":
         return read_join(message)
     if kind == "acting":
-        return Call(
+        return Announcement(
             run_id=read_run_id(message),
-            id=take(message, "id", text),
-            round=take(message, "round", count),
-            port=take(message, "port", port),
+            id=read_field(message, "id", text),
+            round=read_field(message, "round", count),
+            port=read_field(message, "port", port),
         )
     return None
 
 
-def build_question(run_id: str) -> Message:
-    """See `Question`."""
+def build_leader_query(run_id: str) -> Message:
+    """See `LeaderQuery`."""
     return {"t": "ask", "run_id": run_id}
 
 
-def build_call(call: Call) -> Message:
-    """See `Call`."""
+def build_announcement(call: Announcement) -> Message:
+    """See `Announcement`."""
     return {"t": "acting", "run_id": call.run_id, "id": call.id, "round": call.round, "port": call.port}
 
 
-def build_status(status: Status) -> Message:
-    """See `Status`."""
+def build_query_reply(status: QueryReply) -> Message:
+    """See `QueryReply`."""
     return {
         "t": "status",
         "role": status.role,
@@ -106,47 +114,47 @@ def build_status(status: Status) -> Message:
     }
 
 
-def read_reply(message: Message) -> Status | Rejected | None:
+def read_query_reply(message: Message) -> QueryReply | Rejected | None:
     """The answer to a question; None for kinds of newer versions.
 
     Raises:
         NonsenseError: nobody of ours writes such a letter.
     """
-    kind = take(message, "t", text)
+    kind = read_field(message, "t", text)
     if kind == "reject":
         return read_rejection(message)
     if kind != "status":
         return None
-    role = take(message, "role", text)
+    role = read_field(message, "role", text)
     if role not in ROLES:
-        raise NonsenseError(f"'role': not one of {', '.join(sorted(ROLES))}")
-    return Status(
+        raise MalformedMessageError(f"'role': not one of {', '.join(sorted(ROLES))}")
+    return QueryReply(
         role=role,
-        round=take(message, "round", count),
-        rank=take(message, "rank", optional(count)),
-        id=take(message, "id", text),
-        index=take(message, "index", optional(count)),
-        leader=take(message, "leader", optional(place)),
+        round=read_field(message, "round", count),
+        rank=read_field(message, "rank", optional(count)),
+        id=read_field(message, "id", text),
+        index=read_field(message, "index", optional(count)),
+        leader=read_field(message, "leader", optional(address)),
     )
 
 
-def build_call_heard() -> Message:
-    """See `CallHeard`."""
+def build_announcement_acknowledgement() -> Message:
+    """See `AnnouncementAcknowledged`."""
     return {"t": "heard"}
 
 
-def build_yield(own_port: int) -> Message:
-    """See `Yield`."""
+def build_announcement_refusal(own_port: int) -> Message:
+    """See `AnnouncementRefused`."""
     return {"t": "yield", "port": own_port}
 
 
-def read_call_reply(message: Message) -> CallHeard | Yield | None:
+def read_announcement_reply(message: Message) -> AnnouncementAcknowledged | AnnouncementRefused | None:
     """The answer to a call; None for kinds of newer versions.
 
     Raises:
         NonsenseError: nobody of ours writes such a letter.
     """
-    kind = take(message, "t", text)
+    kind = read_field(message, "t", text)
     if kind == "yield":
-        return Yield(port=take(message, "port", port))
-    return CallHeard() if kind == "heard" else None
+        return AnnouncementRefused(port=read_field(message, "port", port))
+    return AnnouncementAcknowledged() if kind == "heard" else None

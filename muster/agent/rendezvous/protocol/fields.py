@@ -18,25 +18,25 @@ MOST_PROCESSES = 1 << 20
 HOST_LIMIT = 255
 
 
-class NonsenseError(Exception):
+class MalformedMessageError(Exception):
     """A letter that nobody of ours writes: a field is missing, of a wrong type, or out of range. `str()` says which.
 
     The only error that a letter may cause: its sender loses the connection. Everything else is a bug of ours.
     """
 
 
-def take(message: Mapping[str, Any], key: str, read: Callable[[Any], T]) -> T:
+def read_field(message: Mapping[str, Any], key: str, read: Callable[[Any], T]) -> T:
     """One field, read.
 
     Raises:
         NonsenseError: it is missing, or `read` says that it is not what it must be.
     """
     if key not in message:
-        raise NonsenseError(f"{key!r} is missing")
+        raise MalformedMessageError(f"{key!r} is missing")
     try:
         return read(message[key])
-    except NonsenseError as error:
-        raise NonsenseError(f"{key!r}: {error}") from None
+    except MalformedMessageError as error:
+        raise MalformedMessageError(f"{key!r}: {error}") from None
 
 
 def optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
@@ -44,12 +44,12 @@ def optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda value: None if value is None else read(value)
 
 
-def many(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
+def list_of(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
     """A reader of lists. Inside a process they may be tuples: what a member writes to itself makes no trip as JSON."""
 
     def read_many(value: Any) -> tuple[T, ...]:
         if not isinstance(value, list | tuple):
-            raise NonsenseError("not a list")
+            raise MalformedMessageError("not a list")
         return tuple(read(item) for item in value)
 
     return read_many
@@ -60,14 +60,14 @@ def between(least: int, most: int) -> Callable[[Any], int]:
 
     def read_whole(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise NonsenseError(f"not a whole number from {least} to {most}")
+            raise MalformedMessageError(f"not a whole number from {least} to {most}")
         return value
 
     return read_whole
 
 
 count = between(0, MOST)
-whole = between(-MOST, MOST)
+integer = between(-MOST, MOST)
 size = between(1, MOST)
 processes = between(1, MOST_PROCESSES)
 port = between(0, 65535)
@@ -76,21 +76,21 @@ port = between(0, 65535)
 def seconds(value: Any) -> float:
     """A finite number."""
     if type(value) not in (int, float) or not -MOST_SECONDS <= value <= MOST_SECONDS:
-        raise NonsenseError("not a number of seconds")
+        raise MalformedMessageError("not a number of seconds")
     return float(value)
 
 
-def switch(value: Any) -> bool:
+def boolean(value: Any) -> bool:
     """True or False, and nothing that only counts as such."""
     if not isinstance(value, bool):
-        raise NonsenseError("neither true nor false")
+        raise MalformedMessageError("neither true nor false")
     return value
 
 
 def text(value: Any) -> str:
     """Text that can be printed: half a pair of surrogates (a byte of a file name that is no UTF-8) becomes "?"."""
     if not isinstance(value, str):
-        raise NonsenseError("not text")
+        raise MalformedMessageError("not text")
     return value if value.isascii() else value.encode(errors="replace").decode()
 
 
@@ -98,11 +98,11 @@ def host(value: Any) -> str:
     """What may be looked up or dialled."""
     name = text(value)
     if not name or len(name) > HOST_LIMIT or not name.isprintable() or " " in name:
-        raise NonsenseError("not the name or address of a host")
+        raise MalformedMessageError("not the name or address of a host")
     return name
 
 
-def place(value: Any) -> tuple[str, int]:
+def address(value: Any) -> tuple[str, int]:
     """Host and port."""
     name, at = items(2)(value)
     return host(name), port(at)
@@ -113,7 +113,7 @@ def items(length: int) -> Callable[[Any], Any]:
 
     def read_items(value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != length:
-            raise NonsenseError(f"not a list of {length}")
+            raise MalformedMessageError(f"not a list of {length}")
         return value
 
     return read_items
@@ -122,5 +122,5 @@ def items(length: int) -> Callable[[Any], Any]:
 def mapping(value: Any) -> dict[str, Any]:
     """An object, whose fields are still to be read."""
     if not isinstance(value, dict):
-        raise NonsenseError("not an object")
+        raise MalformedMessageError("not an object")
     return value

@@ -27,7 +27,7 @@ FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 VERSION = 1
 
 
-class WireError(Exception):
+class ProtocolError(Exception):
     """The other side does not speak our language, or is not who it must be. `str()` says which."""
 
 
@@ -35,7 +35,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` with separat
 _decode = json.JSONDecoder().decode
 
 
-class Circular:
+class Broadcast:
     """What a message to many says to all of them: encoded once, however many there are."""
 
     def __init__(self, common: Message) -> None:
@@ -44,7 +44,7 @@ class Circular:
 
     def address(self, **own: Any) -> Message:
         """The message with what it says to one of them."""
-        return Copy(self, own)
+        return AddressedCopy(self, own)
 
     def encode(self, own: Message) -> bytes:
         """Like `encode_json` of both parts together."""
@@ -52,10 +52,10 @@ class Circular:
         return (f"{self._text[:-1]},{_encode(own)[1:]}" if own else self._text).encode()
 
 
-class Copy(dict[str, Any]):
+class AddressedCopy(dict[str, Any]):
     """One member's message of a circular; a message like any other to whoever reads it. Never changed."""
 
-    def __init__(self, circular: Circular, own: Message) -> None:
+    def __init__(self, circular: Broadcast, own: Message) -> None:
         super().__init__(circular.common, **own)
         self._circular = circular
         self._own = own
@@ -67,7 +67,7 @@ class Copy(dict[str, Any]):
 
 def encode_json(message: Message) -> bytes:
     """Compact UTF-8 JSON."""
-    return message.encode() if isinstance(message, Copy) else _encode(message).encode()
+    return message.encode() if isinstance(message, AddressedCopy) else _encode(message).encode()
 
 
 def decode_json(payload: bytes) -> Message:
@@ -79,9 +79,9 @@ def decode_json(payload: bytes) -> Message:
     try:
         message = _decode(payload.decode())
     except (ValueError, RecursionError) as error:
-        raise WireError("a frame was not JSON") from error
+        raise ProtocolError("a frame was not JSON") from error
     if not isinstance(message, dict):
-        raise WireError("a frame was not a JSON object")
+        raise ProtocolError("a frame was not a JSON object")
     return message
 
 
@@ -106,7 +106,7 @@ class FrameReader:
             return None
         (size,) = struct.unpack_from(">I", self._buffer)
         if size > self.limit_bytes:
-            raise WireError(f"a frame of {size} bytes, at most {self.limit_bytes} are allowed")
+            raise ProtocolError(f"a frame of {size} bytes, at most {self.limit_bytes} are allowed")
         end = HEADER_BYTES + size
         if len(self._buffer) < end:
             return None

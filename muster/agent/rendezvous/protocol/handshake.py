@@ -11,7 +11,7 @@ from muster.agent.rendezvous.protocol.framing import (
     VERSION,
     FrameReader,
     Message,
-    WireError,
+    ProtocolError,
     build_frame,
     decode_json,
     encode_json,
@@ -71,7 +71,7 @@ class Codec:
         """The frame of a message, with its MAC when there is a token."""
         payload = encode_json(message)
         if len(payload) + MAC_BYTES > FRAME_LIMIT_BYTES:
-            raise WireError(f"a message of {len(payload)} bytes is too long to send")
+            raise ProtocolError(f"a message of {len(payload)} bytes is too long to send")
         if self._key is None:
             return build_frame(payload)
         mac = _hmac(self._send_key, struct.pack(">Q", self._sent), payload)
@@ -96,16 +96,16 @@ class Codec:
             mac, payload = payload[:MAC_BYTES], payload[MAC_BYTES:]
             right = _hmac(self._receive_key, struct.pack(">Q", self._received), payload)
             if not _matches(mac, right):
-                raise WireError("a frame was changed on its way")
+                raise ProtocolError("a frame was changed on its way")
             self._received += 1
         message = decode_json(payload)
         if "refused" in message:
-            raise WireError(_read_refusal(message))
+            raise ProtocolError(_read_refusal(message))
         return message
 
     def _shake(self, message: Message) -> None:
         if "refused" in message:
-            raise WireError(_read_refusal(message))
+            raise ProtocolError(_read_refusal(message))
         if not self._is_server:
             self._check_server(message)
         elif not self._greeted:
@@ -129,7 +129,7 @@ class Codec:
 
     def _refuse(self, why: str) -> None:
         self._write(build_frame(encode_json({"refused": why})))
-        raise WireError(why)
+        raise ProtocolError(why)
 
     def _check_server(self, message: Message) -> None:
         self._nonces = (self._nonce, _read_hex(message, "nonce"))
@@ -141,7 +141,7 @@ class Codec:
     def _check(self, message: Message, side: bytes) -> None:
         if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
             self._write(build_frame(encode_json({"refused": "the other node has another job token (MUSTER_TOKEN)"})))
-            raise WireError("the other node has another job token (MUSTER_TOKEN)")
+            raise ProtocolError("the other node has another job token (MUSTER_TOKEN)")
 
     def _open(self) -> None:
         self.open = True
@@ -157,7 +157,7 @@ def _read_hex(message: Message, key: str) -> bytes:
     try:
         return bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError as error:
-        raise WireError(f"{key!r} of the handshake is not hexadecimal") from error
+        raise ProtocolError(f"{key!r} of the handshake is not hexadecimal") from error
 
 
 def _read_refusal(message: Message) -> str:

@@ -4,25 +4,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from muster.agent.diagnosis.report import Report
-from muster.agent.rendezvous.consensus.actions import Break, Form
-from muster.agent.rendezvous.consensus.members import Carry
+from muster.agent.rendezvous.consensus.actions import BreakRound, FormRound
+from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.fields import (
-    NonsenseError,
+    MalformedMessageError,
+    boolean,
     count,
     host,
     items,
-    many,
+    list_of,
     optional,
     port,
+    read_field,
     seconds,
     size,
-    switch,
-    take,
     text,
 )
-from muster.agent.rendezvous.protocol.framing import Circular, Message
-from muster.agent.rendezvous.protocol.payloads import build_base, read_carry, read_report
+from muster.agent.rendezvous.protocol.framing import Broadcast, Message
+from muster.agent.rendezvous.protocol.payloads import build_base, read_recovery_state, read_report
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
@@ -47,7 +47,7 @@ class Welcome:
 
 
 @record
-class Answer:
+class HeartbeatReply:
     """The leader has heard a heartbeat."""
 
     number: int
@@ -58,40 +58,40 @@ class Answer:
 
 
 @record
-class Roster:
+class RoundSummary:
     """What every member must know of a round to find its next leader, also one without a seat."""
 
-    carry: Carry
+    carry: RecoveryState
     successors: tuple[Successor, ...]
     is_spare: bool = False
     """There is no seat as long as the others stay."""
 
 
 @record
-class Seated:
+class RoundStart:
     """A round in which the member has a seat."""
 
-    roster: Roster
+    roster: RoundSummary
     round: Round
     """Without the node index, which the member knows best."""
 
 
 @record
-class Opened:
+class Rank0Started:
     """Global rank 0 of the round has been started: see `RoundOpened`."""
 
     round: int
 
 
 @record
-class Settled:
+class RoundCommitted:
     """Every member of the round has it: older ones are forgotten."""
 
     round: int
 
 
 @record
-class Broken:
+class RoundBreak:
     """The round is over: stop its workers."""
 
     round: int
@@ -103,7 +103,7 @@ class Broken:
 
 
 @record
-class Verdict:
+class JobEnd:
     """The job is over."""
 
     succeeded: bool
@@ -117,7 +117,7 @@ class Exit:
 
 
 @record
-class Hopeless:
+class RendezvousFailure:
     """The nodes did not come together in time."""
 
     reason: str
@@ -141,36 +141,36 @@ class Redirect:
 
 
 @record
-class Bye:
+class Goodbye:
     """The leader closes this connection, and lives on."""
 
     reason: str
 
 
-Order = (
+LeaderMessage = (
     Welcome
-    | Answer
-    | Seated
-    | Roster
-    | Opened
-    | Settled
-    | Broken
-    | Verdict
+    | HeartbeatReply
+    | RoundStart
+    | RoundSummary
+    | Rank0Started
+    | RoundCommitted
+    | RoundBreak
+    | JobEnd
     | Exit
-    | Hopeless
+    | RendezvousFailure
     | Rejected
     | Redirect
-    | Bye
+    | Goodbye
 )
 
 
-def read_order(message: Message) -> Order | None:
+def read_leader_message(message: Message) -> LeaderMessage | None:
     """What the leader's letter means; None for kinds of newer versions.
 
     Raises:
         NonsenseError: nobody of ours writes such a letter.
     """
-    read = _READERS.get(take(message, "t", text))
+    read = _READERS.get(read_field(message, "t", text))
     return None if read is None else read(message)
 
 
@@ -183,11 +183,11 @@ def build_welcome(leader_id: str, listen: int) -> Message:
 
 
 def _read_welcome(message: Message) -> Welcome:
-    return Welcome(leader_id=take(message, "id", text), listen=take(message, "listen", port))
+    return Welcome(leader_id=read_field(message, "id", text), listen=read_field(message, "listen", port))
 
 
-def build_answer(answer: Answer) -> Message:
-    """See `Answer`."""
+def build_heartbeat_reply(answer: HeartbeatReply) -> Message:
+    """See `HeartbeatReply`."""
     message: Message = {"t": "beat", "n": answer.number, "at": answer.at_s}
     if answer.ended is not None:
         number, ranks = answer.ended
@@ -195,37 +195,39 @@ def build_answer(answer: Answer) -> Message:
     return message
 
 
-def _read_answer(message: Message) -> Answer:
-    ended = take(message, "ended", _read_ended) if "ended" in message else None
-    return Answer(number=take(message, "n", count), at_s=take(message, "at", seconds), ended=ended)
+def _read_heartbeat_reply(message: Message) -> HeartbeatReply:
+    ended = read_field(message, "ended", _read_ended) if "ended" in message else None
+    return HeartbeatReply(number=read_field(message, "n", count), at_s=read_field(message, "at", seconds), ended=ended)
 
 
 def _read_ended(value: Any) -> tuple[int, frozenset[int]]:
     number, ranks = items(2)(value)
-    return count(number), frozenset(many(count)(ranks))
+    return count(number), frozenset(list_of(count)(ranks))
 
 
 # -- rounds -------------------------------------------------------------------------------------------------------
 
 
-def build_roster(form: Form, member_id: str, successors: tuple[Successor, ...], *, is_spare: bool) -> Message:
-    """See `Roster`."""
+def build_round_summary(
+    form: FormRound, member_id: str, successors: tuple[Successor, ...], *, is_spare: bool
+) -> Message:
+    """See `RoundSummary`."""
     shared = _describe_round(form, successors)
     return {"t": "roster", **shared, "bases": _list_bases(form, member_id), "spare": is_spare}
 
 
-def _describe_round(form: Form, successors: tuple[Successor, ...]) -> Message:
+def _describe_round(form: FormRound, successors: tuple[Successor, ...]) -> Message:
     places = [[one.group_rank, one.index, one.host, one.port] for one in successors]
     return {"round": form.number, "attempt": form.attempt, "early": form.early, "successors": places}
 
 
-def _list_bases(form: Form, member_id: str) -> list[dict[str, Any]]:
+def _list_bases(form: FormRound, member_id: str) -> list[dict[str, Any]]:
     return [build_base(base.carried_by(member_id)) for base in form.bases]
 
 
-def build_rounds(form: Form, master_addr: str, successors: tuple[Successor, ...]) -> Iterator[Message]:
-    """A `Seated` for each seat, in their order; each of constant size, whatever the number of members."""
-    circular = Circular(
+def build_round_starts(form: FormRound, master_addr: str, successors: tuple[Successor, ...]) -> Iterator[Message]:
+    """A `RoundStart` for each seat, in their order; each of constant size, whatever the number of members."""
+    circular = Broadcast(
         {
             "t": "round",
             **_describe_round(form, successors),
@@ -246,11 +248,11 @@ def build_rounds(form: Form, master_addr: str, successors: tuple[Successor, ...]
         )
 
 
-def _read_roster(message: Message) -> Roster:
-    return Roster(
-        carry=read_carry(message),
-        successors=take(message, "successors", many(_read_successor)),
-        is_spare=take(message, "spare", switch) if "spare" in message else False,
+def _read_round_summary(message: Message) -> RoundSummary:
+    return RoundSummary(
+        carry=read_recovery_state(message),
+        successors=read_field(message, "successors", list_of(_read_successor)),
+        is_spare=read_field(message, "spare", boolean) if "spare" in message else False,
     )
 
 
@@ -259,38 +261,38 @@ def _read_successor(value: Any) -> Successor:
     return Successor(group_rank=count(rank), index=optional(count)(index), host=host(name), port=port(at))
 
 
-def _read_seated(message: Message) -> Seated:
-    roster = _read_roster(message)
+def _read_round_start(message: Message) -> RoundStart:
+    roster = _read_round_summary(message)
     round_ = Round(
         number=roster.carry.round,
         attempt=roster.carry.attempt,
-        restarts_left=take(message, "restarts_left", count),
-        group_rank=take(message, "group_rank", count),
-        group_world_size=take(message, "size", size),
-        rank_offset=take(message, "rank_offset", count),
-        world_size=take(message, "world_size", size),
-        role_rank_offset=take(message, "role_rank_offset", count),
-        role_world_size=take(message, "role_world_size", size),
-        master_addr=take(message, "master_addr", host),
-        master_port=take(message, "master_port", port),
+        restarts_left=read_field(message, "restarts_left", count),
+        group_rank=read_field(message, "group_rank", count),
+        group_world_size=read_field(message, "size", size),
+        rank_offset=read_field(message, "rank_offset", count),
+        world_size=read_field(message, "world_size", size),
+        role_rank_offset=read_field(message, "role_rank_offset", count),
+        role_world_size=read_field(message, "role_world_size", size),
+        master_addr=read_field(message, "master_addr", host),
+        master_port=read_field(message, "master_port", port),
     )
     if round_.group_rank >= round_.group_world_size or round_.rank_offset >= round_.world_size:
-        raise NonsenseError(f"group rank {round_.group_rank} of {round_.group_world_size}")
-    return Seated(roster=roster, round=round_)
+        raise MalformedMessageError(f"group rank {round_.group_rank} of {round_.group_world_size}")
+    return RoundStart(roster=roster, round=round_)
 
 
-def build_opened(number: int) -> Message:
-    """See `Opened`."""
+def build_rank0_started(number: int) -> Message:
+    """See `Rank0Started`."""
     return {"t": "opened", "round": number}
 
 
-def build_settled(number: int) -> Message:
-    """See `Settled`."""
+def build_round_committed(number: int) -> Message:
+    """See `RoundCommitted`."""
     return {"t": "settled", "round": number}
 
 
-def build_break(output: Break) -> Message:
-    """See `Broken`."""
+def build_round_break(output: BreakRound) -> Message:
+    """See `RoundBreak`."""
     return {
         "t": "break",
         "round": output.number,
@@ -302,14 +304,14 @@ def build_break(output: Break) -> Message:
     }
 
 
-def _read_break(message: Message) -> Broken:
-    return Broken(
-        round=take(message, "round", count),
-        kind=take(message, "kind", _read_kind),
-        reason=take(message, "reason", text),
-        want_stacks=take(message, "want_stacks", switch),
-        next_attempt=take(message, "next_attempt", count),
-        early=take(message, "early", optional(text)),
+def _read_round_break(message: Message) -> RoundBreak:
+    return RoundBreak(
+        round=read_field(message, "round", count),
+        kind=read_field(message, "kind", _read_kind),
+        reason=read_field(message, "reason", text),
+        want_stacks=read_field(message, "want_stacks", boolean),
+        next_attempt=read_field(message, "next_attempt", count),
+        early=read_field(message, "early", optional(text)),
     )
 
 
@@ -317,22 +319,22 @@ def _read_kind(value: Any) -> BreakKind:
     try:
         return BreakKind(text(value))
     except ValueError:
-        raise NonsenseError("no kind of break") from None
+        raise MalformedMessageError("no kind of break") from None
 
 
 # -- the end ------------------------------------------------------------------------------------------------------
 
 
-def build_verdict(*, succeeded: bool, report: Report | None) -> Circular:
-    """See `Verdict`; only `prints` is each member's own."""
-    return Circular({"t": "end", "succeeded": succeeded, "report": None if report is None else report.to_json()})
+def build_job_end(*, succeeded: bool, report: Report | None) -> Broadcast:
+    """See `JobEnd`; only `prints` is each member's own."""
+    return Broadcast({"t": "end", "succeeded": succeeded, "report": None if report is None else report.to_json()})
 
 
-def _read_verdict(message: Message) -> Verdict:
-    return Verdict(
-        succeeded=take(message, "succeeded", switch),
-        report=take(message, "report", optional(read_report)),
-        prints=take(message, "prints", switch),
+def _read_job_end(message: Message) -> JobEnd:
+    return JobEnd(
+        succeeded=read_field(message, "succeeded", boolean),
+        report=read_field(message, "report", optional(read_report)),
+        prints=read_field(message, "prints", boolean),
     )
 
 
@@ -341,8 +343,8 @@ def build_exit() -> Message:
     return {"t": "exit"}
 
 
-def build_hopeless(reason: str) -> Message:
-    """See `Hopeless`."""
+def build_rendezvous_failure(reason: str) -> Message:
+    """See `RendezvousFailure`."""
     return {"t": "give_up", "reason": reason}
 
 
@@ -357,7 +359,7 @@ def read_rejection(message: Message) -> Rejected:
     Raises:
         NonsenseError: a field is not what it must be.
     """
-    return Rejected(reason=take(message, "reason", text), usage=take(message, "usage", switch))
+    return Rejected(reason=read_field(message, "reason", text), usage=read_field(message, "usage", boolean))
 
 
 def build_redirect(to_host: str, to_port: int) -> Message:
@@ -365,23 +367,25 @@ def build_redirect(to_host: str, to_port: int) -> Message:
     return {"t": "redirect", "host": to_host, "port": to_port}
 
 
-def build_bye(reason: str) -> Message:
-    """See `Bye`."""
+def build_goodbye(reason: str) -> Message:
+    """See `Goodbye`."""
     return {"t": "bye", "reason": reason}
 
 
-_READERS: dict[str, Callable[[Message], Order]] = {
+_READERS: dict[str, Callable[[Message], LeaderMessage]] = {
     "welcome": _read_welcome,
-    "beat": _read_answer,
-    "round": _read_seated,
-    "roster": _read_roster,
-    "opened": lambda message: Opened(round=take(message, "round", count)),
-    "settled": lambda message: Settled(round=take(message, "round", count)),
-    "break": _read_break,
-    "end": _read_verdict,
+    "beat": _read_heartbeat_reply,
+    "round": _read_round_start,
+    "roster": _read_round_summary,
+    "opened": lambda message: Rank0Started(round=read_field(message, "round", count)),
+    "settled": lambda message: RoundCommitted(round=read_field(message, "round", count)),
+    "break": _read_round_break,
+    "end": _read_job_end,
     "exit": lambda _message: Exit(),
-    "give_up": lambda message: Hopeless(reason=take(message, "reason", text)),
+    "give_up": lambda message: RendezvousFailure(reason=read_field(message, "reason", text)),
     "reject": read_rejection,
-    "redirect": lambda message: Redirect(host=take(message, "host", host), port=take(message, "port", port)),
-    "bye": lambda message: Bye(reason=take(message, "reason", text)),
+    "redirect": lambda message: Redirect(
+        host=read_field(message, "host", host), port=read_field(message, "port", port)
+    ),
+    "bye": lambda message: Goodbye(reason=read_field(message, "reason", text)),
 }

@@ -3,22 +3,37 @@
 from collections.abc import Callable
 
 from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.rendezvous.consensus.events import Confirmed, Event, Failed, Idle, Left, Prepared, Stopped, Succeeded
-from muster.agent.rendezvous.consensus.members import Carry
+from muster.agent.rendezvous.consensus.events import (
+    Event,
+    Failed,
+    Idle,
+    Leaving,
+    Prepared,
+    RoundAcknowledged,
+    Stopped,
+    Succeeded,
+)
+from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.protocol.fields import (
+    boolean,
     count,
     host,
-    many,
+    list_of,
     optional,
     port,
     processes,
+    read_field,
     seconds,
-    switch,
-    take,
     text,
 )
 from muster.agent.rendezvous.protocol.framing import Message
-from muster.agent.rendezvous.protocol.payloads import build_carry, build_stack, read_carry, read_failure, read_stack
+from muster.agent.rendezvous.protocol.payloads import (
+    build_recovery_state,
+    build_stack,
+    read_failure,
+    read_recovery_state,
+    read_stack,
+)
 from muster.agent.runtime.records import record
 
 
@@ -37,7 +52,7 @@ class Join:
     listen: int
     """Where it accepts links after a takeover; 0: nowhere."""
     local_addr: str | None
-    carry: Carry
+    carry: RecoveryState
     is_prepared: bool = True
     """False while it still imports what its workers need."""
 
@@ -59,20 +74,20 @@ class Started:
 
 
 @record
-class EndHeard:
+class EndAcknowledged:
     """The member has the job's end."""
 
 
-Word = Join | Heartbeat | Started | EndHeard | Event
+MemberMessage = Join | Heartbeat | Started | EndAcknowledged | Event
 
 
-def read_word(member_id: str, message: Message) -> Word | None:
+def read_member_message(member_id: str, message: Message) -> MemberMessage | None:
     """What a member's letter means; None for kinds of newer versions.
 
     Raises:
         NonsenseError: nobody of ours writes such a letter.
     """
-    read = _READERS.get(take(message, "t", text))
+    read = _READERS.get(read_field(message, "t", text))
     return None if read is None else read(member_id, message)
 
 
@@ -90,7 +105,7 @@ def build_join(join: Join) -> Message:
         "listen": join.listen,
         "local_addr": join.local_addr,
         "prepared": join.is_prepared,
-        "carry": build_carry(join.carry),
+        "carry": build_recovery_state(join.carry),
     }
 
 
@@ -101,17 +116,17 @@ def read_join(message: Message) -> Join:
         NonsenseError: a field is not what it must be.
     """
     return Join(
-        run_id=take(message, "run_id", text),
-        id=take(message, "id", text),
-        index=take(message, "index", optional(count)),
-        nproc=take(message, "nproc", processes),
-        role=take(message, "role", text),
-        host=take(message, "host", text),
-        port=take(message, "port", port),
-        listen=take(message, "listen", port),
-        local_addr=take(message, "local_addr", optional(host)),
-        carry=take(message, "carry", read_carry),
-        is_prepared=take(message, "prepared", switch),
+        run_id=read_field(message, "run_id", text),
+        id=read_field(message, "id", text),
+        index=read_field(message, "index", optional(count)),
+        nproc=read_field(message, "nproc", processes),
+        role=read_field(message, "role", text),
+        host=read_field(message, "host", text),
+        port=read_field(message, "port", port),
+        listen=read_field(message, "listen", port),
+        local_addr=read_field(message, "local_addr", optional(host)),
+        carry=read_field(message, "carry", read_recovery_state),
+        is_prepared=read_field(message, "prepared", boolean),
     )
 
 
@@ -120,8 +135,8 @@ def build_heartbeat(number: int, echo_s: float | None) -> Message:
     return {"t": "beat", "n": number, "echo": echo_s}
 
 
-def build_confirmation(number: int) -> Message:
-    """See `terms.Confirmed`."""
+def build_round_acknowledgement(number: int) -> Message:
+    """See `terms.RoundAcknowledged`."""
     return {"t": "got", "round": number}
 
 
@@ -135,7 +150,7 @@ def build_prepared() -> Message:
     return {"t": "prepared"}
 
 
-def build_success(number: int) -> Message:
+def build_succeeded(number: int) -> Message:
     """See `terms.Succeeded`."""
     return {"t": "done", "round": number}
 
@@ -164,63 +179,63 @@ def build_stopped(
 
 
 def build_leave(reason: str) -> Message:
-    """See `terms.Left`."""
+    """See `terms.Leaving`."""
     return {"t": "leave", "reason": reason}
 
 
-def build_end_heard() -> Message:
-    """See `EndHeard`."""
+def build_end_acknowledgement() -> Message:
+    """See `EndAcknowledged`."""
     return {"t": "ended"}
 
 
 def _read_heartbeat(_member_id: str, message: Message) -> Heartbeat:
-    return Heartbeat(number=take(message, "n", count), echo_s=take(message, "echo", optional(seconds)))
+    return Heartbeat(number=read_field(message, "n", count), echo_s=read_field(message, "echo", optional(seconds)))
 
 
-def _read_confirmation(member_id: str, message: Message) -> Confirmed:
-    return Confirmed(id=member_id, round=take(message, "round", count))
+def _read_round_acknowledgement(member_id: str, message: Message) -> RoundAcknowledged:
+    return RoundAcknowledged(id=member_id, round=read_field(message, "round", count))
 
 
-def _read_success(member_id: str, message: Message) -> Succeeded:
-    return Succeeded(id=member_id, round=take(message, "round", count))
+def _read_succeeded(member_id: str, message: Message) -> Succeeded:
+    return Succeeded(id=member_id, round=read_field(message, "round", count))
 
 
-def _read_leave(member_id: str, message: Message) -> Left:
-    return Left(id=member_id, reason=take(message, "reason", text))
+def _read_leave(member_id: str, message: Message) -> Leaving:
+    return Leaving(id=member_id, reason=read_field(message, "reason", text))
 
 
 def _read_failed(member_id: str, message: Message) -> Failed:
-    return Failed(id=member_id, round=take(message, "round", count), failures=_read_failures(message))
+    return Failed(id=member_id, round=read_field(message, "round", count), failures=_read_failures(message))
 
 
 def _read_idle(member_id: str, message: Message) -> Idle:
-    return Idle(id=member_id, round=take(message, "round", count), failures=_read_failures(message))
+    return Idle(id=member_id, round=read_field(message, "round", count), failures=_read_failures(message))
 
 
 def _read_stopped(member_id: str, message: Message) -> Stopped:
     return Stopped(
         id=member_id,
-        round=take(message, "round", count),
-        port=take(message, "port", port),
+        round=read_field(message, "round", count),
+        port=read_field(message, "port", port),
         failures=_read_failures(message),
-        stacks=take(message, "stacks", many(read_stack)),
+        stacks=read_field(message, "stacks", list_of(read_stack)),
     )
 
 
 def _read_failures(message: Message) -> tuple[Failure, ...]:
-    return take(message, "failures", many(read_failure))
+    return read_field(message, "failures", list_of(read_failure))
 
 
-_READERS: dict[str, Callable[[str, Message], Word]] = {
+_READERS: dict[str, Callable[[str, Message], MemberMessage]] = {
     "join": lambda _member_id, message: read_join(message),
     "beat": _read_heartbeat,
     "prepared": lambda member_id, _message: Prepared(id=member_id),
-    "got": _read_confirmation,
-    "started": lambda _member_id, message: Started(round=take(message, "round", count)),
-    "done": _read_success,
+    "got": _read_round_acknowledgement,
+    "started": lambda _member_id, message: Started(round=read_field(message, "round", count)),
+    "done": _read_succeeded,
     "leave": _read_leave,
     "failed": _read_failed,
     "idle": _read_idle,
     "stopped": _read_stopped,
-    "ended": lambda _member_id, _message: EndHeard(),
+    "ended": lambda _member_id, _message: EndAcknowledged(),
 }

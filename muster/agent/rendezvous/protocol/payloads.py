@@ -5,23 +5,23 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
-from muster.agent.rendezvous.consensus.members import Carry
+from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, CarriedBase
 from muster.agent.rendezvous.protocol.fields import (
-    NonsenseError,
+    MalformedMessageError,
+    boolean,
     count,
-    many,
+    integer,
+    list_of,
     mapping,
     optional,
+    read_field,
     seconds,
     size,
-    switch,
-    take,
     text,
-    whole,
 )
 
-OOM = {"certain": switch, "limit_bytes": optional(count), "peak_bytes": optional(count), "source": text}
+OOM = {"certain": boolean, "limit_bytes": optional(count), "peak_bytes": optional(count), "source": text}
 """How each field of `OomEvidence` is read; the others likewise."""
 
 
@@ -40,18 +40,18 @@ FAILURE = {
     "pid": count,
     "time_s": seconds,
     "age_s": seconds,
-    "exit_code": optional(whole),
+    "exit_code": optional(integer),
     "signal": optional(text),
     "reason": text,
     "exception": optional(text),
     "traceback": optional(text),
     "error_file": optional(text),
-    "stderr_tail": many(text),
+    "stderr_tail": list_of(text),
     "log_path": optional(text),
     "oom": optional(_read_oom),
-    "stopped_by_us": switch,
-    "collateral": switch,
-    "early": switch,
+    "stopped_by_us": boolean,
+    "collateral": boolean,
+    "early": boolean,
 }
 STACK = {"global_rank": count, "node": count, "local_rank": count, "text": text}
 
@@ -60,7 +60,7 @@ def _read_fields(value: Any, readers: dict[str, Callable[[Any], Any]], kind: typ
     """The known fields of a record: what has a default may be missing, and what newer versions add is left out."""
     data = mapping(value)
     needed = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
-    return {key: take(data, key, read) for key, read in readers.items() if key in data or key in needed}
+    return {key: read_field(data, key, read) for key, read in readers.items() if key in data or key in needed}
 
 
 def read_failure(value: Any) -> Failure:
@@ -82,12 +82,12 @@ def read_report(value: Any) -> Report:
     """The inverse of `Report.to_json`."""
     data = mapping(value)
     return Report(
-        run_id=take(data, "run_id", text),
-        reason=take(data, "reason", text),
-        attempt=take(data, "attempt", count),
-        max_restarts=take(data, "max_restarts", count),
-        failures=take(data, "failures", many(read_failure)),
-        stacks=take(data, "stacks", many(read_stack)),
+        run_id=read_field(data, "run_id", text),
+        reason=read_field(data, "reason", text),
+        attempt=read_field(data, "attempt", count),
+        max_restarts=read_field(data, "max_restarts", count),
+        failures=read_field(data, "failures", list_of(read_failure)),
+        stacks=read_field(data, "stacks", list_of(read_stack)),
     )
 
 
@@ -108,23 +108,23 @@ def read_base(value: Any) -> CarriedBase:
     """The inverse of `build_base`."""
     data = mapping(value)
     base = CarriedBase(
-        number=take(data, "number", count),
-        by=take(data, "by", text),
-        size=take(data, "size", size),
-        leader=take(data, "leader", count),
-        indices=take(data, "indices", many(optional(count))),
-        rank=take(data, "rank", optional(count)),
-        ended=frozenset(take(data, "ended", many(count))),
+        number=read_field(data, "number", count),
+        by=read_field(data, "by", text),
+        size=read_field(data, "size", size),
+        leader=read_field(data, "leader", count),
+        indices=read_field(data, "indices", list_of(optional(count))),
+        rank=read_field(data, "rank", optional(count)),
+        ended=frozenset(read_field(data, "ended", list_of(count))),
     )
     highest = max(base.leader, base.rank or 0, *base.ended)
     if highest >= base.size:
-        raise NonsenseError(f"rank {highest} of only {base.size}")
+        raise MalformedMessageError(f"rank {highest} of only {base.size}")
     if len(base.indices) > INDICES_KEPT:
-        raise NonsenseError(f"more than {INDICES_KEPT} indices")
+        raise MalformedMessageError(f"more than {INDICES_KEPT} indices")
     return base
 
 
-def build_carry(carry: Carry) -> dict[str, Any]:
+def build_recovery_state(carry: RecoveryState) -> dict[str, Any]:
     """A dict of JSON types."""
     return {
         "round": carry.round,
@@ -136,14 +136,14 @@ def build_carry(carry: Carry) -> dict[str, Any]:
     }
 
 
-def read_carry(value: Any) -> Carry:
-    """The inverse of `build_carry`. Letters that hold the same fields among others are read with it too."""
+def read_recovery_state(value: Any) -> RecoveryState:
+    """The inverse of `build_recovery_state`. Letters that hold the same fields among others are read with it too."""
     data = mapping(value)
-    return Carry(
-        round=take(data, "round", count),
-        attempt=take(data, "attempt", count),
-        early=take(data, "early", optional(text)),
-        final=take(data, "final", optional(text)) if "final" in data else None,
-        leader=take(data, "leader", optional(text)) if "leader" in data else None,
-        bases=take(data, "bases", many(read_base)),
+    return RecoveryState(
+        round=read_field(data, "round", count),
+        attempt=read_field(data, "attempt", count),
+        early=read_field(data, "early", optional(text)),
+        final=read_field(data, "final", optional(text)) if "final" in data else None,
+        leader=read_field(data, "leader", optional(text)) if "leader" in data else None,
+        bases=read_field(data, "bases", list_of(read_base)),
     )

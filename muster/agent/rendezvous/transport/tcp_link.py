@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from muster.agent.rendezvous.protocol.framing import Message, WireError
+from muster.agent.rendezvous.protocol.framing import Message, ProtocolError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.addresses import normalise
 from muster.agent.rendezvous.transport.links import LinkOwner
@@ -92,7 +92,7 @@ class TcpLink:
             return None
         try:
             return next(messages, None)
-        except WireError as error:
+        except ProtocolError as error:
             self._break(str(error))
             return None
 

@@ -38,7 +38,7 @@ Filters = tuple[FilterCall, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportPlace:
+class ImportSite:
     """How the program imports one module."""
 
     filters: Filters
@@ -49,12 +49,12 @@ class ImportPlace:
     """`__name__` in that file."""
 
 
-class ImportPlaces:
+class ImportSites:
     """What the source of one program tells about its imports."""
 
     def __init__(self, kind: str, target: str) -> None:
         """Read the program and the modules beside it that it imports; see `preload.choose_modules`."""
-        self._places: dict[str, ImportPlace] = {}
+        self._places: dict[str, ImportSite] = {}
         self._filters: Filters = ()
         self._seen: set[str] = set()
         self._later: list[tuple[list[ast.stmt], str, str]] = []
@@ -64,9 +64,9 @@ class ImportPlaces:
         while self._later:  # functions: called, if at all, when their modules are complete
             self._take_all(*self._later.pop(0))
 
-    def find(self, name: str) -> ImportPlace:
+    def find(self, name: str) -> ImportSite:
         """The place of a module; one that the program does not name is imported after all that it does name."""
-        return self._places.get(name) or ImportPlace(filters=self._filters)
+        return self._places.get(name) or ImportSite(filters=self._filters)
 
     def _follow(self, path: str, module: str) -> None:
         if path in self._seen or len(self._seen) >= MOST_FILES:
@@ -84,9 +84,7 @@ class ImportPlaces:
         """One statement, in the order of execution as far as that can be told."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for name in _list_names(node):
-                self._note_import(
-                    name, ImportPlace(filters=self._filters, path=path, lineno=node.lineno, module=module)
-                )
+                self._note_import(name, ImportSite(filters=self._filters, path=path, lineno=node.lineno, module=module))
         elif isinstance(node, ast.Expr) and _called_name(node.value) in _SETTERS:
             self._add_filter(node.value)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -121,7 +119,7 @@ class ImportPlaces:
         if _is_filter_scope(node):
             self._filters = before
 
-    def _note_import(self, name: str, place: ImportPlace) -> None:
+    def _note_import(self, name: str, place: ImportSite) -> None:
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             prefix = ".".join(parts[:count])
@@ -130,7 +128,7 @@ class ImportPlaces:
             if local is not None:
                 self._follow(local, prefix)
         if parts[0] in BRING_TORCH:  # and may set filters of its own before it does
-            self._places.setdefault("torch", ImportPlace(filters=None))
+            self._places.setdefault("torch", ImportSite(filters=None))
 
     def _add_filter(self, node: ast.expr) -> None:
         call = _read_call(node)
@@ -206,7 +204,7 @@ def _read_value(node: ast.expr) -> str | int | type[Warning] | None:
 # -- importing --------------------------------------------------------------------------------------------------------
 
 
-def import_in_place(name: str, place: ImportPlace) -> None:
+def import_in_place(name: str, place: ImportSite) -> None:
     """Import a module so that it warns as if the program did it; raises what the import raises."""
     with _silence() if place.filters is None else _apply(place.filters):
         statement = ast.Import(names=[ast.alias(name=name)])

@@ -22,7 +22,7 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.early_variables import find_early_difference
 from muster.agent.workers.warm.head_start import HeadStart
-from muster.agent.workers.warm.template_handle import TemplateLink, TemplateOptions, read_memory, release_worker
+from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, read_memory, release_worker
 
 _MOST_DEATHS = 3
 """A template that dies this often is not started again."""
@@ -31,7 +31,7 @@ _SESSION = 3
 """Index of the session in `_processes.read_stat`."""
 
 
-class Phase(Enum):
+class TemplatePhase(Enum):
     """Where the template stands."""
 
     ABSENT = "absent"
@@ -89,7 +89,7 @@ class TemplateStarter:
         *,
         on_notice: Callable[[str], None],
         on_record: Callable[..., None],
-        early: TemplateLink | None = None,
+        early: TemplateHandle | None = None,
     ) -> None:
         """Nothing is started before `prepare`.
 
@@ -109,8 +109,8 @@ class TemplateStarter:
         self._on_record = on_record
         self._on_prepared: Callable[[], None] | None = None
         self._said: set[str] = set()
-        self._phase = Phase.ABSENT
-        self._link: TemplateLink | None = None
+        self._phase = TemplatePhase.ABSENT
+        self._link: TemplateHandle | None = None
         self._deaths = 0
         self._parked: deque[_Parked] = deque()
         self._released: set[int] = set()
@@ -151,7 +151,7 @@ class TemplateStarter:
 
     def park(self, count: int) -> None:
         """Have `count` workers forked and waiting for a start that is soon to come, if the template is ready."""
-        if self._link is not None and self._phase is Phase.READY:
+        if self._link is not None and self._phase is TemplatePhase.READY:
             trouble = self._link.ask(count - len(self._parked) - len(self._link.asked))
             if trouble is not None:
                 self._fail_waiting(trouble)  # nobody, when it was for later: then the start asks again
@@ -199,7 +199,7 @@ class TemplateStarter:
         pids = [pid for pid in _processes.list_parents() if pid in own] if self._link or self._parked else []
         self._waiting.clear()
         self._drop_head_start()
-        self._phase = Phase.GONE
+        self._phase = TemplatePhase.GONE
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -214,10 +214,10 @@ class TemplateStarter:
     # -- the template's life ----------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
-        self._phase = Phase.IMPORTING
+        self._phase = TemplatePhase.IMPORTING
         link, self._early = self._early, None
         try:
-            self._link = link or TemplateLink(self._loop, self._options)
+            self._link = link or TemplateHandle(self._loop, self._options)
         except SpawnError as error:
             self._give_up(str(error))
             return
@@ -234,7 +234,7 @@ class TemplateStarter:
             self._give_up(message["unsafe"])
 
     def _note_ready(self, about: dict[str, Any], began_s: float) -> None:
-        self._phase = Phase.READY
+        self._phase = TemplatePhase.READY
         self._has_torch = about["has_torch"]
         import_s = round(self._loop.clock.now_s() - began_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **self.template_memory())
@@ -244,15 +244,15 @@ class TemplateStarter:
             self.park(self._options.nproc)
         self._tell_prepared()
 
-    def _note_death(self, link: TemplateLink, status: int) -> None:
+    def _note_death(self, link: TemplateHandle, status: int) -> None:
         """The template has ended. Workers that waited for it start cold; a new one is made unless that is hopeless."""
         link.read()  # its last words may still be in the socket
         last_line = link.read_last_line()
         link.close()
         self._link = None
-        if self._phase is Phase.GONE:
+        if self._phase is TemplatePhase.GONE:
             return
-        was_ready = self._phase is Phase.READY
+        was_ready = self._phase is TemplatePhase.READY
         how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
         reason = f"the template ended ({how}){'' if was_ready else ' while importing'}"
         self._on_record("template_ended", status=status, reason=reason, last_line=last_line)
@@ -266,7 +266,7 @@ class TemplateStarter:
 
     def _give_up(self, reason: str) -> None:
         """Cold from now on."""
-        self._phase = Phase.GONE
+        self._phase = TemplatePhase.GONE
         self.cold_reason = reason
         self._drop_parked()
         self._flush_cold(reason)
@@ -343,7 +343,7 @@ class TemplateStarter:
     def _find_obstacle(self, specs: Sequence[WorkerSpec]) -> str | None:
         if self.cold_reason is not None:
             return self.cold_reason
-        if self._phase is Phase.IMPORTING and self._deaths > 0:
+        if self._phase is TemplatePhase.IMPORTING and self._deaths > 0:
             return "the template was lost and a new one is not ready yet"
         for spec in specs:
             if spec.command_prefix:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster.agent.workers.warm import fork_safety, forked_worker
-from muster.agent.workers.warm.import_sites import ImportPlace, ImportPlaces, import_in_place
+from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_in_place
 from muster.agent.workers.warm.preload import choose_modules
 
 Launch = tuple[str, str, int, str, str, list[str]]
@@ -95,7 +95,7 @@ def _import_all(control: socket.socket, words: str, kind: str, target: str) -> l
     preload = choose_modules(words, kind=kind, target=target)
     if preload.notice:
         _tell(control, notice=preload.notice)
-    places = ImportPlaces(kind, target)
+    places = ImportSites(kind, target)
     imported = []
     for name in preload.modules:
         trouble = _import(name, places.find(name))
@@ -142,7 +142,7 @@ class _Trouble:
     """Parts of it may be in `sys.modules`, and trying again would not be what a fresh process does."""
 
 
-def _import(name: str, place: ImportPlace) -> _Trouble | None:
+def _import(name: str, place: ImportSite) -> _Trouble | None:
     """Import by name; a module that does not exist leaves nothing behind, any other failure may."""
     try:
         import_in_place(name, place)

@@ -35,7 +35,7 @@ class TemplateOptions:
     at import, and their pools of threads can be made larger later but not smaller."""
 
 
-class TemplateLink:
+class TemplateHandle:
     """A running template. Close it to end it; its end itself comes to the agent's reaper.
 
     Starting it needs little of the agent, hearing from it needs the rest: what it says before `listen` is kept.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container, parse_time
-from muster.schedulers.docker.engine.errors import Conflict, DockerFault, NotThere, one_line
+from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotThere, one_line
 from muster.schedulers.docker.engine.sdk import DEFAULT_HOST, closed_at_end, connect, pick_address, translated
 
 CALL_TIMEOUT_S: Final = 120.0
@@ -72,7 +72,7 @@ class Engine:
         try:
             with self._translated("ping the Docker engine"):
                 return bool(self._api.ping())
-        except DockerFault:
+        except DockerError:
             return False
 
     def inspect_image(self, image: str) -> ImageFacts:
@@ -89,7 +89,7 @@ class Engine:
         with self._translated(f"pull image {image!r}"):
             for event in self._api.pull(repository, tag=tag, stream=True, decode=True):
                 if "error" in event:
-                    raise DockerFault(f"cannot pull image {image!r}: {one_line(event['error'])}")
+                    raise DockerError(f"cannot pull image {image!r}: {one_line(event['error'])}")
                 line = f"{event.get('id', '')} {event.get('status', '')}".strip()
                 if line and line not in seen and "progress" not in event:
                     seen.add(line)
@@ -119,12 +119,12 @@ class Engine:
             )
             for event in events:
                 if "error" in event:
-                    raise DockerFault(f"cannot build the workspace's image: {one_line(event['error'])}")
+                    raise DockerError(f"cannot build the workspace's image: {one_line(event['error'])}")
                 if event.get("stream", "").strip():
                     on_progress(event["stream"].strip())
                 image_id = (event.get("aux") or {}).get("ID", image_id)
         if not image_id:
-            raise DockerFault("cannot build the workspace's image: the engine named no image at the end")
+            raise DockerError("cannot build the workspace's image: the engine named no image at the end")
         return image_id
 
     def tag_image(self, image_id: str, repository: str, tag: str) -> None:

@@ -6,25 +6,25 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-class DockerFault(RuntimeError):
+class DockerError(RuntimeError):
     """The engine or the machine: one line that says what was asked and what the engine said."""
 
 
-class EngineGone(DockerFault):
+class EngineGone(DockerError):
     """No engine answers (any more). It may come back."""
 
 
-class NotThere(DockerFault):
+class NotThere(DockerError):
     """What was asked for does not exist on the engine."""
 
 
-class Conflict(DockerFault):
+class Conflict(DockerError):
     """The name is taken, or the thing is in use."""
 
 
-class CannotStart(DockerFault):
+class CannotStart(DockerError):
     """A container was created but its command could not be started; `str()` is what the engine said."""
 
 
-class NoAddressPool(DockerFault):
+class NoAddressPool(DockerError):
     """The engine has no address pool left for another network (about 31 with its defaults)."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import CannotStart, DockerFault, EngineGone
+from muster.schedulers.docker.engine.errors import CannotStart, DockerError, EngineGone
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 _LIMIT_S: Final = 60.0
@@ -46,7 +46,7 @@ def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, 
             engine.start_container(created)
         except EngineGone:
             raise
-        except DockerFault as fault:
+        except DockerError as fault:
             raise CannotStart(str(fault)) from fault
         exit_code = engine.wait_container(created, _LIMIT_S)
         return exit_code, b"".join(engine.logs(created)).decode(errors="replace")

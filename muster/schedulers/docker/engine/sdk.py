@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from muster.schedulers.docker.engine.errors import Conflict, DockerFault, EngineGone, NoAddressPool, NotThere, one_line
+from muster.schedulers.docker.engine.errors import Conflict, DockerError, EngineGone, NoAddressPool, NotThere, one_line
 
 ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 """Where the engine is, and how to talk to it."""
@@ -30,7 +30,7 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
     try:
         import docker
     except ImportError as error:
-        raise DockerFault("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
+        raise DockerError("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
     with translated("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
         return docker.from_env(environment=dict(environ), timeout=timeout_s, max_pool_size=64)
 
@@ -64,10 +64,10 @@ def translated(what: str, host: str) -> Iterator[None]:
         raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
 
 
-def _error_class(status: int | None, said: str) -> type[DockerFault]:
+def _error_class(status: int | None, said: str) -> type[DockerError]:
     if "address pool" in said or "failed to allocate network" in said:
         return NoAddressPool
-    return {404: NotThere, 409: Conflict}.get(status or 0, DockerFault)
+    return {404: NotThere, 409: Conflict}.get(status or 0, DockerError)
 
 
 def _root_cause(error: BaseException) -> str:

@@ -5,7 +5,7 @@ import signal
 from muster.schedulers.docker.engine.client import Engine
 
 
-class StopSigns:
+class EngineShutdown:
     """Remembers which containers, ours or not, were asked to end through the engine.
 
     Args:

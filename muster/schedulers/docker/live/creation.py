@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from muster.schedulers.docker import container_body as bodies
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import Conflict, DockerFault, NoAddressPool, NotThere
+from muster.schedulers.docker.engine.errors import Conflict, DockerError, NoAddressPool, NotThere
 from muster.schedulers.docker.live import reservations
-from muster.schedulers.docker.live.payload import Cargo
+from muster.schedulers.docker.live.payload import Payload
 from muster.schedulers.docker.spec import (
     HOST_NETWORK,
     SHARED_NETWORK,
@@ -32,7 +32,7 @@ _REMOVERS = 8
 class Creator:
     """Creates the containers of one app on one engine."""
 
-    def __init__(self, engine: Engine, app: AppRequest, cargo: Cargo) -> None:
+    def __init__(self, engine: Engine, app: AppRequest, cargo: Payload) -> None:
         self._engine = engine
         self._app = app
         self._cargo = cargo
@@ -98,7 +98,7 @@ class Creator:
         return self._facts
 
 
-def create_app(engine: Engine, app: AppRequest, cargo: Cargo, gpus: Sequence[str] = ()) -> AppRequest:
+def create_app(engine: Engine, app: AppRequest, cargo: Payload, gpus: Sequence[str] = ()) -> AppRequest:
     """Create the network, volumes and all containers of an app; start none.
 
     Args:
@@ -115,8 +115,8 @@ def create_app(engine: Engine, app: AppRequest, cargo: Cargo, gpus: Sequence[str
         DockerFault: one line; nothing that was made for the app is left, and nothing else was touched.
     """
     with ExitStack() as undo:
-        app = reservations.claim_gpus(engine, app, gpus, undo)
-        app = reservations.claim_ports(engine, app, undo)
+        app = reservations.reserve_gpus(engine, app, gpus, undo)
+        app = reservations.reserve_ports(engine, app, undo)
         app = _join_network(engine, app, undo)
         if any(container.bundled and container.read_only for container in app.containers):
             _fill_agent_volume(engine, app, cargo, undo)
@@ -125,7 +125,7 @@ def create_app(engine: Engine, app: AppRequest, cargo: Cargo, gpus: Sequence[str
             try:
                 created = creator.create(container, 0)
             except Conflict as error:
-                raise DockerFault(f"{error}; remove it or give the app another name") from error
+                raise DockerError(f"{error}; remove it or give the app another name") from error
             undo.callback(engine.remove_container, created)
         undo.pop_all()
     return app
@@ -134,7 +134,7 @@ def create_app(engine: Engine, app: AppRequest, cargo: Cargo, gpus: Sequence[str
 def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
     if not app.owns_network:
         if app.network != HOST_NETWORK and not engine.has_network(app.network):
-            raise DockerFault(
+            raise DockerError(
                 f"network {app.network!r} does not exist; make it with: docker network create {app.network}"
             )
         return app
@@ -145,7 +145,7 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
         _ensure_shared_network(engine)
         return share_network(app)
     except Conflict as error:
-        raise DockerFault(f"{error}; give the app another name") from error
+        raise DockerError(f"{error}; give the app another name") from error
     undo.callback(engine.remove_network, app.network)
     return app
 
@@ -159,13 +159,13 @@ def _ensure_shared_network(engine: Engine) -> None:
     except Conflict:
         return
     except NoAddressPool as error:
-        raise DockerFault(
+        raise DockerError(
             f"{error}; no network {SHARED_NETWORK!r} exists either: remove unused networks (docker network prune) "
             "or name an existing one with -cfg network=NAME"
         ) from error
 
 
-def _fill_agent_volume(engine: Engine, app: AppRequest, cargo: Cargo, undo: ExitStack) -> None:
+def _fill_agent_volume(engine: Engine, app: AppRequest, cargo: Payload, undo: ExitStack) -> None:
     """Copying into a volume needs a container that has it writable; this one never runs."""
     name = bodies.agent_volume(app)
     engine.create_volume(name, app.labels)
@@ -224,7 +224,7 @@ def _has_image(engine: Engine, image: str) -> bool:
 
 def _require_image(engine: Engine, image: str) -> None:
     if not _has_image(engine, image):
-        raise DockerFault(f"the engine has no image {image!r}, and pull=never forbids to fetch it")
+        raise DockerError(f"the engine has no image {image!r}, and pull=never forbids to fetch it")
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:

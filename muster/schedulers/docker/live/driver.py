@@ -18,16 +18,18 @@ from typing import Any, Final
 from muster._contract import LogNames
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerFault, EngineGone, NotThere
-from muster.schedulers.docker.engine.shutdown import StopSigns
+from muster.schedulers.docker.engine.errors import DockerError, EngineGone, NotThere
+from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
-from muster.schedulers.docker.live.exit_evidence import Evidence
+from muster.schedulers.docker.live.exit_evidence import ExitEvidence
 from muster.schedulers.docker.live.exit_reason import describe_start_failure, ended_by_engine
-from muster.schedulers.docker.live.payload import read_cargo
+from muster.schedulers.docker.live.payload import read_payload
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
-from muster.schedulers.supervision.decisions import ReplicaEnded, ReplicaId
-from muster.schedulers.supervision.driver import AppSpec, Handle, Mailbox
+from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.driver import EventQueue, Handle
+from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.state import ReplicaId
 
 ENGINE_KEY: Final = "engine"
 """In an app's description: where its engine is."""
@@ -69,17 +71,17 @@ class DockerDriver:
         mailbox: where ends are told.
     """
 
-    def __init__(self, engine: Engine, app: AppRequest, folder: Path, mailbox: Mailbox) -> None:
+    def __init__(self, engine: Engine, app: AppRequest, folder: Path, mailbox: EventQueue) -> None:
         self._engine = engine
         self._app = app
         self._mailbox = mailbox
-        self._creator = Creator(engine, app, read_cargo(folder, app))
-        self._evidence = Evidence(engine, folder / LogNames.ERROR, has_init=app.init)
+        self._creator = Creator(engine, app, read_payload(folder, app))
+        self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
         self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
-        self._stop_signs = StopSigns(engine)
+        self._stop_signs = EngineShutdown(engine)
         self._watcher: threading.Thread | None = None
 
     # -- what the supervisor asks, in its own thread ------------------------------------------------------------------
@@ -131,12 +133,12 @@ class DockerDriver:
         succeeded = all(known.exit_code == 0 for known in self._replicas.values())
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
-            reservations.release(self._engine, self._app.labels)
+            reservations.release_reservations(self._engine, self._app.labels)
             if removes:
                 remove_app(self._engine, self._app.labels)
             elif self._app.owns_network:
                 self._engine.remove_network(self._app.network)
-        except DockerFault as error:
+        except DockerError as error:
             print(f"left behind for delete: {error}", file=sys.stderr)  # the supervisor's log
 
     # -- carried out by the pool --------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class DockerDriver:
             with self._lock:
                 known.container, known.starting = None, False
             return
-        except DockerFault as error:
+        except DockerError as error:
             self._take_start_failure(replica, container, error)
             return
         with self._lock:
@@ -179,11 +181,11 @@ class DockerDriver:
         incarnation = 0 if newest is None else int(newest.labels[Label.INCARNATION]) + 1
         return self._creator.create(self._replicas[replica].request, incarnation)
 
-    def _take_start_failure(self, replica: ReplicaId, container: str | None, error: DockerFault) -> None:
+    def _take_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
-            with suppress(DockerFault):  # it goes with the app; the end must be told in any case
+            with suppress(DockerError):  # it goes with the app; the end must be told in any case
                 self._engine.remove_container(container)
         self._tell(replica, container, _COULD_NOT_START, reason, final=True)
 
@@ -223,7 +225,7 @@ class DockerDriver:
                 was_away = True  # it closes the stream when it stops
             except EngineGone:
                 was_away = True
-            except DockerFault as fault:
+            except DockerError as fault:
                 # It answers, but not this: whoever watches must go on, and says so in the supervisor's log.
                 print(f"looking again: {fault}", file=sys.stderr, flush=True)
             self._closing.wait(RECONNECT_S)
@@ -356,7 +358,7 @@ def _log_failure(call: "Future[None]") -> None:
         traceback.print_exception(error)
 
 
-def create_driver(*, spec: AppSpec, mailbox: Mailbox) -> DockerDriver:
+def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> DockerDriver:
     """The factory that an app's spec names."""
     app = AppRequest.from_json(spec.details["request"])
     return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, Path(spec.folder), mailbox)

@@ -6,7 +6,7 @@ from typing import Final
 
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerFault, EngineGone
+from muster.schedulers.docker.engine.errors import DockerError, EngineGone
 from muster.schedulers.docker.live.exit_reason import MESSAGE_LIMIT_BYTES, describe_start_failure, describe_state
 from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequest
 
@@ -16,7 +16,7 @@ _INIT_SAYS: Final = b"[FATAL tini "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class ContainerExit:
     """Why a container ended."""
 
     reason: str
@@ -25,7 +25,7 @@ class Ending:
     """Starting it again is no use."""
 
 
-class Evidence:
+class ExitEvidence:
     """Explains ends.
 
     Args:
@@ -39,13 +39,13 @@ class Evidence:
         self._kept = kept
         self._has_init = has_init
 
-    def explain(self, facts: ContainerFacts, request: ContainerRequest) -> Ending:
+    def explain(self, facts: ContainerFacts, request: ContainerRequest) -> ContainerExit:
         """Why this container, which has ended, did so."""
         not_there = self._missing_command(facts, request)
         if not_there:
-            return Ending(reason=not_there, final=True)
+            return ContainerExit(reason=not_there, final=True)
         message = self._last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
-        return Ending(reason=describe_state(facts, message))
+        return ContainerExit(reason=describe_state(facts, message))
 
     def _missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
         """The init, not the engine, says that there is no such command; empty when that is not what happened."""
@@ -69,5 +69,5 @@ class Evidence:
             return self._engine.copy_out(facts.id, path, MESSAGE_LIMIT_BYTES)
         except EngineGone:
             raise
-        except DockerFault:
+        except DockerError:
             return None

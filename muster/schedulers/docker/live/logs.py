@@ -15,7 +15,7 @@ POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogQuery:
+class ContainerLogQuery:
     """Which part of which output."""
 
     labels: dict[str, str | None]
@@ -40,7 +40,7 @@ class LogReader:
     def __init__(
         self,
         engine: Engine,
-        query: LogQuery,
+        query: ContainerLogQuery,
         *,
         wait: Callable[[float], None],
         is_over: Callable[[], bool] | None = None,

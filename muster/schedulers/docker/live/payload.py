@@ -9,7 +9,7 @@ from muster.schedulers.docker.spec import AppRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cargo:
+class Payload:
     """What is copied into containers."""
 
     agent: bytes
@@ -18,15 +18,15 @@ class Cargo:
     """Key -> packed folder."""
 
 
-def pack_cargo(cargo: Cargo) -> dict[str, bytes]:
+def build_payload(cargo: Payload) -> dict[str, bytes]:
     """Name -> content of the files that hold it in the app's folder."""
     return {AGENT_BUNDLE_NAME: cargo.agent, **cargo.workspaces}
 
 
-def read_cargo(folder: Path, app: AppRequest) -> Cargo:
-    """The inverse of `pack_cargo`."""
+def read_payload(folder: Path, app: AppRequest) -> Payload:
+    """The inverse of `build_payload`."""
     keys = {container.workspace for container in app.containers if container.workspace is not None}
-    return Cargo(
+    return Payload(
         agent=(folder / AGENT_BUNDLE_NAME).read_bytes(),
         workspaces={key: (folder / key).read_bytes() for key in keys},
     )

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import CannotStart, DockerFault
+from muster.schedulers.docker.engine.errors import CannotStart, DockerError
 from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
 from muster.schedulers.docker.live.exit_reason import describe_start_failure
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
@@ -106,7 +106,7 @@ class _Probe:
             elif "docker-init" in said and findings.init:
                 findings = replace(findings, init=False)
             elif said and not (_NO_COMMAND in said and not self._container.runs_agent):
-                raise DockerFault(self._explain(said))
+                raise DockerError(self._explain(said))
             else:
                 return findings
 
@@ -141,11 +141,11 @@ class _Probe:
         name = self._name
         version, *found = output.split()
         if tuple(int(part) for part in version.split(".")) < (3, 10):
-            raise DockerFault(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
+            raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
         if "torch" not in found:
-            raise DockerFault(f"image {name!r} has Python {version} but no torch; name one that has both with --image")
+            raise DockerError(f"image {name!r} has Python {version} but no torch; name one that has both with --image")
         if "muster" not in found and not self._container.bundled:
-            raise DockerFault(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
+            raise DockerError(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
 
 
 def _digest(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:

@@ -16,7 +16,7 @@ from typing import Final
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import Conflict, DockerFault
+from muster.schedulers.docker.engine.errors import Conflict, DockerError
 from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
 from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, move_gang
 
@@ -54,18 +54,18 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
         DockerFault: they do not suffice.
     """
     running = engine.list_containers({}, running_only=True)
-    claimed = _claimed_gpus(engine)
+    claimed = _reserved_gpus(engine)
     taken = {gpu for facts in running for gpu in facts.gpu_ids} | claimed.keys()
     try:
         devices.assign_gpus(_wanted(app), visible, taken)
-    except DockerFault as fault:
+    except DockerError as fault:
         # An app may hold them whose supervisor died with the machine: nothing of it runs, and any command revives it.
         holders = ", ".join(sorted({claimed[gpu] for gpu in visible if gpu in claimed}))
-        raise DockerFault(f"{fault}; apps of ours that hold some: {holders}" if holders else str(fault)) from fault
+        raise DockerError(f"{fault}; apps of ours that hold some: {holders}" if holders else str(fault)) from fault
     return [gpu for gpu in visible if gpu not in taken]
 
 
-def claim_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: ExitStack) -> AppRequest:
+def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: ExitStack) -> AppRequest:
     """Give each replica GPUs of its own.
 
     Args:
@@ -80,14 +80,14 @@ def claim_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: ExitS
     wanted = _wanted(app)
     got: list[str] = []
     for gpu in free:
-        if len(got) < sum(wanted) and _claim(engine, app, _GPU, gpu, undo):
+        if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu, undo):
             got.append(gpu)
     assigned = devices.assign_gpus(wanted, free, set(free) - set(got))
     pairs = zip(app.containers, assigned, strict=True)
     return replace(app, containers=tuple(replace(container, gpu_ids=ids) for container, ids in pairs))
 
 
-def claim_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
+def reserve_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
     """Find a port for each gang that meets on the host's network.
 
     Args:
@@ -104,9 +104,9 @@ def claim_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
             continue
         wished = [port for port in _ports_from(gang.host_port) if port not in used]
         free = _ask_free_ports(engine, app, gang, wished)
-        port = next((each for each in free if _claim(engine, app, _PORT, str(each), undo)), None)
+        port = next((each for each in free if _reserve(engine, app, _PORT, str(each), undo)), None)
         if port is None:
-            raise DockerFault(
+            raise DockerError(
                 f"role {gang.role!r} finds no free port on the network of the engine's host "
                 f"({len(wished)} tried from {gang.host_port} on); leave out -cfg network=host"
             )
@@ -115,13 +115,13 @@ def claim_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
     return app
 
 
-def release(engine: Engine, labels: Mapping[str, str]) -> None:
+def release_reservations(engine: Engine, labels: Mapping[str, str]) -> None:
     """Give back all that an app has claimed; it has ended."""
     for volume in engine.list_volumes({**labels, Label.CLAIM: None}):
         engine.remove_volume(volume)
 
 
-def _claim(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitStack) -> bool:
+def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitStack) -> bool:
     name = f"muster-{kind}-{_NOT_IN_NAMES.sub('-', thing)}"
     try:
         labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
@@ -137,7 +137,7 @@ def _wanted(app: AppRequest) -> list[int]:
     return [container.gpus for container in app.containers]
 
 
-def _claimed_gpus(engine: Engine) -> dict[str, str]:
+def _reserved_gpus(engine: Engine) -> dict[str, str]:
     """Id of a GPU -> the app that claimed it."""
     claimed = {}
     for labels in engine.list_volumes({Label.CLAIM: None}).values():
@@ -160,5 +160,5 @@ def _ask_free_ports(engine: Engine, app: AppRequest, gang: ContainerRequest, por
     body = build_probe_body(app, gang, command, image=image, engine=facts, network=HOST_NETWORK)
     exit_code, said = run_probe(engine, f"{gang.name}-ports", body)
     if exit_code != 0:
-        raise DockerFault(f"cannot look for a free port on the engine's host: {said.strip() or exit_code}")
+        raise DockerError(f"cannot look for a free port on the engine's host: {said.strip() or exit_code}")
     return [int(word) for word in said.split()]

@@ -42,7 +42,7 @@ class Refusal:
         return cls(status=status, reason=reason, message=" ".join(message.split()), retry_after_s=wait)
 
 
-class ApiFault(EngineError):
+class ApiError(EngineError):
     """The API server refused; `refusal` has the details."""
 
     def __init__(self, message: str, refusal: Refusal) -> None:
@@ -50,7 +50,7 @@ class ApiFault(EngineError):
         self.refusal = refusal
 
 
-class RequestFault(SchedulerError):
+class RequestError(SchedulerError):
     """The API server refused what the caller asked for; `refusal` has the details."""
 
     def __init__(self, message: str, refusal: Refusal) -> None:
@@ -62,7 +62,7 @@ class Unreachable(EngineError):
     """No answer from the API server."""
 
 
-def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -> ApiFault | RequestFault:
+def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -> ApiError | RequestError:
     """The exception for a refusal.
 
     Args:
@@ -75,31 +75,31 @@ def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -
     said = refusal.message
     if refusal.status == 401:
         text = f"{origin}: the API server does not accept these credentials; log in again ({said})"
-        return ApiFault(text, refusal)
+        return ApiError(text, refusal)
     if refusal.status == 403:
         return _explain_forbidden(refusal, verb, what, origin)
     if refusal.status == 404:
-        return ApiFault(_explain_missing(refusal, verb, what, path), refusal)
+        return ApiError(_explain_missing(refusal, verb, what, path), refusal)
     if refusal.status == 409 and refusal.reason == "AlreadyExists":
-        return RequestFault(f"{what} exists already; choose another --name, or delete it", refusal)
+        return RequestError(f"{what} exists already; choose another --name, or delete it", refusal)
     if refusal.status == 413:
-        return RequestFault(f"{what} is too large for the API server: {said}", refusal)
+        return RequestError(f"{what} is too large for the API server: {said}", refusal)
     if refusal.status in (400, 422):
-        return RequestFault(f"the cluster refuses {what}: {said}", refusal)
-    return ApiFault(f"cannot {verb} {what}: the API server answers {refusal.status} {said}", refusal)
+        return RequestError(f"the cluster refuses {what}: {said}", refusal)
+    return ApiError(f"cannot {verb} {what}: the API server answers {refusal.status} {said}", refusal)
 
 
-def _explain_forbidden(refusal: Refusal, verb: str, what: str, origin: str) -> ApiFault | RequestFault:
+def _explain_forbidden(refusal: Refusal, verb: str, what: str, origin: str) -> ApiError | RequestError:
     if "exceeded quota" in refusal.message:
         text = (
             f"{what} exceeds the namespace's quota: {refusal.message}; ask for less, or delete what is no longer needed"
         )
-        return RequestFault(text, refusal)
+        return RequestError(text, refusal)
     if "PodSecurity" in refusal.message:
         text = f"the namespace's pod security refuses {what}: {refusal.message}; try -cfg security=restricted"
-        return RequestFault(text, refusal)
+        return RequestError(text, refusal)
     text = f"{origin} may not {verb} {what}: {refusal.message}; ask for a role that may, or choose another namespace"
-    return ApiFault(text, refusal)
+    return ApiError(text, refusal)
 
 
 def _explain_missing(refusal: Refusal, verb: str, what: str, path: str) -> str:

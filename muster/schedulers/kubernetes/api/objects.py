@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster.schedulers.kubernetes.api.client import Client
-from muster.schedulers.kubernetes.api.errors import ApiFault, RequestFault, Unreachable
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.schema import parse_version
 
 PAGE_LIMIT: Final = 500
@@ -71,7 +71,7 @@ class WatchExpired(Exception):
     """The version a watch began at is too old: list again."""
 
 
-class Resources:
+class Objects:
     """Typed by `Kind`, not by classes. Raises what `Client.request` raises."""
 
     def __init__(self, client: Client) -> None:
@@ -86,7 +86,7 @@ class Resources:
         """The versions of an API group the server offers, preferred first: "kueue.x-k8s.io/v1beta1"; [] without it."""
         try:
             answer = self.client.request("GET", f"/apis/{group}", what=f"API group {group}", verb="discover")
-        except ApiFault as fault:
+        except ApiError as fault:
             if fault.refusal.status in (403, 404):
                 return []
             raise
@@ -98,7 +98,7 @@ class Resources:
         """Whether the server offers a kind in one version of a group."""
         try:
             answer = self.client.request("GET", f"/apis/{api_version}", what=api_version, verb="discover")
-        except ApiFault as fault:
+        except ApiError as fault:
             if fault.refusal.status in (403, 404):
                 return False
             raise
@@ -118,7 +118,7 @@ class Resources:
             created: dict[str, Any] = self.client.request(
                 "POST", path, what=what, verb="create", query=query, body=document
             )
-        except RequestFault as fault:
+        except RequestError as fault:
             if fault.refusal.reason != "AlreadyExists":
                 raise
             # An earlier attempt of ours may have got through though its answer did not. The submission's own
@@ -135,7 +135,7 @@ class Resources:
             found: dict[str, Any] = self.client.request(
                 "GET", kind.path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="read"
             )
-        except ApiFault as fault:
+        except ApiError as fault:
             if fault.refusal.status == 404:
                 return None
             raise
@@ -160,7 +160,7 @@ class Resources:
             self.client.request(
                 "DELETE", kind.path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="delete", body=body
             )
-        except ApiFault as fault:
+        except ApiError as fault:
             if fault.refusal.status == 404:
                 return False
             raise
@@ -173,7 +173,7 @@ class Resources:
         """
         try:
             return self._list_pages(kind, namespace, labels, fields)
-        except ApiFault as fault:
+        except ApiError as fault:
             if fault.refusal.status != 410:
                 raise
         return self._list_pages(kind, namespace, labels, fields)
@@ -216,7 +216,7 @@ class Resources:
             with self.client.stream(kind.path(namespace), what=what, verb="watch", query=query) as stream:
                 for line in _split_lines(stream.chunks()):
                     yield from _read_event(json.loads(line))
-        except ApiFault as fault:
+        except ApiError as fault:
             if fault.refusal.status == 410:
                 raise WatchExpired from fault
             raise

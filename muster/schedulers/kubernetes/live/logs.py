@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Final, Protocol
 
 from muster.schedulers.kubernetes.api.client import Client, Pace, SystemPace
-from muster.schedulers.kubernetes.api.errors import ApiFault, RequestFault, Unreachable
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 
@@ -37,7 +37,7 @@ Stamp = tuple[int, int]
 """(seconds since the epoch, nanoseconds) of a line, by its node's clock."""
 
 
-class Board(Protocol):
+class PodSource(Protocol):
     """What a reader asks about pods; see `board.PodBoard`."""
 
     def find(self, role: str, index: int) -> list[PodFact]:
@@ -85,7 +85,7 @@ class Slots:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogQuery:
+class PodLogQuery:
     """Which log, which part of it."""
 
     namespace: str
@@ -145,7 +145,7 @@ class LogReader:
         self._slots = slots
         self._pace: Pace = pace or SystemPace()
 
-    def read(self, query: LogQuery, board: Board) -> Iterator[str]:
+    def read(self, query: PodLogQuery, board: PodSource) -> Iterator[str]:
         """The log of one node, a line at a time, newlines kept.
 
         A line that begins with "[muster]" is ours: it says that Kubernetes has removed a log.
@@ -164,7 +164,7 @@ class LogReader:
             else:
                 board.wait()
 
-    def _read_pod(self, query: LogQuery, pod: PodFact, board: Board) -> Iterator[str]:
+    def _read_pod(self, query: PodLogQuery, pod: PodFact, board: PodSource) -> Iterator[str]:
         position = Position(query.since)
         if pod.restarts:  # only a pod_template can make a container start again
             yield from self._read_once(query, pod, Position(query.since), previous=True)
@@ -179,7 +179,7 @@ class LogReader:
             board.wait()
         yield from self._read_once(query, pod, position, last=True)
 
-    def _follow(self, query: LogQuery, pod: PodFact, position: Position) -> Iterator[str]:
+    def _follow(self, query: PodLogQuery, pod: PodFact, position: Position) -> Iterator[str]:
         """One stream, until it ends or breaks. Says nothing of a line that is not complete: it will come again."""
         path, parameters = _build_request(query, pod, position)
         try:
@@ -191,12 +191,12 @@ class LogReader:
                         yield from _select(raw, position, query)
         except Unreachable:
             self._pace.pause(_RETRY_S)
-        except (ApiFault, RequestFault) as fault:
+        except (ApiError, RequestError) as fault:
             if fault.refusal.status not in (400, 404):  # not started yet, or gone: the caller looks
                 raise
 
     def _read_once(
-        self, query: LogQuery, pod: PodFact, position: Position, *, previous: bool = False, last: bool = False
+        self, query: PodLogQuery, pod: PodFact, position: Position, *, previous: bool = False, last: bool = False
     ) -> Iterator[str]:
         """What there is now. `last`: nothing more will come, so an unterminated line counts."""
         path, parameters = _build_request(query, pod, position)
@@ -205,7 +205,7 @@ class LogReader:
         try:
             with self._slots.reading():
                 content = self._client.read_bytes(path, what=f"log of {pod.name}", query=parameters)
-        except (ApiFault, RequestFault) as fault:
+        except (ApiError, RequestError) as fault:
             if fault.refusal.status == 404 and not previous:
                 yield f"[muster] the rest of the log of {pod.name} is gone: Kubernetes has removed the pod\n"
             elif fault.refusal.status not in (400, 404):
@@ -218,7 +218,7 @@ class LogReader:
                 yield from _select(raw, position, query)
 
 
-def _build_request(query: LogQuery, pod: PodFact, position: Position) -> tuple[str, dict[str, str]]:
+def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tuple[str, dict[str, str]]:
     parameters = {"container": CONTAINER, "timestamps": "true"}
     since = position.resume()
     if since is not None:
@@ -226,7 +226,7 @@ def _build_request(query: LogQuery, pod: PodFact, position: Position) -> tuple[s
     return f"/api/v1/namespaces/{query.namespace}/pods/{pod.name}/log", parameters
 
 
-def _select(raw: bytes, position: Position, query: LogQuery) -> Iterator[str]:
+def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]:
     stamp, line = split_stamp(raw)
     if stamp is None:
         yield line.decode(errors="replace")  # not from a container's log: a message of the node, shown as it is
@@ -235,7 +235,7 @@ def _select(raw: bytes, position: Position, query: LogQuery) -> Iterator[str]:
         yield line.decode(errors="replace")
 
 
-def _describe_absence(query: LogQuery, pod: PodFact | None) -> str:
+def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
     where = f"{query.role}/{query.index}"
     if pod is not None:
         return f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{': ' + pod.why if pod.why else ''}\n"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from muster.schedulers.kubernetes.api.errors import ApiFault
-from muster.schedulers.kubernetes.api.objects import EVENT, POD, Kind, Resources
+from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.objects import EVENT, POD, Kind, Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.operations import find_parents
@@ -21,7 +21,7 @@ _BARE: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff"
 """Events that only repeat the reason of the one before, which says what was wrong with the image."""
 
 
-def observe(resources: Resources, ref: AppRef) -> Observation | None:
+def observe(resources: Objects, ref: AppRef) -> Observation | None:
     """Reads an app; None when it does not exist. Two requests for an app that runs well."""
     parents = find_parents(resources, ref)
     if not parents:
@@ -42,13 +42,13 @@ def _if_allowed(look: Callable[[], _Seen], otherwise: _Seen) -> _Seen:
     """What only explains must not be needed: many roles may not read events, Kueue's workloads or PodGroups."""
     try:
         return look()
-    except ApiFault as fault:
+    except ApiError as fault:
         if fault.refusal.status == 403:
             return otherwise
         raise
 
 
-def list_pods(resources: Resources, ref: AppRef, *, leads: bool) -> list[PodFact]:
+def list_pods(resources: Objects, ref: AppRef, *, leads: bool) -> list[PodFact]:
     """All pods of an app, also those that ended."""
     items, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
     return [read_pod(item, leads=leads) for item in items]
@@ -60,7 +60,7 @@ def has_lead(parent: Mapping[str, Any]) -> bool:
     return bool(tasks) and tasks[0].get("name") == LEAD
 
 
-def _read_warnings(resources: Resources, ref: AppRef) -> dict[str, str]:
+def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
     """The newest Warning about each object of the app."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
     warnings: dict[str, str] = {}
@@ -74,7 +74,7 @@ def _read_warnings(resources: Resources, ref: AppRef) -> dict[str, str]:
     return warnings
 
 
-def _read_queue(resources: Resources, ref: AppRef, parent: Mapping[str, Any]) -> str:
+def _read_queue(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> str:
     labels = parent["metadata"].get("labels") or {}
     if KUEUE_QUEUE in labels:
         return _read_kueue(resources, ref, parent, labels[KUEUE_QUEUE])
@@ -84,7 +84,7 @@ def _read_queue(resources: Resources, ref: AppRef, parent: Mapping[str, Any]) ->
     return ""
 
 
-def _read_kueue(resources: Resources, ref: AppRef, parent: Mapping[str, Any], queue: str) -> str:
+def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queue: str) -> str:
     versions = resources.find_group("kueue.x-k8s.io")
     if not versions:
         return ""
@@ -97,7 +97,7 @@ def _read_kueue(resources: Resources, ref: AppRef, parent: Mapping[str, Any], qu
     return f"waits in queue {queue}"
 
 
-def _read_pod_group(resources: Resources, ref: AppRef) -> str:
+def _read_pod_group(resources: Objects, ref: AppRef) -> str:
     for version in _POD_GROUPS:
         group = resources.read(Kind(api_version=version, kind="PodGroup"), ref.namespace, ref.name)
         if group is not None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.api.errors import ApiFault, RequestFault
-from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Resources
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
+from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.submit import build_owner_reference
@@ -22,7 +22,7 @@ def _name_supplies(app: str) -> tuple[tuple[Kind, str], ...]:
     return tuple((Kind(api_version="v1", kind=kind), name) for kind, name in kinds)
 
 
-def find_parents(resources: Resources, ref: AppRef) -> list[dict[str, Any]]:
+def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
     """The app's Jobs (the first role's first), or its JobSet or Volcano Job; [] when it does not exist."""
     jobs, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
     # Items of a list carry neither apiVersion nor kind.
@@ -41,17 +41,17 @@ def _has_app(item: Mapping[str, Any]) -> bool:
     return APPDEF_ANNOTATION in (item["metadata"].get("annotations") or {})
 
 
-def _read_if_allowed(resources: Resources, kind: Kind, ref: AppRef) -> dict[str, Any] | None:
+def _read_if_allowed(resources: Objects, kind: Kind, ref: AppRef) -> dict[str, Any] | None:
     """None also where a role allows Jobs alone, which is enough for flavour `job`."""
     try:
         return resources.read(kind, ref.namespace, ref.name)
-    except ApiFault as fault:
+    except ApiError as fault:
         if fault.refusal.status == 403:
             return None
         raise
 
 
-def cancel(resources: Resources, ref: AppRef) -> None:
+def cancel(resources: Objects, ref: AppRef) -> None:
     """Stops an app politely and keeps its record: SIGTERM, the grace period, SIGKILL; then it reads CANCELLED."""
     for parent in find_parents(resources, ref):
         metadata: Mapping[str, Any] = parent["metadata"]
@@ -66,7 +66,7 @@ def cancel(resources: Resources, ref: AppRef) -> None:
             _command_abort(resources, ref, parent)
 
 
-def _command_abort(resources: Resources, ref: AppRef, job: Mapping[str, Any]) -> None:
+def _command_abort(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
     """Volcano acts on Command objects, which it takes away once it has; one that is still there will do."""
     reference = {**build_owner_reference(job), "controller": True}
     command = {
@@ -78,12 +78,12 @@ def _command_abort(resources: Resources, ref: AppRef, job: Mapping[str, Any]) ->
     }
     try:
         resources.create(command)
-    except RequestFault as fault:
+    except RequestError as fault:
         if fault.refusal.reason != "AlreadyExists":
             raise
 
 
-def stop_rest(resources: Resources, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> bool:
+def stop_rest(resources: Objects, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> bool:
     """Flavour `job`, several roles: stops the Jobs that still run once one has failed. No controller does.
 
     Returns:
@@ -105,7 +105,7 @@ def job_end(job: Mapping[str, Any]) -> str | None:
     return None
 
 
-def delete(resources: Resources, ref: AppRef) -> bool:
+def delete(resources: Objects, ref: AppRef) -> bool:
     """Deletes an app with all it owns, and what a broken submission may have left. False: there was nothing."""
     found = False
     for parent in reversed(find_parents(resources, ref)):
@@ -117,7 +117,7 @@ def delete(resources: Resources, ref: AppRef) -> bool:
     return found
 
 
-def resize(resources: Resources, ref: AppRef, nodes: int) -> None:
+def resize(resources: Objects, ref: AppRef, nodes: int) -> None:
     """Gives an elastic app another number of nodes, within what it was submitted with.
 
     Args:

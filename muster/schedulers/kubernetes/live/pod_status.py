@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.labels import INDEX_LABEL, JOB_INDEX_LABEL, LABEL_COMPONENT, TASK_LABEL
+from muster.schedulers.kubernetes.labels import JOB_INDEX_LABEL, LABEL_COMPONENT, TASK_INDEX_LABEL, TASK_LABEL
 from muster.schedulers.kubernetes.names import CONTAINER, LEAD
 
 _IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
@@ -94,7 +94,7 @@ def latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]:
 
 
 def _read_index(labels: Mapping[str, str], *, leads: bool) -> int:
-    text = labels.get(JOB_INDEX_LABEL) or labels.get(INDEX_LABEL) or ""
+    text = labels.get(JOB_INDEX_LABEL) or labels.get(TASK_INDEX_LABEL) or ""
     if not text.isdecimal():
         return -1
     return int(text) + (1 if leads and labels.get(TASK_LABEL) != LEAD else 0)

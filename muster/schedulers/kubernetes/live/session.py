@@ -11,16 +11,16 @@ from torchx.specs.api import AppState
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Pace, SystemPace
 from muster.schedulers.kubernetes.api.connection import Access
-from muster.schedulers.kubernetes.api.errors import ApiFault
-from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Resources
+from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import operations
-from muster.schedulers.kubernetes.live.logs import LogQuery, LogReader, Slots, to_stamp
+from muster.schedulers.kubernetes.live.logs import LogReader, PodLogQuery, Slots, to_stamp
 from muster.schedulers.kubernetes.live.observation import has_lead, list_pods, observe
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
 from muster.schedulers.kubernetes.live.submit import submit
-from muster.schedulers.kubernetes.live.watch import PodBoard, PodSnapshot
+from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
 from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.options import Options
@@ -35,7 +35,7 @@ class Session:
         self._pace: Pace = pace or SystemPace()
         self._slots = slots or Slots()
         self._clients: dict[Access, Client] = {}
-        self._boards: dict[str, PodBoard] = {}
+        self._boards: dict[str, PodWatch] = {}
 
     def close(self) -> None:
         """Drops all connections. Idempotent."""
@@ -44,10 +44,10 @@ class Session:
         self._clients.clear()
         self._boards.clear()
 
-    def _open(self, access: Access) -> Resources:
-        return Resources(self._clients.setdefault(access, Client(access, pace=self._pace)))
+    def _open(self, access: Access) -> Objects:
+        return Objects(self._clients.setdefault(access, Client(access, pace=self._pace)))
 
-    def _find(self, app_id: str) -> tuple[AppRef, Resources]:
+    def _find(self, app_id: str) -> tuple[AppRef, Objects]:
         if ":" not in app_id:
             app_id = f"{self._open(Access()).client.connection.namespace}:{app_id}"
         ref = parse_app_id(app_id)
@@ -122,7 +122,7 @@ class Session:
         parents = operations.find_parents(resources, ref)
         if not parents:
             raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
-        query = LogQuery(
+        query = PodLogQuery(
             namespace=ref.namespace,
             role=_find_label(app_id, parents, role),
             index=index,
@@ -135,9 +135,7 @@ class Session:
             return reader.read(query, PodSnapshot(list_pods(resources, ref, leads=has_lead(parents[0]))))
         return _follow(reader, query, self._find_board(app_id, ref, resources, parents))
 
-    def _find_board(
-        self, app_id: str, ref: AppRef, resources: Resources, parents: Sequence[dict[str, Any]]
-    ) -> PodBoard:
+    def _find_board(self, app_id: str, ref: AppRef, resources: Objects, parents: Sequence[dict[str, Any]]) -> PodWatch:
         """One board for all readers of an app."""
 
         def is_over() -> bool:
@@ -146,10 +144,10 @@ class Session:
                 _stop_rest(resources, ref, current)
             return not current or decide_state(Observation(parents=current, pods=())) in _OVER
 
-        return self._boards.setdefault(app_id, PodBoard(resources, ref, leads=has_lead(parents[0]), is_over=is_over))
+        return self._boards.setdefault(app_id, PodWatch(resources, ref, leads=has_lead(parents[0]), is_over=is_over))
 
 
-def _follow(reader: LogReader, query: LogQuery, board: PodBoard) -> Iterator[str]:
+def _follow(reader: LogReader, query: PodLogQuery, board: PodWatch) -> Iterator[str]:
     with board:
         yield from reader.read(query, board)
 
@@ -161,19 +159,19 @@ def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str) -> st
     return label_roles(names)[names.index(role)]
 
 
-def _stop_rest(resources: Resources, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> None:
+def _stop_rest(resources: Objects, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> None:
     try:
         if operations.stop_rest(resources, ref, jobs):
             _say(f"{ref.name}: one role has failed, the others are stopped")
-    except ApiFault as fault:
+    except ApiError as fault:
         if fault.refusal.status != 403:  # who may only look, looks
             raise
 
 
-def _list_parents(resources: Resources, kind: Kind, namespace: str) -> list[dict[str, Any]]:
+def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:
     try:
         items, _ = resources.list_all(kind, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}")
-    except ApiFault as fault:
+    except ApiError as fault:
         if fault.refusal.status == 404 or (fault.refusal.status == 403 and kind != JOB):
             return []
         raise

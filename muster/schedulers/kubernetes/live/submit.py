@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.errors import ApiFault
-from muster.schedulers.kubernetes.api.objects import SUBMISSION_ANNOTATION, Kind, Resources, kind_of
+from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.objects import SUBMISSION_ANNOTATION, Kind, Objects, kind_of
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.manifests.pod_group import (
     NATIVE_GROUP,
@@ -33,7 +33,7 @@ _SEVERAL_ROLES: Final = (
 )
 
 
-def submit(resources: Resources, request: Request, *, namespace: str, say: Callable[[str], None]) -> str:
+def submit(resources: Objects, request: Request, *, namespace: str, say: Callable[[str], None]) -> str:
     """Creates everything of a request, or nothing.
 
     Supplies come first, then the parent; what came first is then handed to the parent, so that deleting it deletes
@@ -83,7 +83,7 @@ class _Attempt:
     """Those of the documents that are known to exist and to be ours."""
 
 
-def _create_all(resources: Resources, attempt: _Attempt) -> None:
+def _create_all(resources: Objects, attempt: _Attempt) -> None:
     documents = attempt.documents
     owner: dict[str, Any] | None = None
     supplies: list[dict[str, Any]] = []
@@ -117,7 +117,7 @@ def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _roll_back(resources: Resources, attempt: _Attempt, say: Callable[[str], None]) -> None:
+def _roll_back(resources: Objects, attempt: _Attempt, say: Callable[[str], None]) -> None:
     """Deletes what this submission created, also what it does not know to exist. What went wrong is told elsewhere."""
     kinds = list(dict.fromkeys(kind_of(document) for document in reversed(attempt.documents)))
     try:
@@ -130,11 +130,11 @@ def _roll_back(resources: Resources, attempt: _Attempt, say: Callable[[str], Non
         say(f"what was created could not all be taken back ({error}); to do so: {by_hand}")
 
 
-def _find_own(resources: Resources, kind: Kind, attempt: _Attempt) -> list[str]:
+def _find_own(resources: Objects, kind: Kind, attempt: _Attempt) -> list[str]:
     """Names of the objects of a kind that bear this submission's mark; those known of, where listing is forbidden."""
     try:
         items, _ = resources.list_all(kind, attempt.namespace, labels=f"{LABEL_INSTANCE}={attempt.name}")
-    except ApiFault as fault:
+    except ApiError as fault:
         if fault.refusal.status != 403:
             raise
         return [document["metadata"]["name"] for document in attempt.created if kind_of(document) == kind]
@@ -145,13 +145,13 @@ def _find_own(resources: Resources, kind: Kind, attempt: _Attempt) -> list[str]:
     ]
 
 
-def _check_flavor(resources: Resources, request: Request) -> None:
+def _check_flavor(resources: Objects, request: Request) -> None:
     needed = _FLAVOR_KINDS.get(request.options.flavor)
     if needed and not resources.has_kind(needed[0], needed[1]):
         raise EngineError(f"{needed[2]} ({needed[0]}); install it, or use flavor=job, which needs nothing installed")
 
 
-def _check_queue(resources: Resources, request: Request, namespace: str) -> None:
+def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
     options = request.options
     if options.resolved_gang == "kueue" and options.queue:
         versions = resources.find_group("kueue.x-k8s.io")
@@ -166,24 +166,24 @@ def _check_queue(resources: Resources, request: Request, namespace: str) -> None
         _expect_queue(resources, kind, "", options.queue, "Volcano has no queue")
 
 
-def _expect_queue(resources: Resources, kind: Kind, namespace: str, name: str, lack: str) -> None:
+def _expect_queue(resources: Objects, kind: Kind, namespace: str, name: str, lack: str) -> None:
     """Refuses a queue that is not there; who may not look has to trust the name."""
     try:
         if resources.read(kind, namespace, name) is None:
             raise SchedulerError(f"{lack} {name!r}; {_name_queues(resources, kind, namespace)}")
-    except ApiFault as fault:
+    except ApiError as fault:
         if fault.refusal.status != 403:
             raise
 
 
-def _name_queues(resources: Resources, kind: Kind, namespace: str) -> str:
+def _name_queues(resources: Objects, kind: Kind, namespace: str) -> str:
     items, _ = resources.list_all(kind, namespace)
     names = sorted(item["metadata"]["name"] for item in items)
     return f"there are: {', '.join(names)}" if names else "there is none"
 
 
 def _choose_gang(
-    resources: Resources, request: Request, documents: list[dict[str, Any]], say: Callable[[str], None]
+    resources: Objects, request: Request, documents: list[dict[str, Any]], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """gang=auto without a queue: what the cluster offers. One pod needs no gang."""
     if request.options.flavor != "job" or request.options.resolved_gang != "auto" or request.minimum < 2:

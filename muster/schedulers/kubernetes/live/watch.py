@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.objects import POD, Resources, WatchEvent, WatchExpired
+from muster.schedulers.kubernetes.api.objects import POD, Objects, WatchEvent, WatchExpired
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
@@ -45,7 +45,7 @@ def sort_pods(facts: Iterable[PodFact]) -> list[PodFact]:
     return sorted(facts, key=lambda fact: (fact.created, fact.name))
 
 
-class PodBoard:
+class PodWatch:
     """Lists, then watches; on 410 lists again. A context manager: the watch runs while somebody is inside.
 
     Args:
@@ -55,7 +55,7 @@ class PodBoard:
         is_over: asks the cluster whether the app has ended; called at most every `_CHECK_S` seconds.
     """
 
-    def __init__(self, resources: Resources, ref: AppRef, *, leads: bool, is_over: Callable[[], bool]) -> None:
+    def __init__(self, resources: Objects, ref: AppRef, *, leads: bool, is_over: Callable[[], bool]) -> None:
         self._resources = resources
         self._ref = ref
         self._leads = leads
@@ -70,7 +70,7 @@ class PodBoard:
         self._checking = threading.Lock()
         self._idle = threading.Event()
 
-    def __enter__(self) -> "PodBoard":  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> "PodWatch":  # noqa: PYI034 - typing.Self is Python 3.11's
         with self._changed:
             self._readers += 1
             self._idle.clear()

@@ -39,7 +39,7 @@ class SecretValue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolePlan:
+class RoleInputs:
     """One role."""
 
     role: Any
@@ -66,13 +66,13 @@ class RolePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppPlan:
+class AppInputs:
     """One app."""
 
     name: str
     """Unique; the Service's name and the `app.kubernetes.io/instance` label."""
     app: Any
-    roles: tuple[RolePlan, ...]
+    roles: tuple[RoleInputs, ...]
     options: Options
     place: RolePlace
 
@@ -97,7 +97,7 @@ class AppPlan:
         return sum(role.min_nodes for role in self.roles)
 
 
-def build_plan(app: Any, options: Options, *, name: str, workspaces: Mapping[str, str]) -> AppPlan:
+def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[str, str]) -> AppInputs:
     """Checks an app against the options and works out its roles.
 
     Args:
@@ -112,16 +112,17 @@ def build_plan(app: Any, options: Options, *, name: str, workspaces: Mapping[str
     check_roles(app)
     labels = label_roles([role.name for role in app.roles])
     roles = tuple(
-        _plan_role(role, label, options, name, workspaces) for role, label in zip(app.roles, labels, strict=True)
+        _build_role_inputs(role, label, options, name, workspaces)
+        for role, label in zip(app.roles, labels, strict=True)
     )
     check_version(options.schema_version, elastic=any(role.elastic for role in roles), source="kube_version")
     place = RolePlace(flavor=options.flavor, leads=options.flavor == "volcano" and roles[0].elastic)
-    plan = AppPlan(name=name, app=app, roles=roles, options=options, place=place)
+    plan = AppInputs(name=name, app=app, roles=roles, options=options, place=place)
     check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], place)
     return plan
 
 
-def _plan_role(role: Any, label: str, options: Options, name: str, workspaces: Mapping[str, str]) -> RolePlan:
+def _build_role_inputs(role: Any, label: str, options: Options, name: str, workspaces: Mapping[str, str]) -> RoleInputs:
     _check_role(role)
     for key in role.env:
         if _ENV_NAME.fullmatch(key) is None:
@@ -136,7 +137,7 @@ def _plan_role(role: Any, label: str, options: Options, name: str, workspaces: M
         for key, text in env.items()
         if INDEX_MARK not in text and mask_env({key: text}) != {key: text}
     }
-    return RolePlan(
+    return RoleInputs(
         role=role,
         label=label,
         is_agent=is_agent,

@@ -10,17 +10,17 @@ from muster.schedulers.kubernetes.labels import (
     KUEUE_QUEUE,
     LABEL_INSTANCE,
 )
-from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
+from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.manifests.pod import DISRUPTION_RULE, EXIT_RULE, build_labels, build_pod_template
 from muster.schedulers.kubernetes.names import RolePlace
 
 
-def build_jobs(plan: AppPlan) -> list[dict[str, Any]]:
+def build_jobs(plan: AppInputs) -> list[dict[str, Any]]:
     """One Job per role, the first of which owns everything else once it exists."""
     return [_build_job(plan, role) for role in plan.roles]
 
 
-def _build_job(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
+def _build_job(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
     options = plan.options
     spec = build_job_spec(plan, role)
     if options.ttl_s is not None:
@@ -36,7 +36,7 @@ def _build_job(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": prune(metadata), "spec": spec}
 
 
-def build_job_spec(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
+def build_job_spec(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
     """The spec of a role's Job, also inside a JobSet.
 
     A fixed number of nodes counts failures per index as well, so that a pod can read from its annotation which
@@ -64,12 +64,12 @@ def build_job_spec(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
     return spec
 
 
-def _backoff_limit(role: RolePlan) -> int:
+def _backoff_limit(role: RoleInputs) -> int:
     retries: int = role.role.max_retries
     return retries + role.max_nodes - role.min_nodes if role.elastic else retries
 
 
-def build_service(plan: AppPlan) -> dict[str, Any]:
+def build_service(plan: AppInputs) -> dict[str, Any]:
     """The headless Service that gives every pod a name, ready or not: rendezvous comes before readiness."""
     return {
         "apiVersion": "v1",
@@ -83,7 +83,7 @@ def build_service(plan: AppPlan) -> dict[str, Any]:
     }
 
 
-def build_queue_labels(plan: AppPlan) -> dict[str, str]:
+def build_queue_labels(plan: AppInputs) -> dict[str, str]:
     """Kueue's labels, if Kueue is to admit the app."""
     options = plan.options
     if options.resolved_gang != "kueue":
@@ -92,7 +92,7 @@ def build_queue_labels(plan: AppPlan) -> dict[str, str]:
     return {KUEUE_QUEUE: str(options.queue), **priority}
 
 
-def _build_kueue_annotations(plan: AppPlan, role: RolePlan) -> dict[str, str]:
+def _build_kueue_annotations(plan: AppInputs, role: RoleInputs) -> dict[str, str]:
     if plan.options.resolved_gang != "kueue" or not role.elastic:
         return {}
     return {KUEUE_MINIMUM: str(role.min_nodes), KUEUE_EQUAL: "true"}

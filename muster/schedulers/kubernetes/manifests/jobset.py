@@ -2,14 +2,14 @@
 
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
+from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.manifests.job import build_job_spec, build_queue_labels, prune
 from muster.schedulers.kubernetes.manifests.pod import build_labels
 
 API_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
 
 
-def build_jobset(plan: AppPlan) -> dict[str, Any]:
+def build_jobset(plan: AppInputs) -> dict[str, Any]:
     """The JobSet. Its webhook would default restartPolicy of the pods to OnFailure; ours say Never."""
     options = plan.options
     spec: dict[str, Any] = {
@@ -26,7 +26,7 @@ def build_jobset(plan: AppPlan) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": metadata, "spec": spec}
 
 
-def _build_replicated_job(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
+def _build_replicated_job(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
     spec = build_job_spec(plan, role)
     if _restarts_app(role):
         spec["backoffLimit"] = 0  # a lost replica restarts the whole app: the JobSet counts, not the Job
@@ -34,10 +34,10 @@ def _build_replicated_job(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
     return {"name": role.label, "replicas": 1, "template": template}
 
 
-def _restarts_app(role: RolePlan) -> bool:
+def _restarts_app(role: RoleInputs) -> bool:
     """RetryPolicy.APPLICATION of a role that our agent does not heal."""
     return not role.is_agent and str(role.role.retry_policy.value) == "APPLICATION"
 
 
-def _count_restarts(plan: AppPlan) -> int:
+def _count_restarts(plan: AppInputs) -> int:
     return max((role.role.max_retries for role in plan.roles if _restarts_app(role)), default=0)

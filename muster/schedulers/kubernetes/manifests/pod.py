@@ -19,7 +19,7 @@ from muster.schedulers.kubernetes.labels import (
     MANAGED_BY,
     TOKEN_KEY,
 )
-from muster.schedulers.kubernetes.manifests.inputs import INDEX_MARK, AppPlan, RolePlan, escape
+from muster.schedulers.kubernetes.manifests.inputs import INDEX_MARK, AppInputs, RoleInputs, escape
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
 from muster.schedulers.kubernetes.names import CONTAINER, secret_name
@@ -46,7 +46,7 @@ EXIT_RULE: Final = {
 }
 
 
-def build_pod_template(plan: AppPlan, role: RolePlan, *, index_label: str, first_index: int = 0) -> dict[str, Any]:
+def build_pod_template(plan: AppInputs, role: RoleInputs, *, index_label: str, first_index: int = 0) -> dict[str, Any]:
     """One role's pod template.
 
     Args:
@@ -77,13 +77,13 @@ def build_pod_template(plan: AppPlan, role: RolePlan, *, index_label: str, first
     return merge_pod_template(template, plan.options.pod_template or {}, plan.options.schema_version)
 
 
-def build_labels(plan: AppPlan, role: RolePlan | None = None) -> dict[str, str]:
+def build_labels(plan: AppInputs, role: RoleInputs | None = None) -> dict[str, str]:
     """Labels of every object of the app; `role`: of those of one role."""
     labels = {LABEL_NAME: _label_value(plan), LABEL_INSTANCE: plan.name, LABEL_MANAGED_BY: MANAGED_BY}
     return {**labels, LABEL_COMPONENT: role.label} if role is not None else labels
 
 
-def _label_value(plan: AppPlan) -> str:
+def _label_value(plan: AppInputs) -> str:
     return build_label(plan.app.name)
 
 
@@ -96,7 +96,7 @@ _ANNOTATIONS: Final = {
 }
 
 
-def _build_placement(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
+def _build_placement(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
     options = plan.options
     placement: dict[str, Any] = {}
     selector = dict(options.node_selector)
@@ -113,13 +113,13 @@ def _build_placement(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
     return placement
 
 
-def _check_instance_type(role: RolePlan, text: str) -> str:
+def _check_instance_type(role: RoleInputs, text: str) -> str:
     if syntax.LABEL_VALUE.fullmatch(text) is None:
         raise SchedulerError(f"role {role.role.name!r}: {_INSTANCE_TYPE} {text!r} is no value of a node's label")
     return text
 
 
-def _build_tolerations(plan: AppPlan) -> list[dict[str, Any]]:
+def _build_tolerations(plan: AppInputs) -> list[dict[str, Any]]:
     ours: list[dict[str, Any]] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         toleration = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_S}
@@ -127,14 +127,14 @@ def _build_tolerations(plan: AppPlan) -> list[dict[str, Any]]:
     return ours + [dict(toleration) for toleration in plan.options.tolerations]
 
 
-def _build_pod_security(plan: AppPlan) -> dict[str, Any]:
+def _build_pod_security(plan: AppInputs) -> dict[str, Any]:
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if plan.options.security == "restricted":
         security.update(runAsNonRoot=True, runAsUser=_USER_ID, runAsGroup=_USER_ID, fsGroup=_USER_ID)
     return security
 
 
-def _build_security(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
+def _build_security(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if any(hasattr(mount, "permissions") for mount in role.role.mounts):
         # a device of the host: Kubernetes gives it to privileged containers only, as TorchX's adapter does
         return {"privileged": True}
@@ -145,7 +145,7 @@ def _build_security(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
 
 
 def _build_container(
-    plan: AppPlan, role: RolePlan, mounts: list[dict[str, Any]], index_label: str, first_index: int
+    plan: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]], index_label: str, first_index: int
 ) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -168,7 +168,7 @@ def _build_container(
     return container
 
 
-def _build_args(plan: AppPlan, role: RolePlan, first_index: int) -> list[str]:
+def _build_args(plan: AppInputs, role: RoleInputs, first_index: int) -> list[str]:
     args = list(role.args)
     if role.is_agent and plan.options.agent == "bundled":
         args = rewrite_agent_args(args, BUNDLE_DIR)
@@ -180,7 +180,7 @@ def _put_index(text: str, first_index: int) -> str:
     return text.replace(INDEX_MARK, NODE_INDEX_MARK if first_index else f"$({INDEX_VARIABLE})")
 
 
-def _build_ports(role: RolePlan) -> list[dict[str, Any]]:
+def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
     ports: list[dict[str, Any]] = []
     for name, port in role.role.port_map.items():
         if not isinstance(port, int) or not 0 < port < 65536:
@@ -190,7 +190,7 @@ def _build_ports(role: RolePlan) -> list[dict[str, Any]]:
     return ports
 
 
-def _build_env(plan: AppPlan, role: RolePlan, index_label: str, first_index: int) -> list[dict[str, Any]]:
+def _build_env(plan: AppInputs, role: RoleInputs, index_label: str, first_index: int) -> list[dict[str, Any]]:
     # The index comes first: others refer to it, and a variable can only refer to those before it.
     env: list[dict[str, Any]] = [_from_field(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
     ours: dict[str, str] = {Env.RANK0_HOST: plan.rank0_host, "TMPDIR": SCRATCH_DIR}
@@ -212,7 +212,7 @@ def _build_env(plan: AppPlan, role: RolePlan, index_label: str, first_index: int
     return env
 
 
-def _build_agent_env(plan: AppPlan, role: RolePlan) -> dict[str, str]:
+def _build_agent_env(plan: AppInputs, role: RoleInputs) -> dict[str, str]:
     env = {
         Env.REQUIRE_TOKEN: "1",
         Env.ADAPTER: "kubernetes",
@@ -228,7 +228,7 @@ def _build_agent_env(plan: AppPlan, role: RolePlan) -> dict[str, str]:
     return env
 
 
-def _from_secret(plan: AppPlan, name: str, key: str) -> dict[str, Any]:
+def _from_secret(plan: AppInputs, name: str, key: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name(plan.name), "key": key}}}
 
 
@@ -236,7 +236,7 @@ def _from_field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def build_resources(plan: AppPlan, role: RolePlan) -> dict[str, Any]:
+def build_resources(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
     """Requests and limits of a role's container. No CPU limit: the slowest rank slows all the others."""
     options, resource = plan.options, role.role.resource
     requests: dict[str, str] = {}
@@ -258,7 +258,7 @@ def _format_cpu(millicpu: int) -> str:
     return str(millicpu // 1000) if millicpu % 1000 == 0 else f"{millicpu}m"
 
 
-def _count_devices(plan: AppPlan, role: RolePlan) -> dict[str, int]:
+def _count_devices(plan: AppInputs, role: RoleInputs) -> dict[str, int]:
     resource, options = role.role.resource, plan.options
     devices = {name: int(count) for name, count in resource.devices.items()}
     if resource.gpu > 0:
@@ -278,7 +278,7 @@ def _count_devices(plan: AppPlan, role: RolePlan) -> dict[str, int]:
     return {name: count for name, count in devices.items() if count}
 
 
-def _build_unpacker(plan: AppPlan, role: RolePlan, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_unpacker(plan: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     """Unpacks the workspace for a role that does not run our agent, with the image's own tar."""
     ours = [mount for mount in mounts if mount["mountPath"] in (BUNDLE_DIR, WORK_DIR)]
     unpacker: dict[str, Any] = {

@@ -11,7 +11,7 @@ from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, TOKEN_KEY
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, build_bundles, build_config_map
 from muster.schedulers.kubernetes.manifests.dry_run import render_documents
-from muster.schedulers.kubernetes.manifests.inputs import AppPlan, build_plan
+from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
 from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
 from muster.schedulers.kubernetes.manifests.jobset import build_jobset
 from muster.schedulers.kubernetes.manifests.pod import build_labels
@@ -77,7 +77,7 @@ def build_request(
     options = parse_options(cfg)
     packed = dict(workspaces or {})
     keys = {role.name: role.metadata[METADATA_KEY] for role in app.roles if role.metadata.get(METADATA_KEY) in packed}
-    plan = build_plan(app, options, name=name, workspaces=keys)
+    plan = build_inputs(app, options, name=name, workspaces=keys)
     documents = [*_build_supplies(plan, token, packed), *_build_workload(plan)]
     documents = _add_gang(plan, documents)
     for document in documents:
@@ -96,7 +96,7 @@ def build_request(
     )
 
 
-def _build_supplies(plan: AppPlan, token: str | None, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
+def _build_supplies(plan: AppInputs, token: str | None, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
     """What must be there before the first pod: a Secret 2 s late delays its container by 11 s (seen on 1.36)."""
     labels = build_labels(plan)
     supplies: list[dict[str, Any]] = []
@@ -127,7 +127,7 @@ def _encode(values: Mapping[str, str]) -> dict[str, str]:
     return {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
 
 
-def _build_workload(plan: AppPlan) -> list[dict[str, Any]]:
+def _build_workload(plan: AppInputs) -> list[dict[str, Any]]:
     if plan.options.flavor == "job":
         workload = build_jobs(plan)
     elif plan.options.flavor == "jobset":
@@ -140,7 +140,7 @@ def _build_workload(plan: AppPlan) -> list[dict[str, Any]]:
     return workload
 
 
-def _add_gang(plan: AppPlan, documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _add_gang(plan: AppInputs, documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     options = plan.options
     if options.flavor != "job" or options.resolved_gang not in ("podgroup", "volcano"):
         return documents

@@ -8,8 +8,8 @@ another. Volcano counts each task from 0 and Kubernetes cannot add, so in the re
 from typing import Any, Final
 
 from muster._contract import NEVER_RETRY
-from muster.schedulers.kubernetes.labels import INDEX_LABEL
-from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
+from muster.schedulers.kubernetes.labels import TASK_INDEX_LABEL
+from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.manifests.job import prune
 from muster.schedulers.kubernetes.manifests.pod import build_labels, build_pod_template
 from muster.schedulers.kubernetes.names import LEAD
@@ -23,7 +23,7 @@ _SERVICE_ARGS: Final = (
 )
 
 
-def build_volcano_job(plan: AppPlan) -> dict[str, Any]:
+def build_volcano_job(plan: AppInputs) -> dict[str, Any]:
     """The Volcano Job; its svc plugin makes the headless Service."""
     options = plan.options
     tasks = [task for role in plan.roles for task in _build_tasks(plan, role)]
@@ -44,7 +44,7 @@ def build_volcano_job(plan: AppPlan) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _build_tasks(plan: AppPlan, role: RolePlan) -> list[dict[str, Any]]:
+def _build_tasks(plan: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
     if not (plan.place.leads and role is plan.roles[0]):
         return [_build_task(plan, role, name=role.label, replicas=role.max_nodes, minimum=role.min_nodes)]
     lead = _build_task(plan, role, name=LEAD, replicas=1, minimum=1)
@@ -56,7 +56,7 @@ def _build_tasks(plan: AppPlan, role: RolePlan) -> list[dict[str, Any]]:
 
 
 def _build_task(
-    plan: AppPlan, role: RolePlan, *, name: str, replicas: int, minimum: int, first_index: int = 0
+    plan: AppInputs, role: RoleInputs, *, name: str, replicas: int, minimum: int, first_index: int = 0
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -64,11 +64,11 @@ def _build_task(
         "minAvailable": minimum,
         "maxRetry": max(1, role.role.max_retries),
         "policies": _build_policies(role),
-        "template": build_pod_template(plan, role, index_label=INDEX_LABEL, first_index=first_index),
+        "template": build_pod_template(plan, role, index_label=TASK_INDEX_LABEL, first_index=first_index),
     }
 
 
-def _build_policies(role: RolePlan) -> list[dict[str, Any]]:
+def _build_policies(role: RoleInputs) -> list[dict[str, Any]]:
     """What becomes of the job when a pod ends badly. No policy for PodEvicted: a drained pod is simply made again."""
     restart = "RestartPod" if role.is_agent or role.role.retry_policy.value != "APPLICATION" else "RestartJob"
     policies: list[dict[str, Any]] = []

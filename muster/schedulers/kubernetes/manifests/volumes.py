@@ -11,7 +11,7 @@ from typing import Any, Final
 from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.manifests.inputs import AppPlan, RolePlan
+from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.names import config_map_name
 
 BUNDLE_DIR: Final = "/opt/muster"
@@ -23,7 +23,7 @@ _UNLIMITED_SHM: Final = "8Gi"
 """Size of /dev/shm for a job without a memory limit: not reserved, only a bound."""
 
 
-def build_volumes(plan: AppPlan, role: RolePlan) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def build_volumes(plan: AppInputs, role: RoleInputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A role's volumes and its container's mounts.
 
     Raises:
@@ -49,7 +49,7 @@ def _read_only(read_only: bool) -> dict[str, bool]:
     return {"readOnly": True} if read_only else {}
 
 
-def _build_ours(plan: AppPlan, role: RolePlan) -> list[tuple[str, str, dict[str, Any]]]:
+def _build_ours(plan: AppInputs, role: RoleInputs) -> list[tuple[str, str, dict[str, Any]]]:
     shm = {"medium": "Memory", "sizeLimit": _shm_size(plan, role)}
     ours: list[tuple[str, str, dict[str, Any]]] = [
         ("muster-shm", SHM_DIR, {"emptyDir": shm}),
@@ -63,12 +63,12 @@ def _build_ours(plan: AppPlan, role: RolePlan) -> list[tuple[str, str, dict[str,
     return ours
 
 
-def needs_bundle(plan: AppPlan, role: RolePlan) -> bool:
+def needs_bundle(plan: AppInputs, role: RoleInputs) -> bool:
     """Whether a role reads anything from the ConfigMap."""
     return bool(role.workspace) or (role.is_agent and plan.options.agent == "bundled")
 
 
-def _shm_size(plan: AppPlan, role: RolePlan) -> str:
+def _shm_size(plan: AppInputs, role: RoleInputs) -> str:
     if plan.options.shm_size:
         return plan.options.shm_size
     memory_mb = int(role.role.resource.memMB)
@@ -78,7 +78,7 @@ def _shm_size(plan: AppPlan, role: RolePlan) -> str:
     return f"{max(64, memory_mb // 2)}Mi"
 
 
-def _check_target(role: RolePlan, path: str, taken: list[str]) -> str:
+def _check_target(role: RoleInputs, path: str, taken: list[str]) -> str:
     """The path without a slash at its end."""
     clean = posixpath.normpath(path)
     if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
@@ -92,7 +92,7 @@ def _check_target(role: RolePlan, path: str, taken: list[str]) -> str:
     return clean
 
 
-def _build_source(plan: AppPlan, role: RolePlan, mount: Any) -> tuple[dict[str, Any], bool]:
+def _build_source(plan: AppInputs, role: RoleInputs, mount: Any) -> tuple[dict[str, Any], bool]:
     if hasattr(mount, "permissions"):  # a DeviceMount
         _refuse_host_path(plan, role, mount.src_path)
         read_only = "w" not in mount.permissions and "m" not in mount.permissions
@@ -105,7 +105,7 @@ def _build_source(plan: AppPlan, role: RolePlan, mount: Any) -> tuple[dict[str, 
     raise SchedulerError(f"role {role.role.name!r}: mount {mount!r} is of no kind this adapter knows")
 
 
-def _refuse_host_path(plan: AppPlan, role: RolePlan, path: str) -> None:
+def _refuse_host_path(plan: AppInputs, role: RoleInputs, path: str) -> None:
     if plan.options.security == "restricted":
         raise SchedulerError(f"role {role.role.name!r}: host path {path!r} is forbidden by security=restricted")
     if not path.startswith("/") or ".." in path.split("/"):
@@ -114,7 +114,7 @@ def _refuse_host_path(plan: AppPlan, role: RolePlan, path: str) -> None:
         )
 
 
-def _build_volume_source(role: RolePlan, source: str, read_only: bool) -> dict[str, Any]:
+def _build_volume_source(role: RoleInputs, source: str, read_only: bool) -> dict[str, Any]:
     kind, slash, name = source.partition("/")
     if not slash:
         kind, name = "pvc", source

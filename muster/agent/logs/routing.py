@@ -10,7 +10,7 @@ from muster.agent.round import Round
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamPlan:
+class StreamRoute:
     """What becomes of one stream of one worker."""
 
     captured: bool
@@ -24,15 +24,15 @@ class StreamPlan:
     """Where lines that match a `--duplicate-*-filters` go as well."""
 
 
-INHERITED = StreamPlan(captured=False)
-DISCARDED = StreamPlan(captured=False, discarded=True)
+INHERITED = StreamRoute(captured=False)
+DISCARDED = StreamRoute(captured=False, discarded=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerPlan:
+class WorkerRoute:
     """One worker's streams and files."""
 
-    streams: dict[Std, StreamPlan]
+    streams: dict[Std, StreamRoute]
     """Keys Std.OUT and Std.ERR."""
     error_file: str | None
     stack_file: str | None
@@ -70,7 +70,7 @@ class Layout(Protocol):
         """
         ...
 
-    def plan_worker(self, local_rank: int) -> WorkerPlan:
+    def plan_worker(self, local_rank: int) -> WorkerRoute:
         """The plan of one worker of the open round."""
         ...
 
@@ -94,13 +94,15 @@ class FolderLayout:
         if self._folder is not None:
             self._attempt_dir = self._folder.open_attempt(round, nproc)
 
-    def plan_worker(self, local_rank: int) -> WorkerPlan:
+    def plan_worker(self, local_rank: int) -> WorkerRoute:
         """See `Layout`."""
-        streams = {std: plan_stream(self._config, std, local_rank, self._attempt_dir) for std in (Std.OUT, Std.ERR)}
+        streams = {std: route_stream(self._config, std, local_rank, self._attempt_dir) for std in (Std.OUT, Std.ERR)}
         if self._attempt_dir is None:
-            return WorkerPlan(streams=streams, error_file=None, stack_file=None)
+            return WorkerRoute(streams=streams, error_file=None, stack_file=None)
         rank_dir = name_rank_dir(self._attempt_dir, local_rank)
-        return WorkerPlan(streams=streams, error_file=f"{rank_dir}/{LogNames.ERROR}", stack_file=f"{rank_dir}/{STACKS}")
+        return WorkerRoute(
+            streams=streams, error_file=f"{rank_dir}/{LogNames.ERROR}", stack_file=f"{rank_dir}/{STACKS}"
+        )
 
     def close(self) -> None:
         """See `Layout`."""
@@ -108,7 +110,7 @@ class FolderLayout:
             self._folder.tidy()
 
 
-def plan_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str | None) -> StreamPlan:
+def route_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str | None) -> StreamRoute:
     """Decide one stream as torchrun does.
 
     `--local-ranks-filter` concerns the console only: a filtered rank's file is still written. A filtered rank with
@@ -127,11 +129,11 @@ def plan_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str |
     if not redirected and not teed:
         if shown:
             return INHERITED
-        return StreamPlan(captured=True) if std is Std.ERR else DISCARDED
+        return StreamRoute(captured=True) if std is Std.ERR else DISCARDED
     if attempt_dir is None:
-        return StreamPlan(captured=True, to_console=shown)
+        return StreamRoute(captured=True, to_console=shown)
     filters = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
-    return StreamPlan(
+    return StreamRoute(
         captured=True,
         path=name_log(attempt_dir, local_rank, std),
         to_console=shown and teed,

@@ -7,9 +7,9 @@ import pytest
 
 from muster.agent.cli.command_line import format_help
 from muster.agent.config import LogConfig, Std, StdChoice
-from muster.agent.logs.destinations import DISCARDED, INHERITED, StreamPlan, plan_stream
 from muster.agent.logs.files import LogFile, RunFolder, name_log
 from muster.agent.logs.lines import build_prefix
+from muster.agent.logs.routing import DISCARDED, INHERITED, StreamRoute, route_stream
 from muster.agent.round import Round
 
 
@@ -41,34 +41,34 @@ OUT_LOG = "/a/0/stdout.log"
     ("config", "attempt_dir", "plan"),
     [
         (make_config(), "/a", INHERITED),
-        (make_config(redirects=TEE), "/a", StreamPlan(captured=True, path=OUT_LOG)),
-        (make_config(tee=TEE), "/a", StreamPlan(captured=True, path=OUT_LOG, to_console=True)),
+        (make_config(redirects=TEE), "/a", StreamRoute(captured=True, path=OUT_LOG)),
+        (make_config(tee=TEE), "/a", StreamRoute(captured=True, path=OUT_LOG, to_console=True)),
         (make_config(tee=StdChoice(default=Std.ERR)), "/a", INHERITED),
         (make_config(tee=StdChoice(by_rank={1: Std.ALL})), "/a", INHERITED),
         (
             make_config(tee=StdChoice(by_rank={0: Std.OUT})),
             "/a",
-            StreamPlan(captured=True, path=OUT_LOG, to_console=True),
+            StreamRoute(captured=True, path=OUT_LOG, to_console=True),
         ),
         (make_config(local_ranks_filter=frozenset({1})), "/a", DISCARDED),
-        (make_config(local_ranks_filter=frozenset({1}), tee=TEE), "/a", StreamPlan(captured=True, path=OUT_LOG)),
+        (make_config(local_ranks_filter=frozenset({1}), tee=TEE), "/a", StreamRoute(captured=True, path=OUT_LOG)),
         (
             make_config(tee=TEE, duplicate_stdout_filters=("x",)),
             "/a",
-            StreamPlan(captured=True, path=OUT_LOG, to_console=True, filtered_path="/a/filtered_stdout.log"),
+            StreamRoute(captured=True, path=OUT_LOG, to_console=True, filtered_path="/a/filtered_stdout.log"),
         ),
-        (make_config(redirects=TEE, duplicate_stdout_filters=("x",)), "/a", StreamPlan(captured=True, path=OUT_LOG)),
-        (make_config(redirects=TEE), None, StreamPlan(captured=True, to_console=True)),
-        (make_config(tee=TEE, duplicate_stdout_filters=("x",)), None, StreamPlan(captured=True, to_console=True)),
+        (make_config(redirects=TEE, duplicate_stdout_filters=("x",)), "/a", StreamRoute(captured=True, path=OUT_LOG)),
+        (make_config(redirects=TEE), None, StreamRoute(captured=True, to_console=True)),
+        (make_config(tee=TEE, duplicate_stdout_filters=("x",)), None, StreamRoute(captured=True, to_console=True)),
     ],
 )
-def test_plan_of_stdout_of_rank_0(config: LogConfig, attempt_dir: str | None, plan: StreamPlan) -> None:
-    assert plan_stream(config, Std.OUT, 0, attempt_dir) == plan
+def test_plan_of_stdout_of_rank_0(config: LogConfig, attempt_dir: str | None, plan: StreamRoute) -> None:
+    assert route_stream(config, Std.OUT, 0, attempt_dir) == plan
 
 
 def test_stderr_of_a_silenced_rank_is_remembered_for_the_report() -> None:
     config = make_config(local_ranks_filter=frozenset({1}))
-    assert plan_stream(config, Std.ERR, 0, "/a") == StreamPlan(captured=True)
+    assert route_stream(config, Std.ERR, 0, "/a") == StreamRoute(captured=True)
 
 
 def test_prefixes() -> None:

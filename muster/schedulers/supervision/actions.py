@@ -1,0 +1,46 @@
+"""Actions of a supervisor: what `decisions.decide` asks it to do with the replicas of its app."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from muster.schedulers.supervision.state import Outcome, ReplicaId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Start these replicas, in order."""
+
+    replicas: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Ask these replicas to end, all at once; GraceOver with `number` is due one grace period later."""
+
+    replicas: tuple[ReplicaId, ...]
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linger:
+    """Do nothing yet; LingerOver with `number` is due after `LINGER_S`."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """End these replicas now."""
+
+    replicas: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Nothing runs any more: record the outcome and go."""
+
+    outcome: Outcome
+    reason: str
+
+
+Action: TypeAlias = Start | Stop | Linger | Kill | Finish

@@ -1,11 +1,13 @@
-"""Which way imports point: the three rooms of the package never import one another.
+"""Which way imports point: between the rooms of the package, and inside the agent and the adapters.
 
-Read from the source, so that an import inside a function counts too.
+Read from the source, so that an import inside a function counts too; what only type checkers read does not.
 """
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,8 @@ class Import:
     module: str
     at_import: bool
     """Runs when the importing module is imported."""
+    for_types: bool
+    """Only type checkers read it."""
 
     @property
     def top(self) -> str:
@@ -58,13 +62,15 @@ def imported_modules(node: ast.AST, path: str) -> list[str]:
     return [f"{origin}.{alias.name}" for alias in node.names]
 
 
-def walk(node: ast.AST, path: str, at_import: bool) -> Iterator[Import]:
+def walk(node: ast.AST, path: str, at_import: bool, for_types: bool = False) -> Iterator[Import]:
     for module in imported_modules(node, path):
-        yield Import(path=path, line=node.lineno, module=module, at_import=at_import)  # type: ignore[attr-defined]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_type_checking(node):
+        line: int = node.lineno  # type: ignore[attr-defined]
+        yield Import(path=path, line=line, module=module, at_import=at_import, for_types=for_types)
+    for_types = for_types or is_type_checking(node)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or for_types:
         at_import = False
     for child in ast.iter_child_nodes(node):
-        yield from walk(child, path, at_import)
+        yield from walk(child, path, at_import, for_types)
 
 
 def all_imports() -> list[Import]:
@@ -135,3 +141,115 @@ def test_the_agents_ordinary_path_imports_no_asyncio_and_no_torch(imports: list[
 
     ordinary = (found for found in imports if found.place in {"agent", ""} and not is_for_torch(found.path))
     assert offenders(found for found in ordinary if found.at_import and is_heavy(found)) == []
+
+
+# -- inside the agent and the adapters --------------------------------------------------------------------------------
+
+WITHOUT_EFFECT = {
+    "_contract",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "json",
+    "math",
+    "re",
+}
+WITHOUT_EFFECT |= {"signal", "string", "typing"}
+"""What a pure module may import besides muster: nothing that reads a clock, a file or a socket."""
+
+
+def name_module(path: str) -> str:
+    return "muster." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def build_arrows(imports: list[Import]) -> dict[str, set[str]]:
+    """Per module of ours, the modules of ours that it imports at any time."""
+    ours = {name_module(file.relative_to(PACKAGE).as_posix()) for file in PACKAGE.rglob("*.py")} | {"muster"}
+    arrows: dict[str, set[str]] = {module: set() for module in ours}
+    for found in imports:
+        if found.top != "muster" or found.for_types:
+            continue
+        target = found.module if found.module in ours else found.module.rpartition(".")[0]
+        if target in ours and target != name_module(found.path):
+            arrows[name_module(found.path)].add(target)
+    return arrows
+
+
+def find_cycle(arrows: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """One way that leads back to where it began; empty when there is none."""
+    done: set[str] = set()
+
+    def follow(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return [*way[way.index(module) :], module]
+        if module in done:
+            return []
+        for target in sorted(arrows.get(module, ())):
+            if cycle := follow(target, [*way, module]):
+                return cycle
+        done.add(module)
+        return []
+
+    return next((cycle for module in sorted(arrows) if (cycle := follow(module, []))), [])
+
+
+def test_the_search_for_cycles_finds_one() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_no_module_imports_itself_by_a_detour(imports: list[Import]) -> None:
+    assert find_cycle(build_arrows(imports)) == []
+
+
+def test_no_package_imports_a_neighbour_that_imports_it(imports: list[Import]) -> None:
+    packages = {name_module(file.relative_to(PACKAGE).as_posix()) for file in PACKAGE.rglob("__init__.py")}
+    arrows: dict[str, set[str]] = {}
+    for module, targets in build_arrows(imports).items():
+        for target in targets:
+            ours, theirs = module.split("."), target.split(".")
+            shared = next(i for i, (a, b) in enumerate(zip([*ours, ""], [*theirs, ""], strict=False)) if a != b)
+            source, destination = ".".join(ours[: shared + 1]), ".".join(theirs[: shared + 1])
+            if source in packages and destination in packages and len(theirs) > shared and len(ours) > shared:
+                arrows.setdefault(source, set()).add(destination)
+    assert find_cycle(arrows) == []
+
+
+def test_the_runtime_knows_nothing_of_the_agent(imports: list[Import]) -> None:
+    runtime = (found for found in imports if found.path.startswith("agent/runtime/") and found.top == "muster")
+    inside = ("muster.agent.runtime.", "muster._contract", "muster._processes")
+    assert offenders(found for found in runtime if not found.module.startswith(inside)) == []
+
+
+def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
+    pure = ("agent/rendezvous/consensus/", "agent/node/decisions.py", "agent/node/events.py", "agent/node/actions.py")
+    allowed = (
+        "muster.agent.rendezvous.consensus.",
+        "muster.agent.rendezvous.interface.",
+        "muster.agent.node.",
+        "muster.agent.diagnosis.",
+        "muster.agent.runtime.records.",
+        "muster.agent.round.",
+        "muster.agent.config.",
+    )
+
+    def acts(found: Import) -> bool:
+        if found.top == "muster":
+            return not found.module.startswith((*allowed, "muster._contract."))
+        return found.top not in WITHOUT_EFFECT
+
+    files = [found for found in imports if found.path.startswith(pure)]
+    assert len({found.path for found in files}) > 10
+    assert offenders(found for found in files if acts(found)) == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_every_package_says_what_it_holds(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    modules = [module.stem for module in path.parent.glob("*.py") if not module.stem.startswith("__")]
+    missing = [module for module in modules if not re.search(rf"(`|    ){module}\b", docstring)]
+    if path.parent != PACKAGE:
+        assert missing == []

@@ -1,1 +1,8 @@
-"""Ways to start a worker: cold (`command`), warm (`template`), and what they share."""
+"""The workers of one node: what they are, how they are started, and how they end.
+
+`spec` says what a worker is, `environment` what it finds in its environment, `pool` holds the live ones and stops them.
+`cold` starts each from scratch; the package `warm` forks them from a template. `program` runs the user's program inside
+a worker, `entry` is the file that the interpreter is given for that. `function` starts Python functions as workers.
+
+From outside, import `spec`, `environment`, `pool`, `cold`, and of `warm` what its own map names.
+"""

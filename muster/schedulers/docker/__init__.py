@@ -1,11 +1,8 @@
 """Docker: replicas are containers of one engine.
 
-    request.py    AppDef -> request: pure, the dry run        options.py   -cfg
-    plan.py       the request as records                      devices.py   which GPUs
-    container.py  request -> the engine's words: pure         preflight.py can the image run it?
-    engine.py     the SDK, the one boundary for its errors    creation.py  make all, undo all
-    driver.py     replicas for the supervisor                 endings.py   why a container ended
-    scheduler.py  what TorchX calls                           logs.py      output across containers
+`scheduler` is what TorchX calls. `request` turns an AppDef into what is asked of the engine (pure, the dry run),
+`options` reads `-cfg`, `spec` is the request as records, `devices` assigns GPUs, `container_body` writes a container in
+the engine's words. The package `engine` is the Docker engine as we see it, `live` an app on it.
 
 Imports nothing: a supervisor loads single modules of this package and needs no TorchX.
 """

@@ -1,12 +1,11 @@
 """local_cwd and detached: replicas as processes of this machine, in the current working directory.
 
-    request.py      AppDef -> request: pure, the dry run      scheduler.py  what TorchX calls
-    devices.py      which GPUs for whom                       driver.py     replicas for the supervisor
-    interpreter.py  which Python runs the agents              spawn.py      one process that dies with us
-    logs.py         reading output                            capture.py    writing it, in true order
+`scheduler` is what TorchX calls. `request` turns an AppDef into what will be run (pure, the dry run), `devices` shares
+GPUs out, `interpreter` finds the Python that runs the agents. `driver` runs replicas for the supervisor,
+`replica_process` starts one that dies with the supervisor, `capture` writes output, `logs` reads it.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `torchx delete` removes
-an app, or somebody removes the folder: nothing there is needed by an app that has ended.
+an app or the folder is removed by hand: nothing there is needed by an app that has ended.
 """
 
 from typing import Any

@@ -209,7 +209,13 @@ CASES = {
     ),
     "a second Ctrl-C does": (
         (*RUNNING, SignalReceived(signum=signal.SIGINT), SignalReceived(signum=signal.SIGINT)),
-        [("StartWorkers",), (), ("ReportStarted",), ("LeaveJob", "SignalWorkers", "StartGracePeriod"), ("KillWorkers",)],
+        [
+            ("StartWorkers",),
+            (),
+            ("ReportStarted",),
+            ("LeaveJob", "SignalWorkers", "StartGracePeriod"),
+            ("KillWorkers",),
+        ],
         NodePhase.STOPPING,
     ),
     "the guard's death leaves no grace": (

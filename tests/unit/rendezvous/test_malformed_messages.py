@@ -436,7 +436,7 @@ def fail(*_args: Any, **_keywords: Any) -> None:
     [
         ("muster.agent.rendezvous.leader.leader.decide", up.build_succeeded(1)),
         ("muster.agent.rendezvous.leader.leader.build_heartbeat_reply", up.build_heartbeat(1, None)),
-        ("muster.agent.rendezvous.leader.leader.Dispatch.acknowledge", up.build_end_acknowledgement()),
+        ("muster.agent.rendezvous.leader.leader.OutgoingMessages.acknowledge", up.build_end_acknowledgement()),
     ],
 )
 def test_the_leaders_own_bug_surfaces(monkeypatch, place, message) -> None:

@@ -1,8 +1,7 @@
 """The node that leads: it carries messages to `consensus.decisions`, and the resulting actions back to the members.
 
-`server` owns the listening sockets and answers every node that connects, `leader` is the leader itself, `connections`
-holds the members' connections, `outgoing` sends rounds, breaks and the end, `announcement` tells a returning node 0
-where the acting leader is.
+`leader` is the leader itself, `connections` holds the members' connections, `outgoing` sends rounds, breaks and the
+end, `announcement` tells a returning node 0 where the acting leader is.
 
-From outside, import `server`.
+From outside, import `leader` and `announcement`; `member.server` does.
 """

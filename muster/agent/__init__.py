@@ -3,8 +3,8 @@
     __main__    `python -m muster.agent`: the guard, and the agent below it
     launch      from a command line to a running agent; errors become lines and exit codes
     assembly    puts the parts of an agent together
-    config      the configuration, one frozen object        errors     the error tree
-    round       one agreed membership, as one node needs it  workspace  unpacks the code that travelled with the job
+    config      the configuration, one frozen object          errors     the error tree
+    round       one agreed membership, as one node needs it    workspace  unpacks the code that travelled with the job
 
     cli/        words to configuration                      logs/       workers' output
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed

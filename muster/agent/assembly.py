@@ -6,8 +6,7 @@ from muster._guard import GuardLease
 from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node.supervisor import Supervisor
-from muster.agent.runtime.event_log import EventLog
-from muster.agent.runtime.event_sinks import open_sink
+from muster.agent.runtime.event_log import EventLog, open_sinks
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import WorkerStarter
@@ -43,7 +42,7 @@ def build_supervisor(
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
-    journal = EventLog(loop.clock, [open_sink(config.event_log_handler)])
+    journal = EventLog(loop.clock, open_sinks(config.event_log_handler))
     starter: WorkerStarter
     if warm is None:
         starter = CommandStarter(on_record=journal.write)

@@ -17,7 +17,7 @@ from muster.agent.cli.stream_flags import parse_ranks, parse_std_choice, parse_t
 from muster.agent.config import AgentConfig, LogConfig
 from muster.agent.errors import UsageError
 from muster.agent.placement.device_count import count_usable_cores, count_workers
-from muster.agent.runtime import event_sinks
+from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
 from muster.agent.workers.environment import choose_visible_device
 from muster.agent.workers.spec import Program, ProgramKind
 
@@ -144,7 +144,7 @@ def _choose_logs_specs(values: FlagValues) -> str | None:
 
 
 def _choose_event_log_handler(values: FlagValues) -> str:
-    return values.choice("event-log-handler", event_sinks.NAMES) or "null"
+    return values.choice("event-log-handler", EVENT_LOG_HANDLERS) or "null"
 
 
 def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -> float:

@@ -7,10 +7,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from muster.agent.logs.console_queue import AgentLine, Gap, Piece, Source, Span, merge_output, read_span
-from muster.agent.logs.progress_bars import ProgressBars
 from muster.agent.runtime.clock import Clock
+
+if TYPE_CHECKING:  # needed on a terminal only
+    from muster.agent.logs.progress_bars import ProgressBars
 
 _WRITE_BYTES = 256 << 10
 _REDRAW_S = 0.05
@@ -40,7 +43,7 @@ class ConsoleWriter:
         self._live: dict[Source, bytes] = {}
         self._redraw_due_s: float | None = None
         self._size_fd = size_fd
-        self._screen = ProgressBars(lambda: _measure_terminal(size_fd)) if is_terminal else None
+        self._screen = _open_progress_bars(size_fd) if is_terminal else None
 
     # -- callers ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +244,7 @@ class ConsoleWriter:
                 output.append((source.fd, source.assembler.prefix + frame + b"\n"))
         return output
 
-    def _redraw(self, screen: ProgressBars, output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
+    def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
         """The output with the live rows taken away before it and put back after it; both are the same terminal."""
         rows = [self._live[source] for source in sorted(self._live, key=_order_row)]
         if not output and self._redraw_due_s is None:
@@ -278,6 +281,12 @@ class ConsoleWriter:
         with self.changed:
             self.alive = False
             self.changed.notify_all()
+
+
+def _open_progress_bars(size_fd: int) -> "ProgressBars":
+    from muster.agent.logs.progress_bars import ProgressBars
+
+    return ProgressBars(lambda: _measure_terminal(size_fd))
 
 
 def _order_row(source: Source) -> tuple[int, bytes]:

@@ -3,11 +3,14 @@
 import contextlib
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster.agent.logs.console import Feed
 from muster.agent.logs.files import LogFile
-from muster.agent.logs.line_filter import LineFilter
 from muster.agent.runtime.loop import Loop, Timer
+
+if TYPE_CHECKING:  # only with filters
+    from muster.agent.logs.line_filter import LineFilter
 
 _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20
@@ -56,7 +59,7 @@ class StreamPump:
         file: LogFile | None,
         feed: Feed | None,
         rescue_feed: Callable[[], Feed | None],
-        duplicator: LineFilter | None,
+        duplicator: "LineFilter | None",
         keeps_tail: bool,
         on_end: Callable[["StreamPump"], None],
     ) -> None:

@@ -4,18 +4,21 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import InternalError, SpawnError
 from muster.agent.logs.console import Console
 from muster.agent.logs.files import LogFile, RunFolder
-from muster.agent.logs.line_filter import LineFilter
 from muster.agent.logs.lines import build_prefix, last_frame
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.pump_thread import PumpThread
 from muster.agent.logs.routing import FolderLayout, Layout, StreamRoute, WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
+
+if TYPE_CHECKING:  # only with filters
+    from muster.agent.logs.line_filter import LineFilter
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
@@ -259,7 +262,7 @@ class LogRouter:
             self._tell_trouble(f"cannot write {path}: {error.strerror}")
             return None
 
-    def _make_duplicator(self, std: Std, plan: StreamRoute, prefix: bytes) -> LineFilter | None:
+    def _make_duplicator(self, std: Std, plan: StreamRoute, prefix: bytes) -> "LineFilter | None":
         path = plan.filtered_path
         if path is None:
             return None
@@ -270,6 +273,8 @@ class LogRouter:
             self._filtered[path] = file
         config = self._config
         needles = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
+        from muster.agent.logs.line_filter import LineFilter
+
         return LineFilter(prefix=prefix, needles=needles, file=self._filtered[path])
 
     def _close_filtered(self) -> None:

@@ -16,11 +16,13 @@ The order of things, as the supervisor sees it::
 """
 
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from muster.agent.diagnosis.report import Failure, Report, Stack
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
+
+if TYPE_CHECKING:  # only a failure loads the report
+    from muster.agent.diagnosis.report import Failure, Report, Stack
 
 
 class BreakKind(Enum):
@@ -71,7 +73,7 @@ class JobEnded:
     """The whole job is over; exit now. Every agent gets the whole report."""
 
     succeeded: bool
-    report: Report | None = None
+    report: "Report | None" = None
     prints_report: bool = False
     """True on exactly one node of the job: the one that prints it."""
 
@@ -123,11 +125,11 @@ class Rendezvous(Protocol):
         """All of this node's workers of the round have been started: from global rank 0's node, RoundOpened to all."""
         ...
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def failed(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """Workers of the round failed here. The backend answers with RoundBroken (FAILURE or FINAL)."""
         ...
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """No worker of the round shows life here (one failure per worker), or one does again (no failures).
 
         A node may well wait for another: only when every node that still works says so has the job come to a stop.
@@ -139,7 +141,9 @@ class Rendezvous(Protocol):
         """All of this node's workers of the round ended well."""
         ...
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def stopped(
+        self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
+    ) -> None:
         """After RoundBroken: no worker of the round is left here. `failures` are those that came to light late."""
         ...
 

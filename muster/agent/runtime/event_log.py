@@ -12,11 +12,15 @@ was wanted and a cold one made, reason.
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from muster.agent.runtime.clock import Clock
+
+EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
+"""What `--event-log-handler` takes, by torchrun's names."""
 
 _KEPT_RECORDS = 32
 """Records held for a sink that comes later: the log folder is known only when the first round is."""
@@ -86,20 +90,30 @@ class JsonlSink:
             self._fd = None
 
 
-class LoggingSink:
-    """Hands records to `logging.getLogger("muster.events")` at INFO; for programs that embed the agent."""
+class ConsoleSink:
+    """One JSON object per record and line, on stderr."""
 
-    def __init__(self) -> None:
-        import logging  # not on the agent's ordinary path: 8 ms
-
-        self._logger = logging.getLogger("muster.events")
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream: TextIO | None = stream or sys.stderr
 
     def write(self, record: EventRecord) -> None:
-        """See `EventSink`."""
-        self._logger.info("%s", record.what, extra={"muster": asdict(record)})
+        """See `EventSink`. A closed console ends the sink, not the job."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(json.dumps(asdict(record), default=str) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream has been closed
+            self._stream = None
 
     def close(self) -> None:
-        """See `EventSink`."""
+        """See `EventSink`. The console is not ours to close."""
+        self._stream = None
+
+
+def open_sinks(handler: str) -> list[EventSink]:
+    """The sinks of one of `EVENT_LOG_HANDLERS`; all but `console` drop what they get."""
+    return [ConsoleSink()] if handler == "console" else []
 
 
 class EventLog:

@@ -12,9 +12,9 @@ from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.transport import tcp_network as network_module
-from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.rendezvous.transport.tcp_network import STRANGER_PLACES, TcpNetwork
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.ports import PortReservation
 
 LIMIT_S = 30.0
 

@@ -17,8 +17,8 @@ from harness import Tree, wait_until
 from subreaper import list_processes
 
 from muster import _processes
-from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.ports import PortReservation
 from muster.agent.runtime.signals import SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec

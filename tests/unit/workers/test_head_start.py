@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from muster.agent.rendezvous.transport.addresses import PortReservation
+from muster.agent.runtime.ports import PortReservation
 from muster.agent.workers.warm.head_start import is_listening
 
 

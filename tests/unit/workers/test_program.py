@@ -7,7 +7,7 @@ import pytest
 
 from muster.agent.workers import program
 from muster.agent.workers.spec import Program, ProgramKind, stack_signal
-from muster.agent.workers.warm.early_variables import find_early_difference, is_read_early
+from muster.agent.workers.warm.fork_safety import find_early_difference, is_read_early
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def _create_own(
     config: RendezvousConfig, nproc: int, role: str, loop: Loop, lease: Lease | None, node_name: str
 ) -> Rendezvous:
     from muster.agent.rendezvous.member.member import Member
-    from muster.agent.rendezvous.transport.addresses import PortReservation
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
+    from muster.agent.runtime.ports import PortReservation
 
     return Member(
         config,

@@ -24,9 +24,9 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy
 from muster.agent.rendezvous.interface import BreakKind, RendezvousFailed, RoundFormed
-from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.ports import PortReservation
 
 POLL_S = 0.1
 """torch's agent asks its handler for waiting nodes this often."""

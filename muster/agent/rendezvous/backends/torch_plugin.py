@@ -32,10 +32,10 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
-from muster.agent.rendezvous.transport.addresses import PortReservation
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.ports import PortReservation
 
 STORE_TIMEOUT = timedelta(seconds=60)
 

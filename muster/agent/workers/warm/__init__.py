@@ -2,8 +2,8 @@
 
 In the agent: `starter` starts workers from templates, `template_handle` is one template process as the agent sees it,
 `head_start` lets global rank 0 run first. In the template: `template` is the process, `preload` and `import_sites`
-choose what it imports and how, `fork_safety` says whether it may be forked. In a forked worker: `forked_worker`,
-`early_variables` and `thread_pools` make it what a cold worker would be.
+choose what it imports and how, `fork_safety` says whether it may be forked. In a forked worker: `forked_worker` and
+`thread_pools` make it what a cold worker would be.
 
 From outside, import `starter.TemplateStarter` and `template_handle`.
 """

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from muster.agent.workers.warm.early_variables import is_read_early
+from muster.agent.workers.warm.fork_safety import is_read_early
 
 MOST_FILES = 40
 """Local modules followed from the program; a preload that is not found is only a slower start."""

@@ -14,15 +14,17 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster import _processes
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
-from muster.agent.workers.warm.early_variables import find_early_difference
-from muster.agent.workers.warm.head_start import HeadStart
+from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, read_memory, release_worker
+
+if TYPE_CHECKING:  # only where torch was imported
+    from muster.agent.workers.warm.head_start import HeadStart
 
 _MOST_DEATHS = 3
 """A template that dies this often is not started again."""
@@ -294,6 +296,8 @@ class TemplateStarter:
             self._on_record("worker_released", how="warm", local_rank=start.spec.local_rank, pid=parked.pid)
             start.on_started(start.spec.local_rank, parked.pid)
             if start.spec.store_port is not None and self._has_torch:
+                from muster.agent.workers.warm.head_start import HeadStart
+
                 self._head_start = HeadStart(self._loop, start.spec.store_port, self._end_head_start)
         if self._waiting:
             self.park(len(self._waiting))

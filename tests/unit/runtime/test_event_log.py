@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.runtime.event_log import EventRecord, JsonlSink
-from muster.agent.runtime.event_sinks import NAMES, ConsoleSink, open_sink
+from muster.agent.runtime.clock import SystemClock
+from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, ConsoleSink, EventLog, EventRecord, JsonlSink, open_sinks
 
 RECORD = EventRecord(
     time_s=1.0, monotonic_s=2.0, node=0, node_index=0, round=1, attempt=0, what="round_formed", ranks=(0, 1)
@@ -18,11 +18,11 @@ RECORD = EventRecord(
 @pytest.mark.torch
 def test_torchs_names_are_ours() -> None:
     handlers = pytest.importorskip("torch.distributed.elastic.events.handlers")
-    assert set(NAMES) == set(handlers._log_handlers)
+    assert set(EVENT_LOG_HANDLERS) == set(handlers._log_handlers)
 
 
 def test_the_console_gets_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    sink = open_sink("console")
+    (sink,) = open_sinks("console")
     sink.write(RECORD)
     sink.write(RECORD)
     sink.close()
@@ -33,9 +33,9 @@ def test_the_console_gets_one_object_a_line(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ["null", "dynamic_rendezvous"])
 def test_null_prints_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sink = open_sink(name)
-    sink.write(RECORD)
-    sink.close()
+    log = EventLog(SystemClock(), open_sinks(name))
+    log.write("round_formed")
+    log.close()
     assert capsys.readouterr() == ("", "")
 
 

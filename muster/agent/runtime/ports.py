@@ -1,0 +1,40 @@
+"""A port that no other program can take while it is reserved."""
+
+import socket
+
+
+class PortReservation:
+    """A MASTER_PORT held for a round: bound but not listening, with SO_REUSEADDR.
+
+    The kernel gives the port to nobody else as long as it is held, and still lets TCPStore, which sets SO_REUSEADDR
+    too, bind and listen on it.
+    """
+
+    def __init__(self) -> None:
+        self._socket = _bind_wildcard()
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Give the port back. Idempotent."""
+        self._socket.close()
+
+
+def _bind_wildcard() -> socket.socket:
+    """A dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4."""
+    try:
+        return _bind_family(socket.AF_INET6, "::")
+    except OSError:
+        return _bind_family(socket.AF_INET, "")
+
+
+def _bind_family(family: socket.AddressFamily, host: str) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((host, 0))
+    except OSError:
+        bound.close()
+        raise
+    return bound

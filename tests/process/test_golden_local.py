@@ -117,6 +117,13 @@ class TestEnded:
         assert list(runner.log_lines(handle, "trainer", 0, until=end)) == ["rank 0 of 2, attempt 0: done\n"]
         assert list(runner.log_lines(handle, "trainer", 0, until=end - timedelta(minutes=1))) == []
 
+    def test_log_between_two_attempts(self, runner):
+        between = datetime.fromtimestamp(1795329454.19)  # noqa: DTZ006 - as above; read from `stdout.times`
+        lines = runner.log_lines(detached("failed-golden"), "trainer", 1, since=between, streams=Stream.STDOUT)
+        assert list(lines) == ["rank 1 of 2, attempt 1: raise\n"]
+        lines = runner.log_lines(detached("failed-golden"), "trainer", 1, until=between, streams=Stream.STDOUT)
+        assert list(lines) == ["rank 1 of 2, attempt 0: raise\n"]
+
     def test_cancel_changes_nothing(self, runner):
         runner.cancel(detached("succeeded-golden"))
         assert runner.status(detached("succeeded-golden")).state == AppState.SUCCEEDED

@@ -28,7 +28,6 @@ def agent_bundle():
 @pytest.fixture
 def golden(apps, client, state_home, tmp_path, agent_bundle):
     """Makes a job of the golden state: its folder, its things on the engine, or both; returns its id."""
-    made = {"networks": [], "volumes": [], "containers": []}
 
     def restore(app_id, *, folder=True, engine=True, command=WAITS, files=None):
         apps.ids.append(app_id)
@@ -42,22 +41,23 @@ def golden(apps, client, state_home, tmp_path, agent_bundle):
         }
         for network in things["networks"]:
             labels = network["Labels"]
-            made["networks"].append(client.networks.create(network["Name"], driver=network["Driver"], labels=labels))
+            made = client.networks.create(
+                network["Name"], driver=network["Driver"], labels=labels, check_duplicate=True
+            )
+            undo.callback(remove, made)
         for volume in things["volumes"]:
-            made["volumes"].append(client.volumes.create(volume["Name"], labels=volume["Labels"]))
+            undo.callback(remove, client.volumes.create(volume["Name"], labels=volume["Labels"]))
         there = {"host", *(network["Name"] for network in things["networks"])}
         for container in things["containers"] if engine else ():
             network = container["HostConfig"]["NetworkMode"]  # that of an app that has ended is gone
-            found = start(client, container, network if network in there else "bridge", command, files or {})
-            made["containers"].append(found)
+            made = create(client, container, network if network in there else "bridge", command, files or {})
+            undo.callback(remove, made, force=True)
+            made.start()
         return app_id
 
-    yield restore
-    apps.remove_all()
-    for container in made["containers"]:
-        remove(container, force=True)
-    for thing in (*made["volumes"], *made["networks"]):
-        remove(thing)
+    with contextlib.ExitStack() as undo:
+        yield restore
+        apps.remove_all()
 
 
 def label_of(kind, thing):
@@ -71,7 +71,7 @@ def remove(thing, **options):
         thing.remove(**options)
 
 
-def start(client, golden, network, command, files):
+def create(client, golden, network, command, files):
     config = golden["Config"]
     made = client.containers.create(
         IMAGE,
@@ -84,7 +84,6 @@ def start(client, golden, network, command, files):
     )
     if files:
         made.put_archive("/", pack(files))
-    made.start()
     return made
 
 

@@ -1,4 +1,8 @@
-"""What pyproject.toml cannot say: setuptools sorts entry points by name, but TorchX takes the first as its default."""
+"""What pyproject.toml cannot say.
+
+Setuptools sorts entry points by name, but TorchX takes the first as its default. And it takes the license there in one
+form before version 77, and in another from then on.
+"""
 
 from setuptools import setup
 from setuptools.command.egg_info import egg_info
@@ -24,4 +28,4 @@ class OrderedEggInfo(egg_info):
         super().write_file(what, filename, put_default_first(data) if filename.endswith("entry_points.txt") else data)
 
 
-setup(cmdclass={"egg_info": OrderedEggInfo})
+setup(license="BSD-3-Clause", license_files=["LICENSE"], cmdclass={"egg_info": OrderedEggInfo})

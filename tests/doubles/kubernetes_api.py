@@ -106,6 +106,13 @@ class Cluster:
                 self.make_pods(key)
             return item
 
+    def load(self, key, item):
+        """An object as it was in another cluster, with its uid and its status: no controller does anything now."""
+        with self.lock:
+            self.uids = max(self.uids, int(item["metadata"]["uid"].rpartition("-")[2]))
+            self.objects[key] = item
+            self.stamp(key, "ADDED")
+
     def take(self, key):
         with self.lock:
             item = self.objects.get(key)

@@ -163,7 +163,12 @@ class Guard:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._wait()
-        return self._sweep()
+        code = self._sweep()
+        for signum in passed_on:
+            # Nobody is left to pass it on to, and the interpreter's shutdown restores defaults: one that came then
+            # would replace the exit code.
+            signal.signal(signum, signal.SIG_IGN)
+        return code
 
     def _wait(self) -> None:
         poller = select.poll()

@@ -32,19 +32,50 @@ class StackTarget:
     stack_file: str
 
 
-@dataclass
 class _Dump:
-    target: StackTarget
-    began_bytes: int
-    size_bytes: int
-    changed_s: float
+    """The stacks of one worker: asked for when this is made, whole when `is_whole` says so."""
+
+    def __init__(self, target: StackTarget, now_s: float) -> None:
+        self.target = target
+        self.is_whole = False
+        self._began_bytes = self._size_bytes = _size_bytes(target.stack_file)
+        self._changed_s = now_s
 
     @property
-    def text(self) -> str:
-        with open(self.target.stack_file, "rb") as file:
-            file.seek(self.began_bytes)
-            lines = file.read().decode(errors="replace").strip().splitlines()
+    def has_text(self) -> bool:
+        return self._size_bytes > self._began_bytes
+
+    def look(self, now_s: float) -> None:
+        """See how far it is. A whole one stays as it is: what the file gets later belongs to another dump."""
+        if self.is_whole:
+            return
+        size = _size_bytes(self.target.stack_file)
+        if size != self._size_bytes:
+            self._size_bytes, self._changed_s = size, now_s
+        if self.has_text:
+            self.is_whole = now_s - self._changed_s >= _QUIET_S
+        else:
+            self.is_whole = _processes.read_stat(self.target.pid) is None
+
+    def read_text(self) -> str:
+        """What the worker has written, "" when it cannot be read."""
+        try:
+            with open(self.target.stack_file, "rb") as file:
+                file.seek(self._began_bytes)
+                data = file.read(self._size_bytes - self._began_bytes)
+        except OSError:
+            return ""
+        lines = data.decode(errors="replace").strip().splitlines()
         return "\n".join(line for line in lines if _OWN_FRAMES not in line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """One call of `StackCollector.take`."""
+
+    dumps: dict[int, _Dump]
+    limit_s: float
+    on_done: Callable[[dict[int, str]], None]
 
 
 def can_dump(pid: int) -> bool:
@@ -62,13 +93,15 @@ def can_dump(pid: int) -> bool:
 
 
 class StackCollector:
-    """Takes the stacks of several workers at once; one collection at a time."""
+    """Takes the stacks of several workers at once. Requests may overlap: each gets its own answer, within its limit.
+
+    A request for a worker that has been asked already and has not finished shares its dump: asked again, it would
+    write a second one right behind the first, and neither could be told from the other.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._dumps: dict[int, _Dump] = {}
-        self._limit_s = 0.0
-        self._on_done: Callable[[dict[int, str]], None] | None = None
+        self._requests: list[_Request] = []
 
     def take(self, targets: Mapping[int, StackTarget], on_done: Callable[[dict[int, str]], None]) -> None:
         """Ask every target for its stacks; calls back on the loop once, within `LIMIT_S`.
@@ -77,37 +110,45 @@ class StackCollector:
             targets: by local rank.
             on_done: gets the texts by local rank, without ranks that gave none.
         """
-        number = stack_signal()
         now_s = self._loop.clock.now_s()
-        self._dumps = {}
-        self._limit_s = now_s + LIMIT_S
-        self._on_done = on_done
+        unfinished = {
+            dump.target: dump for request in self._requests for dump in request.dumps.values() if not dump.is_whole
+        }
+        dumps: dict[int, _Dump] = {}
         for local_rank, target in targets.items():
-            if number is not None and can_dump(target.pid):
-                size = _size_bytes(target.stack_file)
-                self._dumps[local_rank] = _Dump(target, size, size, now_s)
-                _processes.send([target.pid], number)
-        self._loop.call_later(_TICK_S, self._look)
+            dump = unfinished.get(target) or _ask(target, now_s)
+            if dump is not None:
+                dumps[local_rank] = dump
+        if not self._requests:
+            self._loop.call_later(_TICK_S, self._look)
+        self._requests.append(_Request(dumps=dumps, limit_s=now_s + LIMIT_S, on_done=on_done))
 
     def _look(self) -> None:
         now_s = self._loop.clock.now_s()
-        for dump in self._dumps.values():
-            size = _size_bytes(dump.target.stack_file)
-            if size != dump.size_bytes:
-                dump.size_bytes, dump.changed_s = size, now_s
-        waiting = any(not _is_whole(dump, now_s) for dump in self._dumps.values())
-        if waiting and now_s < self._limit_s:
+        for request in self._requests:
+            for dump in request.dumps.values():
+                dump.look(now_s)
+        done = [request for request in self._requests if _is_done(request, now_s)]
+        self._requests = [request for request in self._requests if not _is_done(request, now_s)]
+        if self._requests:
             self._loop.call_later(_TICK_S, self._look)
-            return
-        done, self._on_done = self._on_done, None
-        if done is not None:
-            done({rank: dump.text for rank, dump in self._dumps.items() if dump.size_bytes > dump.began_bytes})
+        for request in done:
+            texts = {rank: dump.read_text() for rank, dump in request.dumps.items() if dump.has_text}
+            request.on_done({rank: text for rank, text in texts.items() if text})
 
 
-def _is_whole(dump: _Dump, now_s: float) -> bool:
-    if dump.size_bytes > dump.began_bytes:
-        return now_s - dump.changed_s >= _QUIET_S
-    return _processes.read_stat(dump.target.pid) is None
+def _ask(target: StackTarget, now_s: float) -> _Dump | None:
+    """Send the signal; None when the process does not catch it."""
+    number = stack_signal()
+    if number is None or not can_dump(target.pid):
+        return None
+    dump = _Dump(target, now_s)
+    _processes.send([target.pid], number)
+    return dump
+
+
+def _is_done(request: _Request, now_s: float) -> bool:
+    return now_s >= request.limit_s or all(dump.is_whole for dump in request.dumps.values())
 
 
 def _size_bytes(path: str) -> int:

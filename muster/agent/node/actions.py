@@ -28,7 +28,9 @@ class CancelStarts:
 
 @record
 class CollectStacks:
-    """Take the stacks of the live workers (at most 2 s), then post `StacksTaken`."""
+    """Take the stacks of the live workers of round `number`; then, in any case after a limit, post `StacksTaken`."""
+
+    number: int
 
 
 @record

@@ -185,11 +185,16 @@ def _begin_stop(
     if kill or not state.alive:
         return replace(state, killing=True), (*cancel, KillWorkers())
     if stacks:
-        return replace(state, taking_stacks=True), (*cancel, CollectStacks())
+        return replace(state, taking_stacks=True), (*cancel, CollectStacks(number=state.number))
     return state, (*cancel, SignalWorkers(signum=signum), StartGracePeriod())
 
 
-def _on_stacks_collected(state: NodeState, _event: StacksCollected) -> Decision:
+def _on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
+    return _go_on_without_stacks(state) if event.number == state.number else (state, ())
+
+
+def _go_on_without_stacks(state: NodeState) -> Decision:
+    """Send the polite signal now if it has been put off for the sake of stacks."""
     if not state.taking_stacks:
         return state, ()
     state = replace(state, taking_stacks=False)
@@ -239,7 +244,9 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if state.phase is NodePhase.JOINING:
         return replace(state, phase=NodePhase.ENDED), (leave, finish)
     if state.phase is NodePhase.STOPPING:
-        state, actions = _kill_now(state) if event.guard_died else (state, ())
+        # The sender counts the grace period from its signal: nothing is put off any longer.
+        polite = replace(state, stop_signal=event.signum)
+        state, actions = _kill_now(state) if event.guard_died else _go_on_without_stacks(polite)
     else:
         state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
     return state, (leave, *actions)

@@ -40,7 +40,9 @@ class WorkersIdle:
 
 @record
 class StacksCollected:
-    """`TakeStacks` is done, as far as it could be."""
+    """`TakeStacks` of round `number` is done, as far as it could be, or its limit has passed."""
+
+    number: int
 
 
 @record

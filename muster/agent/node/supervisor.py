@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record: what it wrote last is in the pipes by then."""
 
+_STACKS_LIMIT_S = stacks.LIMIT_S + 0.5
+"""The longest that a stop waits for stacks."""
+
 HOLD_S = 5.0
 """The longest that workers are held back for global rank 0's: its node may have more to import, and a program that
 needs no rendezvous of its own shall not wait for that."""
@@ -285,13 +288,17 @@ class Supervisor:
         for local_rank in self._streams:
             self._logs.close_child_ends(local_rank)
 
-    def _take_stacks(self, _action: actions.CollectStacks) -> None:
-        self._stacks.take(self._stack_targets(), self._keep_stacks)
+    def _take_stacks(self, action: actions.CollectStacks) -> None:
+        self._stacks.take(self._stack_targets(), lambda texts: self._keep_stacks(action.number, texts))
+        # Whatever becomes of the collection, it never keeps a stop from going on.
+        self._loop.call_later(_STACKS_LIMIT_S, lambda: self._loop.post(events.StacksCollected(number=action.number)))
 
-    def _keep_stacks(self, texts: dict[int, str]) -> None:
+    def _keep_stacks(self, number: int, texts: dict[int, str]) -> None:
+        if number != self._state.number:
+            return
         self._taken = texts
         self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
-        self._loop.post(events.StacksCollected())
+        self._loop.post(events.StacksCollected(number=number))
 
     def _stack_targets(self) -> dict[int, stacks.StackTarget]:
         targets: dict[int, stacks.StackTarget] = {}

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,34 @@ def test_sigusr2_prints_stacks_and_disturbs_nobody(nodes: list[list[str]], tmp_p
         done.touch()
         outcomes = [tree.wait() for tree in trees]
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_stacks_asked_for_again_and_again_hold_up_no_stop(start: str, tmp_path: Path) -> None:
+    """Rank 0 lets no signal through, so that each collection lasts as long as it may and all of them overlap."""
+    fail_file = tmp_path / "fail"
+    flags = ["--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", str(tmp_path)]
+    program = [str(PROGRAMS / "deaf.py"), str(fail_file)]
+    with Tree([sys.executable, "-m", "muster.agent", *flags, "--tee", "3", "--start", start, *program]) as tree:
+        tree.wait_for_line("ready", count=2)
+        ended = threading.Event()
+
+        def ask_for_stacks() -> None:
+            while not ended.wait(0.05):
+                with contextlib.suppress(ProcessLookupError):
+                    tree.send(signal.SIGUSR2)
+
+        asker = threading.Thread(target=ask_for_stacks)
+        asker.start()
+        try:
+            tree.wait_for_line("stacks of rank 1", stream="stderr")
+            fail_file.touch()
+            outcome = tree.wait(30)
+        finally:
+            ended.set()
+            asker.join()
+    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    assert "JOB FAILED" in outcome.stderr, outcome.explain()
 
 
 def test_the_same_start_up_error_twice_is_not_retried(tmp_path: Path) -> None:

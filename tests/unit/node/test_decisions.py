@@ -129,13 +129,42 @@ CASES = {
         NodePhase.JOINING,
     ),
     "stacks first when wanted": (
-        (*RUNNING, broken(want_stacks=True), StacksCollected()),
+        (*RUNNING, broken(want_stacks=True), StacksCollected(number=1)),
         [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), ("SignalWorkers", "StartGracePeriod")],
         NodePhase.STOPPING,
     ),
     "the last worker ends while stacks are taken: swept afterwards": (
-        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), StacksCollected()),
+        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), StacksCollected(number=1)),
         [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), (), (), ("KillWorkers",)],
+        NodePhase.STOPPING,
+    ),
+    "stacks of another round do not end the wait for those of this one": (
+        (*RUNNING, broken(want_stacks=True), StacksCollected(number=0)),
+        [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), ()],
+        NodePhase.STOPPING,
+    ),
+    "a signal while stacks are taken: the polite signal goes out at once, and only once": (
+        (*RUNNING, broken(want_stacks=True), SignalReceived(signum=signal.SIGTERM), StacksCollected(number=1)),
+        [
+            ("StartWorkers",),
+            (),
+            ("ReportStarted",),
+            ("CollectStacks",),
+            ("LeaveJob", "SignalWorkers", "StartGracePeriod"),
+            (),
+        ],
+        NodePhase.STOPPING,
+    ),
+    "a signal while stacks are taken of workers that have ended: swept at once": (
+        (
+            *RUNNING,
+            broken(want_stacks=True),
+            exited(0, 1),
+            exited(1, 1),
+            SignalReceived(signum=signal.SIGTERM),
+            StacksCollected(number=1),
+        ),
+        [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), (), (), ("LeaveJob", "KillWorkers"), ()],
         NodePhase.STOPPING,
     ),
     "fenced: no grace": (
@@ -308,7 +337,9 @@ def any_event() -> st.SearchStrategy[object]:
         st.builds(exited, rank, st.sampled_from([0, 1, -9, -15]), number),
         st.builds(lambda n, r: SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
         st.builds(lambda n: WorkersIdle(number=n, local_ranks=(0,), reason="x"), number),
-        st.sampled_from([StacksCollected(), GraceExpired(), WorkersGone(), Fenced()]),
+        st.sampled_from(
+            [StacksCollected(number=1), StacksCollected(number=2), GraceExpired(), WorkersGone(), Fenced()]
+        ),
         st.builds(
             lambda s, g: SignalReceived(signum=s, guard_died=g),
             st.sampled_from([signal.SIGTERM, signal.SIGINT]),
@@ -344,13 +375,7 @@ def test_whatever_happens_the_promises_hold(events: list[object]) -> None:
 def test_a_signal_always_leads_to_the_end(events: list[object], signum: int) -> None:
     """Whatever came before: once the grace is over and the tree gone, the agent finishes."""
     state, finished = NodeState(nproc=2), False
-    for event in (
-        *events,
-        SignalReceived(signum=signum),
-        StacksCollected(),
-        GraceExpired(),
-        WorkersGone(),
-    ):
+    for event in (*events, SignalReceived(signum=signum), StacksCollected(number=1), GraceExpired(), WorkersGone()):
         state, actions = decide(state, event)
         finished = finished or any(isinstance(a, Finish) for a in actions)
     assert finished

@@ -1,5 +1,6 @@
 """The report in files: torch's error file, `report.json`, and the termination message that Kubernetes keeps."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -110,6 +111,11 @@ def _is_empty(value: Any) -> bool:
 
 def _replace_file(path: str, data: bytes) -> None:
     temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -55,9 +55,10 @@ class LogFile:
 
     def close(self) -> None:
         """Release the descriptor. Idempotent."""
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # what a network file system says late is said too late to act on
+                os.close(fd)
 
 
 class RunFolder:

@@ -1,6 +1,5 @@
 """One stream of one worker: from its pipe to its file, to the console, and into the memory a report draws on."""
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -155,8 +154,7 @@ class StreamPump:
         if self._feed is not None:
             self._feed.end()
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what a network file system says late is said too late to act on
-                self._file.close()
+            self._file.close()
         self._on_end(self)
 
 

@@ -172,6 +172,16 @@ class LogRouter:
         """A line of the agent's own on standard error, marked as such; never within a worker's line."""
         self._console.say(line)
 
+    def tell_trouble(self, line: str) -> None:
+        """Say, once, that log files will be incomplete: a full disk concerns all of them. May be called by any thread.
+
+        Args:
+            line: which file cannot be written, and why.
+        """
+        if not self._told_trouble:
+            self._told_trouble = True
+            self.say(f"{line}; the job goes on, its log files are incomplete: what does not fit is on the console only")
+
     def print_page(self, text: str) -> None:
         """A page of the agent's own (the report), as it is, in one piece."""
         self._console.print_page(text)
@@ -197,13 +207,13 @@ class LogRouter:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _make_layout(self) -> Layout:
-        if self._config.logs_specs is not None:
-            from muster.agent.logs.torch_logs_specs import TorchLayout
-
-            return TorchLayout(self._config, run_id=self._run_id, role=self._role)
-        if self._config.base_dir == os.devnull:
+        if self._config.base_dir == os.devnull and self._config.logs_specs is None:
             return FolderLayout(self._config, None)
         try:
+            if self._config.logs_specs is not None:
+                from muster.agent.logs.torch_logs_specs import TorchLayout
+
+                return TorchLayout(self._config, run_id=self._run_id, role=self._role)
             return FolderLayout(self._config, RunFolder(self._config.base_dir, self._run_id))
         except OSError as error:
             return self._go_without_files(error)
@@ -257,9 +267,9 @@ class LogRouter:
         if path is None:
             return None
         try:
-            return LogFile(path, self._tell_trouble)
+            return LogFile(path, self.tell_trouble)
         except OSError as error:
-            self._tell_trouble(f"cannot write {path}: {error.strerror}")
+            self.tell_trouble(f"cannot write {path}: {error.strerror}")
             return None
 
     def _make_duplicator(self, std: Std, plan: StreamRoute, prefix: bytes) -> "LineFilter | None":
@@ -281,12 +291,6 @@ class LogRouter:
         for file in self._filtered.values():
             file.close()
         self._filtered = {}
-
-    def _tell_trouble(self, line: str) -> None:
-        """Once: a full disk concerns every file on it. May be called in the pump thread."""
-        if not self._told_trouble:
-            self._told_trouble = True
-            self.say(f"{line}; the job goes on, output that does not fit goes to the console only")
 
 
 class _Once:

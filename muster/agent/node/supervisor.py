@@ -77,7 +77,7 @@ class Supervisor:
         self._lease = lease
         self._logs = logs
         self._journal = journal
-        self._transcript = TransitionLog(journal, logs.say)
+        self._transcript = TransitionLog(journal, logs.say, logs.tell_trouble)
         self._placements = placements
         self._starter = starter
         self._group = WorkerPool(

@@ -16,10 +16,11 @@ _FENCED_LINE = "this node lost touch with the job: its workers were killed, as o
 class TransitionLog:
     """Takes every event before it is decided about."""
 
-    def __init__(self, journal: EventLog, say: Callable[[str], None]) -> None:
-        """`say` puts one line on the console."""
+    def __init__(self, journal: EventLog, say: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
+        """`say` puts one line on the console; `on_trouble` gets a line about a file that cannot be written."""
         self.journal = journal
         self._say = say
+        self._on_trouble = on_trouble
         self._offset = 0
         self._has_file = False
 
@@ -28,10 +29,11 @@ class TransitionLog:
         if run_dir is None or self._has_file:
             return
         self._has_file = True
+        path = os.path.join(run_dir, LogNames.EVENTS)
         try:
-            self.journal.add_sink(JsonlSink(os.path.join(run_dir, LogNames.EVENTS)), replay=True)
+            self.journal.add_sink(JsonlSink(path, self._on_trouble), replay=True)
         except OSError as error:
-            self._say(f"cannot write {LogNames.EVENTS} in {run_dir}: {error.strerror}; going on without it")
+            self._on_trouble(f"cannot write {path}: {error.strerror}")
 
     def global_ranks(self, *local_ranks: int) -> tuple[int, ...]:
         """This node's global ranks in the round last formed."""

@@ -10,10 +10,11 @@ local_rank, pid, how ("warm": a parked fork was told to be this worker; "cold": 
 was wanted and a cold one made, reason.
 """
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -65,29 +66,49 @@ class EventSink(Protocol):
 class JsonlSink:
     """One JSON object per line, appended at once, so that the file is whole up to the last transition after a kill."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, on_trouble: Callable[[str], None] | None = None) -> None:
         """Open `path` for appending.
+
+        Args:
+            path: the file.
+            on_trouble: gets one line when the file takes no more.
 
         Raises:
             OSError: it cannot be opened.
         """
+        self._path = path
+        self._on_trouble = on_trouble
         self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, record: EventRecord) -> None:
         """See `EventSink`. A full disk ends the file, not the job."""
         if self._fd is None:
             return
+        data = json.dumps(asdict(record), default=str).encode() + b"\n"
         try:
             # One write for one record: agents that share the folder append to the same file.
-            os.write(self._fd, json.dumps(asdict(record), default=str).encode() + b"\n")
-        except OSError:
+            _append(self._fd, data)
+        except OSError as error:
             self.close()
+            if self._on_trouble is not None:
+                self._on_trouble(f"cannot write {self._path}: {error.strerror}")
 
     def close(self) -> None:
         """See `EventSink`."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _append(fd: int, data: bytes) -> None:
+    """All of it, in one write if there is room: a second one only tells what keeps the rest out.
+
+    Raises:
+        OSError: not all of it got in.
+    """
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 class ConsoleSink:

@@ -284,15 +284,33 @@ def _watch_faults(stack_signum: int, stack_file: str) -> None:
     if not (stack_signum and stack_file):
         return
     try:
-        opened = os.open(stack_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        number = _open_stack_file(stack_file)
     except OSError:
         return  # no folder to write to: the agent sees that the signal is not caught and does not send it
+    # Even if the disk is full now: it may have room again when stacks are wanted.
+    faulthandler.register(stack_signum, number, all_threads=True, chain=False)
+
+
+def _open_stack_file(path: str) -> int:
+    """A descriptor that appends to the file. A full disk is no reason to fail: the program can do without stacks.
+
+    The agent says that log files are incomplete, once for all its workers: its own are on the same disk.
+    """
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     # Out of the way: the program's own files get the numbers they get in plain Python.
     number = min(os.sysconf("SC_OPEN_MAX"), 1024) - 1
     os.dup2(opened, number, inheritable=False)
-    os.close(opened)
-    os.write(number, f"--- stacks of process {os.getpid()}\n".encode())
-    faulthandler.register(stack_signum, number, all_threads=True, chain=False)
+    _try(os.close, opened)  # a network file system may say only now that there is no room
+    _try(os.write, number, f"--- stacks of process {os.getpid()}\n".encode())
+    return number
+
+
+def _try(call: "Callable[..., object]", *args: "Any") -> None:
+    """Do something to a file that the program can do without: a full disk or a closed stream never ends a worker."""
+    try:
+        call(*args)
+    except (OSError, ValueError):
+        return
 
 
 def _is_runpys(error: "BaseException | None") -> bool:
@@ -341,6 +359,7 @@ def _record(error: BaseException, shown: "TracebackType | None", error_file: str
     """
     error.__traceback__ = shown
     path = sys.path[:]
+    temporary = f"{error_file}.{os.getpid()}"
     try:
         del sys.path[:1]  # a json.py beside the user's script is not what we mean
         import json
@@ -352,14 +371,16 @@ def _record(error: BaseException, shown: "TracebackType | None", error_file: str
             "timestamp": str(int(time.time())),
         }
         data = {"message": {"message": f"{type(error).__name__}: {_read_text(error)}", "extraInfo": extra}}
-        temporary = f"{error_file}.{os.getpid()}"
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)
     # Their exceptions' __str__, __notes__ and __cause__ are user code that may raise anything, and whatever goes wrong
     # in making a record must not take the place of the exception it is about.
     except Exception as trouble:  # noqa: BLE001
-        sys.stderr.write(f"muster: cannot record the exception in {error_file}: {type(trouble).__name__}\n")
+        _try(os.unlink, temporary)
+        reason = (isinstance(trouble, OSError) and trouble.strerror) or type(trouble).__name__
+        if sys.stderr is not None:
+            _try(sys.stderr.write, f"muster: cannot record the exception in {error_file}: {reason}\n")
     finally:
         sys.path[:] = path
 

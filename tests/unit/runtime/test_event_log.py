@@ -50,10 +50,13 @@ def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
-    sink = JsonlSink("/dev/full")
+    told: list[str] = []
+    sink = JsonlSink("/dev/full", told.append)
     sink.write(RECORD)
+    assert told == ["cannot write /dev/full: No space left on device"]
     sink.write(RECORD)
     sink.close()
+    assert len(told) == 1
     del sink  # a file object would try once more to write what it holds, and say so
     gc.collect()
 

@@ -1,5 +1,6 @@
 """What makes a fork of the template the process it would have been if it had been started cold."""
 
+import contextlib
 import io
 import os
 import sys
@@ -37,7 +38,8 @@ def _take_streams(stdout_fd: int, stderr_fd: int) -> None:
     for fd in (stdout_fd, stderr_fd):
         os.close(fd)
     for number, text in zip((1, 2), printed, strict=True):
-        _write_all(number, text)
+        with contextlib.suppress(OSError):  # a full disk, or a reader that has gone, takes the text but not the worker
+            _write_all(number, text)
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, f"__{name}__")
         fresh = _open_stream(name, fd, old)

@@ -290,7 +290,7 @@ class TemplateStarter:
                     self._waiting.appendleft(start)  # it died while it was parked
                     continue
             except SpawnError as error:
-                start.on_failed(start.spec.local_rank, str(error))
+                self._start_cold([start.spec], start.on_started, start.on_failed, str(error))
                 continue
             self._released.add(parked.pid)
             self._on_record("worker_released", how="warm", local_rank=start.spec.local_rank, pid=parked.pid)

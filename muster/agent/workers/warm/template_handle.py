@@ -192,15 +192,14 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
     The description goes by a memory file: an environment may be larger than what a socket takes without blocking.
 
     Raises:
-        SpawnError: no descriptor is left for that file.
+        SpawnError: that file cannot be made: no descriptor is left, or files may not be so large (RLIMIT_FSIZE).
     """
     try:
-        memory_fd = os.memfd_create("release")
+        memory_fd = _make_memory_file(json.dumps(describe_worker(spec)).encode())
     except OSError as error:
         parked.close()
-        raise SpawnError(f"cannot tell a worker what to do: {error.strerror}") from error
+        raise SpawnError(f"cannot tell a parked worker what to do: {error.strerror}") from error
     try:
-        _write_all(memory_fd, json.dumps(describe_worker(spec)).encode())
         stdout_fd = 1 if spec.stdout_fd is None else spec.stdout_fd
         stderr_fd = 2 if spec.stderr_fd is None else spec.stderr_fd
         socket.send_fds(parked, [b"!"], [memory_fd, stdout_fd, stderr_fd])
@@ -210,6 +209,16 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
         os.close(memory_fd)
         parked.close()
     return True
+
+
+def _make_memory_file(data: bytes) -> int:
+    memory_fd = os.memfd_create("release")
+    try:
+        _write_all(memory_fd, data)
+    except OSError:
+        os.close(memory_fd)
+        raise
+    return memory_fd
 
 
 def describe_worker(spec: WorkerSpec) -> dict[str, Any]:

@@ -110,6 +110,7 @@ class AgentConfig:
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS of workers whose `base_env` has none; None: leave it unset."""
     hang_timeout_s: float | None = None
+    """Without CPU time used or bytes written by any worker of any node; None: never."""
     event_log_handler: str = "null"
     monitor_interval_s: float = 0.1
     """Accepted for torchrun's sake; nothing waits for it."""

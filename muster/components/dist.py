@@ -67,7 +67,7 @@ def ddp(
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
         preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds without CPU time or output after which a worker counts as failed; 0: never
+        hang_timeout: seconds without CPU time used or anything written by any worker: then the job hangs; 0: never
     """
     return application.build_application(
         application.JobRequest(
@@ -148,7 +148,7 @@ def torchrun(
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
         preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds without CPU time or output after which a worker counts as failed; 0: never
+        hang_timeout: seconds without CPU time used or anything written by any worker: then the job hangs; 0: never
     """
     return application.build_application(
         application.JobRequest(
@@ -213,7 +213,7 @@ def spmd(
         debug: set TorchX's four debug variables of CUDA, NCCL and torch
         start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
         preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds without CPU time or output after which a worker counts as failed; 0: never
+        hang_timeout: seconds without CPU time used or anything written by any worker: then the job hangs; 0: never
     """
     return application.build_application(
         application.JobRequest(

@@ -163,8 +163,9 @@ LIFE: Final = (
         default="0",
         ours=True,
         has_variable=False,
-        text="Take the workers as failed when no rank has used CPU time or written a line for S seconds; the report "
-        "then has the stacks of all ranks. 0: never.",
+        text="Take the job as hung, and its workers as failed, when no worker of any node has used CPU time or written "
+        "anything (to a file, a pipe, the console, captured or not) for S seconds; the report then has the stacks of "
+        "all ranks. CPU time under 0.5% of a core counts as none. 0: never.",
     ),
     Flag(
         name="monitor-interval",

@@ -118,12 +118,13 @@ class Supervisor:
     def _read_activity(self) -> "dict[int, Activity]":
         from muster.agent.diagnosis import hang
 
-        cpu_s = hang.read_session_cpu_s()
+        live = self._group.live
+        processes = hang.read_sessions({worker.pid: self._streams[worker.local_rank].stack_file for worker in live})
         return {
             worker.local_rank: hang.Activity(
-                cpu_s=cpu_s.get(worker.pid, 0.0), output_bytes=self._logs.bytes_seen(worker.local_rank)
+                captured_bytes=self._logs.bytes_seen(worker.local_rank), processes=processes[worker.pid]
             )
-            for worker in self._group.live
+            for worker in live
         }
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -207,12 +208,11 @@ class Supervisor:
             self._loop.unwatch(self._lease.guard_fd)
         self._loop.post(events.SignalReceived(signum=signal.SIGTERM, guard_died=True))
 
-    def _note_idle(self, idle_s: float) -> None:
-        if idle_s <= 0.0:
+    def _note_idle(self, reason: str | None) -> None:
+        if reason is None:
             self._loop.post(events.WorkersIdle(number=self._state.number))
             return
         ranks = tuple(sorted(worker.local_rank for worker in self._group.live))
-        reason = f"used no CPU time and wrote no line for {idle_s:.0f} s (--hang-timeout)"
         self._loop.post(events.WorkersIdle(number=self._state.number, local_ranks=ranks, reason=reason))
 
     # -- actions ----------------------------------------------------------------------------------------------------

@@ -103,7 +103,10 @@ class TestHangs:
             outcomes = [tree.wait() for tree in trees]
         assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
         page = "".join(outcome.stderr for outcome in outcomes)
-        assert "used no CPU time and wrote no line for 1 s (--hang-timeout)" in page
+        assert (
+            "hung: no CPU time used and nothing written for 1 s (--hang-timeout; under 0.5% of a core counts as none)"
+            in page
+        )
         assert "ranks 0-3:" in page, page
         assert page.count("in sit_still") == 1, page
         report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
@@ -122,6 +125,41 @@ class TestHangs:
             done.touch()
             outcomes = [tree.wait() for tree in trees]
         assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+
+    @pytest.mark.parametrize("rank", [0, 1], ids=["worker", "child of a worker"])
+    @pytest.mark.parametrize("start", STARTS)
+    def test_a_line_now_and_then_that_the_agent_does_not_see_is_life(
+        self, start: str, rank: int, tmp_path: Path
+    ) -> None:
+        """For five times the timeout one worker prints to the agent's own output, and the other sits still."""
+        done = tmp_path / "done"
+        flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "0.7", "--log-dir", str(tmp_path)]
+        program = [str(PROGRAMS / "ticks.py"), str(done), str(rank)]
+        with Tree([sys.executable, "-m", "muster.agent", *flags, "--start", start, *program]) as tree:
+            tree.wait_for_line(f"tick {rank}", count=14)
+            done.touch()
+            outcome = tree.wait()
+        assert outcome.exit_code == 0, outcome.explain()
+        assert "hung" not in outcome.stderr, outcome.explain()
+
+    @pytest.mark.parametrize("start", STARTS)
+    def test_stacks_that_were_asked_for_are_no_life(self, start: str, tmp_path: Path) -> None:
+        """The workers write them, but only because the agent asks."""
+        flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "2", "--log-dir", str(tmp_path)]
+        program = [str(PROGRAMS / "idle.py"), str(tmp_path / "never"), "0", "1"]
+        with Tree([sys.executable, "-m", "muster.agent", *flags, "--start", start, *program]) as tree:
+            tree.wait_for_line("ready", count=2)
+            asked, ended = 0, threading.Event()
+            while tree.descendants() and asked < 60:
+                with contextlib.suppress(ProcessLookupError):
+                    tree.send(signal.SIGUSR2)
+                asked += 1
+                ended.wait(0.3)
+            outcome = tree.wait()
+        assert asked < 60, "it ended only when no stacks were asked for any more"
+        assert outcome.exit_code == 1, outcome.explain()
+        assert "stacks of ranks 0-1:" in outcome.stderr, outcome.explain()
+        assert "hung: no CPU time used and nothing written for 2 s" in outcome.stderr, outcome.explain()
 
 
 def test_sigusr2_prints_stacks_and_disturbs_nobody(nodes: list[list[str]], tmp_path: Path) -> None:

@@ -172,9 +172,10 @@ def read_sessions(stack_files: Mapping[int, str | None]) -> dict[int, dict[Proce
         if stat is None or int(stat[3]) not in sessions:
             continue
         pid = int(name)
-        written = _read_written_bytes(pid)
+        # A process that has ended writes nothing, and only root may ask how much it has written.
+        written = 0 if stat[0] in ("Z", "X") else _read_written_bytes(pid)
         stack_file = stack_files.get(pid)
-        if written is not None and stack_file is not None:
+        if written and stack_file is not None:
             # In this order: stacks written in between make it less than before, which counts for nothing.
             written -= _size_bytes(stack_file)
         cpu_s = sum(map(int, stat[11:15])) * tick_s  # utime, stime, cutime, cstime

@@ -10,6 +10,12 @@ from typing import Final
 AGENT_MODULE: Final = "muster.agent"
 """`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
 
+AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
+"""The agent's flags that take no value. Adapters find by them where its own flags end and the program begins."""
+
+AGENT_SHORT_SWITCHES: Final = "m"
+"""The letters among them; every other letter takes a value."""
+
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 """The agent as one runnable file; made by `schedulers/bundle.py`, carried into containers and pods."""
 

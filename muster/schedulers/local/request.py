@@ -3,15 +3,16 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torchx.specs import AppDef, Role
 
 from muster._contract import Env
-from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
+from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args, separate_runs
 from muster.schedulers.local.devices import VISIBLE, assign_devices
+from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
 from muster.schedulers.supervision.state import SupervisedRole
 
@@ -84,7 +85,7 @@ def build_request(
         app: what to run; images, mounts and resources (but GPUs) mean nothing here.
         cfg: resolved options.
         name: the app's id.
-        token: the job's rendezvous secret.
+        token: the app's secret; the driver derives a token from it for each agent role.
         folder: absolute path of the app's folder-to-be.
         host: see `Host`.
 
@@ -96,12 +97,13 @@ def build_request(
     if cfg["auto_set_cuda_visible_devices"]:
         wanted = [(role.name, role.num_replicas, max(0, role.resource.gpu)) for role in app.roles]
         devices = assign_devices(wanted, host.devices)
+    args = separate_runs(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
     replicas = {
         role.name: tuple(
             _build_launch(role, index, cfg, name, folder, host, devices.get(role.name))
             for index in range(role.num_replicas)
         )
-        for role in app.roles
+        for role in (replace(role, args=args[role.name]) for role in app.roles)
     }
     return LocalRequest(
         app_id=name,

@@ -65,6 +65,17 @@ def test_an_agent_gets_its_place_its_interpreter_and_its_variables():
     }
 
 
+def test_each_agent_role_has_a_run_id_of_its_own():
+    app = AppDef("app", roles=[role for name in ("actor", "critic") for role in make_app(name=name).roles])
+    before = copy.deepcopy(app)
+    commands = {name: launches[1].command for name, launches in build(app).replicas.items()}
+    assert {name: command[-3:] for name, command in commands.items()} == {
+        "actor": ("--rdzv-id", "app-x-actor", "main.py"),
+        "critic": ("--rdzv-id", "app-x-critic", "main.py"),
+    }
+    assert app == before
+
+
 def test_the_bundle_where_the_interpreter_has_no_muster():
     request = build(make_app(), host=replace(HOST, has_muster=False))
     assert request.needs_bundle

@@ -17,12 +17,11 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_MANAGED_BY,
     LABEL_NAME,
     MANAGED_BY,
-    TOKEN_KEY,
 )
 from muster.schedulers.kubernetes.manifests.inputs import INDEX_MARK, AppInputs, RoleInputs, escape
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
-from muster.schedulers.kubernetes.names import CONTAINER, secret_name
+from muster.schedulers.kubernetes.names import CONTAINER, secret_name, token_key
 from muster.schedulers.naming import build_label
 
 INDEX_VARIABLE: Final = "NODE_INDEX"
@@ -193,12 +192,12 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
 def _build_env(plan: AppInputs, role: RoleInputs, index_label: str, first_index: int) -> list[dict[str, Any]]:
     # The index comes first: others refer to it, and a variable can only refer to those before it.
     env: list[dict[str, Any]] = [_from_field(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
-    ours: dict[str, str] = {Env.RANK0_HOST: plan.rank0_host, "TMPDIR": SCRATCH_DIR}
+    ours: dict[str, str] = {Env.RANK0_HOST: plan.rank0_host(role), "TMPDIR": SCRATCH_DIR}
     if plan.options.security == "restricted":
         ours.update(HOME=SCRATCH_DIR, USER="muster")  # uid 1000 need not be in the image's passwd
     if role.is_agent:
         env.append(_from_field(Env.NODE_NAME, "metadata.name"))
-        env.append(_from_secret(plan, Env.TOKEN, TOKEN_KEY))
+        env.append(_from_secret(plan, Env.TOKEN, token_key(role.label)))
         ours.update(_build_agent_env(plan, role))
     if first_index:
         env.append({"name": Env.NODE_INDEX, "value": f"{first_index}+$({INDEX_VARIABLE})"})

@@ -30,7 +30,11 @@ class Env:
     """Names of environment variables that cross from one room to another."""
 
     RANK0_HOST: Final = "TORCHX_RANK0_HOST"
-    """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*."""
+    """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*.
+
+    Every role that runs the agent is a job of its own, so there it is the role's own node 0; on other roles it is
+    replica 0 of the app's first role, as TorchX has it.
+    """
 
     RDZV_PORT: Final = "MUSTER_RDZV_PORT"
     """Set by an adapter that chose the leader's port itself; beats `--rdzv-port`."""

@@ -127,7 +127,7 @@ README = Path(__file__).resolve().parents[3] / "README.md"
 def read_rights(*needed):
     """The rights that the README lists as always needed, and those of the rows whose last cell has one of the words.
 
-    As `Cluster.allowed` wants them. Those always needed were tried with RBAC on Kubernetes 1.36, as the account of a pod.
+    As `Cluster.allowed` wants them. Those always needed were tried with RBAC on Kubernetes 1.36, as a pod's account.
     """
     lines = README.read_text().splitlines()
     rights = {}

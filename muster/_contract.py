@@ -16,6 +16,9 @@ AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtu
 AGENT_SHORT_SWITCHES: Final = "m"
 """The letters among them; every other letter takes a value."""
 
+AGENT_ENTRY_NAME: Final = "agent/entry.py"
+"""The same as a file of the package `muster`; see there why adapters prefer it."""
+
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 """The agent as one runnable file; made by `schedulers/bundle.py`, carried into containers and pods."""
 

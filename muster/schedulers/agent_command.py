@@ -1,5 +1,8 @@
 """Recognises the command that components write, `python3 -m muster.agent ...`, reads its flags and rewrites it.
 
+It is never run as it is written: with `-m` Python imports from the working directory before the agent can prevent it,
+and a `types.py` of the user's there would replace the standard library's.
+
 The agent's own flags end where its program begins: at the first word that is no flag, or at `--`. What comes after
 that belongs to the program, however much it looks like a flag of the agent.
 """
@@ -8,14 +11,30 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from muster._contract import AGENT_BUNDLE_NAME, AGENT_MODULE, AGENT_SHORT_SWITCHES, AGENT_SWITCHES
+import muster
+from muster._contract import (
+    AGENT_BUNDLE_NAME,
+    AGENT_ENTRY_NAME,
+    AGENT_MODULE,
+    AGENT_SHORT_SWITCHES,
+    AGENT_SWITCHES,
+)
+
+AGENT_ENTRY: Final = str(Path(muster.__file__).parent / AGENT_ENTRY_NAME)
+"""The agent as a file, for an interpreter of this machine that has muster."""
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _COMMAND_LENGTH = 2  # -m muster.agent
 _RUN_ID = "rdzv-id"
 _RUN_ID_VARIABLE = "PET_RDZV_ID"
+
+_IMAGES_OWN: Final = (
+    "import sys; sys.path[:] = filter(None, sys.path); from muster.agent.__main__ import main; sys.exit(main())"
+)
+"""For an image that has muster, nobody knows where."""
 
 
 def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
@@ -37,6 +56,11 @@ def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
         bundle_dir: absolute path of the folder that holds `muster-agent.zip` on the node.
     """
     return [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME), *args[_COMMAND_LENGTH:]]
+
+
+def rewrite_image_args(args: Sequence[str]) -> list[str]:
+    """The same for an image that has muster, so that its agent needs no bundle."""
+    return ["-c", _IMAGES_OWN, *args[2:]]
 
 
 # -- the agent's own flags --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args, separate_runs
+from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args, rewrite_image_args, separate_runs
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
@@ -107,7 +107,9 @@ class _Builder:
         applied = apply_macros(own, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
-        args = rewrite_agent_args(applied.args, AGENT_DIR) if bundled else applied.args
+        args = applied.args
+        if runs_agent:
+            args = rewrite_agent_args(args, AGENT_DIR) if bundled else rewrite_image_args(args)
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
         memory_bytes = _memory_bytes(role)

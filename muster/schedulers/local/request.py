@@ -10,7 +10,7 @@ from typing import Any
 from torchx.specs import AppDef, Role
 
 from muster._contract import Env
-from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args, separate_runs
+from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role, rewrite_agent_args, separate_runs
 from muster.schedulers.local.devices import VISIBLE, assign_devices
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
@@ -155,7 +155,7 @@ def _build_launch(
 def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
     # A bare name is whatever Python the caller means; a path is exactly that one.
     python = role.entrypoint if "/" in role.entrypoint else host.python
-    args = list(role.args) if host.has_muster else rewrite_agent_args(role.args, folder)
+    args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else rewrite_agent_args(role.args, folder)
     return [python, *args]
 
 

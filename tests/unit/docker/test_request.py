@@ -93,7 +93,9 @@ def test_other_commands_get_no_token():
 
 def test_agent_of_the_image_is_left_alone():
     first, _ = request_of(words="agent=image").containers
-    assert first.command[:3] == ("python3", "-m", "muster.agent")
+    assert first.command[:2] == ("python3", "-c")
+    assert "from muster.agent.__main__ import main" in first.command[2]
+    assert first.command[3:] == ("--node-rank", "0", "--rdzv-id", "job-x", "main.py")
     assert first.runs_agent
     assert not first.bundled
 

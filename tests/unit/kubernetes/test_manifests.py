@@ -498,7 +498,10 @@ def test_macros():
 def test_the_agent_runs_from_the_bundle_or_from_the_image():
     assert container_of(build(agent_role()))["args"][0] == "/opt/muster/muster-agent.zip"
     request = build(agent_role(), agent="image")
-    assert container_of(request)["args"][:2] == ["-m", "muster.agent"]
+    args = container_of(request)["args"]
+    assert args[0] == "-c"
+    assert "from muster.agent.__main__ import main" in args[1]
+    assert args[2] == "--nnodes"
     assert "ConfigMap" not in [document["kind"] for document in request.documents]
 
 

@@ -12,6 +12,7 @@ from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
 import muster
+from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.local.devices import assign_devices, list_devices
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
@@ -49,7 +50,7 @@ def test_the_appdef_stays_as_it_is_and_the_result_is_the_same_every_time():
 def test_an_agent_gets_its_place_its_interpreter_and_its_variables():
     launch = build(make_app()).replicas["trainer"][1]
     assert launch.command == (
-        "/venv/bin/python3", "-m", "muster.agent", "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
+        "/venv/bin/python3", AGENT_ENTRY, "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
     )  # fmt: skip
     assert launch.is_agent
     assert launch.cwd == "/work"
@@ -125,7 +126,7 @@ def test_nothing_printed_is_secret():
     for text in (str(request), repr(request)):
         assert "t0ken" not in text
     assert "h1dden" not in str(request)
-    assert "muster.agent" in str(request)
+    assert AGENT_ENTRY in str(request)
 
 
 def test_devices_in_slices_in_order():

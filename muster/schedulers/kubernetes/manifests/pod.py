@@ -8,7 +8,7 @@ import posixpath
 from typing import Any, Final
 
 from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, RoleKey
-from muster.schedulers.agent_command import rewrite_agent_args
+from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.labels import (
@@ -169,8 +169,9 @@ def _build_container(
 
 def _build_args(plan: AppInputs, role: RoleInputs, first_index: int) -> list[str]:
     args = list(role.args)
-    if role.is_agent and plan.options.agent == "bundled":
-        args = rewrite_agent_args(args, BUNDLE_DIR)
+    if role.is_agent:
+        bundled = plan.options.agent == "bundled"
+        args = rewrite_agent_args(args, BUNDLE_DIR) if bundled else rewrite_image_args(args)
     return [_put_index(arg, first_index) for arg in args]
 
 

@@ -228,7 +228,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 containers = unregistered.find_app(self._engine, app_id, _user())
                 return unregistered.describe_app(app_id, containers) if containers else None
             found = look_for_wait(folder)
-            return None if found is None else build_describe_response(*found, error=read_error(folder.path))
+            return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""

@@ -51,7 +51,7 @@ class LocalDriver:
         if spec.details.get("needs_bundle"):
             from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
 
-            (self._folder.path / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
+            (self._folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""

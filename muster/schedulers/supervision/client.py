@@ -40,7 +40,7 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
     Args:
         spec: what to run.
         registry: where it will be found.
-        files: name -> content, put into the folder before the supervisor starts; its driver's own.
+        files: name -> content, put beside the state before the supervisor starts; its driver's own.
 
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
@@ -51,7 +51,7 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
     with ExitStack() as undo:
         undo.callback(_roll_back, folder, spec, registry)
         for name, content in (files or {}).items():
-            (folder.path / name).write_bytes(content)
+            (folder.state_dir / name).write_bytes(content)
         registry.add(spec.app_id, folder.path)
         start_supervisor(folder, spec)
         undo.pop_all()

@@ -274,7 +274,7 @@ class TestAgents:
         (tmp_path / "work.py").write_text("print('works')\n")
         app_id = submit(scheduler, agents(tmp_path / "work.py", replicas=1))
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
-        assert (folder_of(app_id).path / "muster-agent.zip").is_file()
+        assert (folder_of(app_id).state_dir / "muster-agent.zip").is_file()
         assert any("works" in line for line in read(scheduler, app_id))
 
     def test_an_environment_without_python_is_named(self, scheduler, tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ def test_the_bundle_where_the_interpreter_has_no_muster():
     request = build(make_app(), host=replace(HOST, has_muster=False))
     assert request.needs_bundle
     assert request.replicas["trainer"][0].command[:3] == (
-        "/venv/bin/python3", "/logs/app-x/muster-agent.zip", "--node-rank",
+        "/venv/bin/python3", "/logs/app-x/.muster/muster-agent.zip", "--node-rank",
     )  # fmt: skip
     assert not build(make_app(entrypoint="sh", args=[]), host=replace(HOST, has_muster=False)).needs_bundle
 
@@ -94,7 +94,7 @@ def test_other_roles_run_as_written_and_keep_torchruns_variables():
     launch = build(make_app(entrypoint="python3", args=["main.py"])).replicas["trainer"][0]
     assert launch.command == ("python3", "main.py")
     assert not launch.is_agent
-    assert launch.env["PET_LOG_DIR"] == "/logs/app-x/torchelastic/trainer"
+    assert launch.env["PET_LOG_DIR"] == "/logs/app-x/trainer/torchelastic"
     assert not [name for name in launch.env if name.startswith("MUSTER_")]
 
 

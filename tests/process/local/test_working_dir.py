@@ -77,10 +77,29 @@ def test_where_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path
 def test_each_file_alone(tmp_path: Path, bare: Path, name: str, start: str) -> None:
     (tmp_path / "main.py").write_text(MAIN)
     (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n")
-    command = [str(bare / "bin" / "python"), AGENT_ENTRY, "--start", start, "--standalone", "main.py"]
-    outcome = run_tree(command, cwd=tmp_path)
+    logs = tmp_path / "logs"
+    flags = ["--start", start, "--standalone", "--log-dir", str(logs)]
+    outcome = run_tree([str(bare / "bin" / "python"), AGENT_ENTRY, *flags, "main.py"], cwd=tmp_path)
     assert outcome.exit_code == 0, outcome.explain()
     assert f"path {tmp_path} safe None" in outcome.stdout, outcome.explain()
+    (events,) = logs.glob("*/events.jsonl")
+    assert f'"how": "{start}"' in events.read_text()
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_that_means_its_own_file_gets_it(tmp_path: Path, bare: Path, name: str, start: str) -> None:
+    """As with `python main.py`, and also by way of another module of the program's."""
+    (tmp_path / "main.py").write_text(
+        f"import sys\ndef main():\n    import part\n    print(part.{name}.MINE)\nmain()\n"
+    )
+    (tmp_path / "part.py").write_text(f"import {name}\n")
+    (tmp_path / f"{name}.py").write_text("MINE = 'it is mine'\n")
+    python = str(bare / "bin" / "python")
+    outcome = run_tree([python, AGENT_ENTRY, "--start", start, "--standalone", "main.py"], cwd=tmp_path)
+    plain = subprocess.run([python, "main.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (outcome.exit_code, outcome.stdout) == (plain.returncode, plain.stdout), outcome.explain()
+    assert plain.stdout == "it is mine\n"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is Python 3.11's")

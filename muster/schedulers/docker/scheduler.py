@@ -20,11 +20,11 @@ from muster._contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
 from muster.schedulers.docker import devices
+from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
-from muster.schedulers.docker.live.driver import ENGINE_KEY
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import Payload, build_payload
@@ -50,7 +50,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, Process
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
 
-_DRIVER: Final = "muster.schedulers.docker.live.driver:create_driver"
+_DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
 """Both schedulers keep their apps in one place, so that either finds them."""
 

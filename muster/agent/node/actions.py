@@ -2,6 +2,7 @@
 
 from typing import TypeAlias
 
+from muster.agent.node.state import LocalFailure, SettleFailure
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
@@ -59,11 +60,10 @@ class ReportStarted:
 
 @record
 class ReportFailed:
-    """Rendezvous: these workers failed. `reason` is set when there was no exit to speak of."""
+    """Rendezvous: this worker failed."""
 
     number: int
-    local_ranks: tuple[int, ...]
-    reason: str = ""
+    failure: LocalFailure
 
 
 @record
@@ -87,6 +87,8 @@ class ReportStopped:
     """Rendezvous: no worker of the round is left."""
 
     number: int
+    late: tuple[LocalFailure, ...] = ()
+    """Those that `ReportFailed` has not told."""
 
 
 @record
@@ -114,6 +116,7 @@ Action: TypeAlias = (
     | StartGracePeriod
     | KillWorkers
     | ReportStarted
+    | SettleFailure
     | ReportFailed
     | ReportIdle
     | ReportSucceeded

@@ -10,10 +10,35 @@ from muster.agent.node.actions import Finish
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
+
+@record
+class LocalFailure:
+    """A worker of this node that failed; `reason` is set when there was no exit to speak of."""
+
+    local_rank: int
+    reason: str = ""
+
+
 # -- events ----------------------------------------------------------------------------------------------------------
 
 
+@record
+class FailureSettled:
+    """After `SettleFailure`: what the worker wrote last has been read, so its failure can be collected."""
+
+    number: int
+    local_rank: int
+
+
 # -- actions ---------------------------------------------------------------------------------------------------------
+
+
+@record
+class SettleFailure:
+    """A worker failed: post `FailureSettled` once what it wrote last has been read."""
+
+    number: int
+    failure: LocalFailure
 
 
 # -- state -----------------------------------------------------------------------------------------------------------
@@ -46,6 +71,10 @@ class NodeState:
     awaited: frozenset[int] = frozenset()
     """Workers asked for that neither exist nor have failed to."""
     succeeded: frozenset[int] = frozenset()
+    untold: tuple[LocalFailure, ...] = ()
+    """Those that rendezvous has not been told yet."""
+    told: frozenset[int] = frozenset()
+    """Workers whose failure rendezvous has been told. Idleness is no failure: it is told besides."""
     taking_stacks: bool = False
     killing: bool = False
     """`KillTree` is under way."""

@@ -19,7 +19,7 @@ from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events, outcome
 from muster.agent.node.decisions import decide
-from muster.agent.node.state import NodeState
+from muster.agent.node.state import FailureSettled, LocalFailure, NodeState, SettleFailure
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RoundBroken
@@ -97,7 +97,6 @@ class Supervisor:
         self._state = NodeState(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
         self._ends: dict[int, WorkerEnd] = {}
-        self._told: set[int] = set()
         self._taken: dict[int, str] = {}
         self._grace: Timer | None = None
         self._delayed_start: Timer | None = None
@@ -219,7 +218,6 @@ class Supervisor:
 
     def _start_workers(self, action: actions.StartWorkers) -> None:
         self._ends.clear()
-        self._told.clear()
         self._taken = {}
         longest_s = self._config.longest_backoff_s(action.round.attempt)
         if action.is_held:  # the node of global rank 0 backs off for all
@@ -343,43 +341,42 @@ class Supervisor:
         )
         self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
-    def _tell_failed(self, action: actions.ReportFailed) -> None:
+    def _settle_failure(self, action: SettleFailure) -> None:
         self._journal.write(
-            "worker_failed", ranks=self._transcript.global_ranks(*action.local_ranks), reason=action.reason
+            "worker_failed",
+            ranks=self._transcript.global_ranks(action.failure.local_rank),
+            reason=action.failure.reason,
         )
-        self._after_turns(_SETTLE_TURNS, lambda: self._send_failed(action))
+        settled = FailureSettled(number=action.number, local_rank=action.failure.local_rank)
+        self._after_turns(_SETTLE_TURNS, lambda: self._loop.post(settled))
 
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _send_failed(self, action: actions.ReportFailed) -> None:
-        new = [local_rank for local_rank in action.local_ranks if local_rank not in self._told]
-        if action.number != self._state.number or not new:
-            return
-        self._told.update(new)
-        failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in new)
-        self._rendezvous.failed(action.number, failures)
+    def _tell_failed(self, action: actions.ReportFailed) -> None:
+        self._rendezvous.failed(action.number, (self._collect(action.failure),))
 
-    def _collect(self, local_rank: int, *, reason: str = "") -> Failure:
-        formed = self._state.round
+    def _collect(self, failure: LocalFailure) -> Failure:
+        formed, local_rank = self._state.round, failure.local_rank
         assert formed is not None  # noqa: S101  # workers only exist in a round
         return self._failures.collect(
-            formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
+            formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), failure.reason
         )
 
     def _tell_idle(self, action: actions.ReportIdle) -> None:
-        failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in action.local_ranks)
+        failures = tuple(
+            self._collect(LocalFailure(local_rank=local_rank, reason=action.reason))
+            for local_rank in action.local_ranks
+        )
         self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
-        self._told = set(action.local_ranks)  # if it comes to that, this is what they failed of
         self._rendezvous.idle(action.number, failures)
 
     def _tell_succeeded(self, action: actions.ReportSucceeded) -> None:
         self._rendezvous.succeeded(action.number)
 
     def _tell_stopped(self, action: actions.ReportStopped) -> None:
-        late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
         formed = self._state.round
-        failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
+        failures = tuple(map(self._collect, action.late))
         taken = tuple(
             Stack(global_rank=formed.rank_offset + rank, node=formed.group_rank, local_rank=rank, text=text)
             for rank, text in self._taken.items()
@@ -404,6 +401,7 @@ _ACTIONS: dict[type, str] = {
     actions.StartGracePeriod: "_arm_grace",
     actions.KillWorkers: "_kill_tree",
     actions.ReportStarted: "_tell_started",
+    SettleFailure: "_settle_failure",
     actions.ReportFailed: "_tell_failed",
     actions.ReportIdle: "_tell_idle",
     actions.ReportSucceeded: "_tell_succeeded",

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from muster.agent.rendezvous.interface.job_rules import build_job_rules
 
+from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import JobRules
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
@@ -38,8 +40,10 @@ def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s:
         last_call_s=1.0,
         gather_s=silence_s,
     )
+    config = RendezvousConfig(backend="muster", run_id="run", host="h", port=1, node_index=0, min_nodes=1, max_nodes=2)
     options = LeaderOptions(
         rules=rules,
+        job_rules=build_job_rules(config),
         silence_s=silence_s,
         takeover=False,
         local_addr=None,

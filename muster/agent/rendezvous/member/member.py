@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from muster.agent.rendezvous.interface.job_rules import build_job_rules
+
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.interface import (
@@ -160,6 +162,7 @@ class Member:
             port=self._ports.offered,
             listen=listen_port,
             local_addr=self._config.local_addr or None,
+            rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
             carry=replace(self._memory.carry, leader=self._memory.leader_id),
         )

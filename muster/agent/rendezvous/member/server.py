@@ -7,6 +7,8 @@ may keep that socket open across restarts).
 
 from collections.abc import Callable
 
+from muster.agent.rendezvous.interface.job_rules import JobRules, build_job_rules, describe_difference
+
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import FENCE_S, JobRules
 from muster.agent.rendezvous.consensus.timing import find_margin_s, find_silence_s
@@ -47,6 +49,7 @@ class ServerOptions:
     own_id: str
     own_index: int | None
     rules: JobRules
+    job_rules: JobRules
     silence_s: float
     local_addr: str | None
     endpoint: tuple[str, int]
@@ -73,6 +76,7 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
         own_id=own_id,
         own_index=config.node_index,
         rules=build_rules(config),
+        job_rules=build_job_rules(config),
         silence_s=find_silence_s(config),
         local_addr=config.local_addr,
         endpoint=find_endpoint(config),
@@ -153,6 +157,7 @@ class Server:
         self._takeover = takeover
         options = LeaderOptions(
             rules=self._options.rules,
+            job_rules=self._options.job_rules,
             silence_s=self._options.silence_s,
             takeover=takeover,
             local_addr=self._options.local_addr,
@@ -203,6 +208,7 @@ class Server:
             id=self._options.own_id,
             round=0 if self.leader is None else self.leader.state.round,
             port=self.port,
+            rules=self._options.job_rules,
         )
 
     # -- the door ---------------------------------------------------------------------------------------------------
@@ -250,12 +256,16 @@ class Server:
             id=self._options.own_id,
             index=self._options.own_index,
             leader=self.following,
+            rules=self._options.job_rules,
         )
 
     def _admit(self, link: Link, join: Join) -> None:
         self._guests.pop(link, None)
         if self.leader is not None:
             self.leader.admit(link, join)
+        elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
+            link.send(build_rejection(f"this agent was started with {difference}", usage=True))
+            link.close()
         elif self.verdict is not None:
             link.send(build_welcome(self._options.own_id, self.port))
             verdict = build_job_end(succeeded=self.verdict.succeeded, report=self.verdict.report)
@@ -267,11 +277,18 @@ class Server:
             link.close()
 
     def _meet(self, link: Link, call: Announcement) -> None:
-        """An acting leader calls at the endpoint: the one with the later round leads on."""
+        """An acting leader calls at the endpoint: the one with the later round leads on.
+
+        A job that runs here is not given up for one with other rules; a leader without a round goes there, and is
+        refused.
+        """
         if self.leader is None or call.id == self._options.own_id:
             link.send(build_announcement_acknowledgement())
             return
         state = self.leader.state
+        if state.in_office and describe_difference(call.rules, self._options.job_rules) is not None:
+            link.send(build_announcement_acknowledgement())
+            return
         if state.in_office and state.round > call.round:
             link.send(build_announcement_refusal(self.port))
         else:

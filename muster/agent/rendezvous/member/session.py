@@ -6,6 +6,8 @@ workers are stopped at once (FENCED) and the search begins anew.
 
 from typing import Protocol
 
+from muster.agent.rendezvous.interface.job_rules import build_job_rules
+
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.timing import find_silence_s
 from muster.agent.rendezvous.interface import Lease
@@ -102,6 +104,7 @@ class Session:
             own_id=own_id,
             endpoint=find_endpoint(config),
             join_timeout_s=config.join_timeout_s,
+            job_rules=build_job_rules(config),
         )
         self._lookout = Discovery(loop, network, options, memory, self)
         self._pulse = Heartbeats(

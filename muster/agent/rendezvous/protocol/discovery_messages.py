@@ -1,5 +1,7 @@
 """What nodes write to one another before they are leader and member: who is there, and who leads."""
 
+from muster.agent.rendezvous.interface.job_rules import JobRules, describe_job_rules, read_job_rules
+
 from muster.agent.rendezvous.protocol.fields import (
     MalformedMessageError,
     address,
@@ -32,6 +34,8 @@ class Announcement:
     id: str
     round: int
     port: int
+    rules: JobRules
+    """What its job was started with."""
 
 
 @record
@@ -47,6 +51,8 @@ class QueryReply:
     index: int | None
     leader: tuple[str, int] | None
     """Where its leader is."""
+    rules: JobRules
+    """What it was started with."""
 
 
 @record
@@ -87,6 +93,7 @@ def read_first_message(message: Message) -> LeaderQuery | Announcement | Join | 
             id=read_field(message, "id", text),
             round=read_field(message, "round", count),
             port=read_field(message, "port", port),
+            rules=read_field(message, "rules", read_job_rules),
         )
     return None
 
@@ -98,7 +105,14 @@ def build_leader_query(run_id: str) -> Message:
 
 def build_announcement(call: Announcement) -> Message:
     """See `Announcement`."""
-    return {"t": "acting", "run_id": call.run_id, "id": call.id, "round": call.round, "port": call.port}
+    return {
+        "t": "acting",
+        "run_id": call.run_id,
+        "id": call.id,
+        "round": call.round,
+        "port": call.port,
+        "rules": describe_job_rules(call.rules),
+    }
 
 
 def build_query_reply(status: QueryReply) -> Message:
@@ -111,6 +125,7 @@ def build_query_reply(status: QueryReply) -> Message:
         "id": status.id,
         "index": status.index,
         "leader": status.leader,
+        "rules": describe_job_rules(status.rules),
     }
 
 
@@ -135,6 +150,7 @@ def read_query_reply(message: Message) -> QueryReply | Rejected | None:
         id=read_field(message, "id", text),
         index=read_field(message, "index", optional(count)),
         leader=read_field(message, "leader", optional(address)),
+        rules=read_field(message, "rules", read_job_rules),
     )
 
 

@@ -185,7 +185,7 @@ class Member:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _on_seated(self, seated: down.RoundStart) -> None:
-        self._round = replace(seated.round, node_index=self._config.node_index or 0)
+        self._round = self._localize(seated.round)
         self._memory.take_roster(seated.roster, self._round.group_rank)
         self._is_running = True
         self._spare_told = False
@@ -195,6 +195,13 @@ class Member:
             alone=self._round.group_world_size == 1, confirmation=up.build_round_acknowledgement(self._round.number)
         )
         self._loop.post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
+
+    def _localize(self, round_: Round) -> Round:
+        """With what the leader cannot know: this node's number, and the address that `static` was given here."""
+        index, config = self._config.node_index or 0, self._config
+        if config.lends_endpoint:
+            round_ = replace(round_, master_addr=config.master_addr, master_port=config.master_port)
+        return replace(round_, node_index=index)
 
     @staticmethod
     def _hosts_rank_0(round_: Round) -> bool:

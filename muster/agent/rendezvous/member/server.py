@@ -38,8 +38,11 @@ from muster.agent.rendezvous.protocol.leader_messages import (
 )
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, Listener, LocalLink, Network
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
+
+ENDPOINT_RETRY_S = 0.2
+"""How soon an endpoint that something else holds is tried again, where the workers' store has its place there too."""
 
 
 @record
@@ -117,6 +120,8 @@ class Server:
         """True for those who have been told the end: nothing they say matters any more."""
         self._beacon: TakeoverAnnouncer | None = None
         self._takeover = False
+        self._is_lent = False
+        self._reclaim: Timer | None = None
 
     @property
     def port(self) -> int:
@@ -144,6 +149,26 @@ class Server:
             self._endpoint = self._network.adopt(fd, self._on_link)
         else:
             self._endpoint = self._network.listen(host, port, self._on_link)
+
+    def lend_endpoint(self) -> None:
+        """Stop listening at the endpoint: the workers' store is about to. Links that came through it stay."""
+        if self._reclaim is not None:
+            self._reclaim.cancel()
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+            self._is_lent = True
+
+    def reclaim_endpoint(self, host: str | None) -> None:
+        """Listen again at an endpoint that was lent, as soon as that can be: nodes that come back look there."""
+        if not self._is_lent:
+            return
+        try:
+            self.open_endpoint(host, self._options.endpoint[1], None)
+        except OSError:
+            self._reclaim = self._loop.call_later(ENDPOINT_RETRY_S, lambda: self.reclaim_endpoint(host))
+        else:
+            self._is_lent = False
 
     @property
     def has_endpoint(self) -> bool:
@@ -304,6 +329,9 @@ class Server:
 
     def close(self) -> None:
         """Stop listening first, then hang up: who redials at once must find the door shut. Idempotent."""
+        self._is_lent = False
+        if self._reclaim is not None:
+            self._reclaim.cancel()
         if self._beacon is not None:
             self._beacon.close()
         for listener in (self._own, self._endpoint):

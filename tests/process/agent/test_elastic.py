@@ -239,3 +239,14 @@ def test_an_agent_with_other_rules_is_refused(
     assert outcome.stdout == ""
     first.wait_for_line(re.escape("refused node 1 (") + ".*" + re.escape(difference), stream="stderr")
     expect_end(first, launch(1, "2", "conf_exits.py", "0", "all"))
+
+
+@pytest.mark.parametrize("older", [0, 1])
+def test_an_agent_of_another_version_is_told_so_at_once(launch: Launch, older: int) -> None:
+    """Each speaks of its own version; the one that joins says why it cannot, and gives up in time."""
+    agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
+    conf = "join_timeout=3"
+    trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]
+    trees[1].wait_for_line("cannot join: .*version", stream="stderr")
+    outcomes = [tree.wait() for tree in trees]
+    assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(69, ())] * 2, outcomes[1].explain()

@@ -2,10 +2,25 @@
 
 from typing import TypeAlias
 
-from muster.agent.node.state import LocalFailure, SettleFailure
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
+
+
+@record
+class LocalFailure:
+    """A worker of this node that failed; `reason` is set when there was no exit to speak of."""
+
+    local_rank: int
+    reason: str = ""
+
+
+@record
+class SettleFailure:
+    """A worker failed: post `FailureSettled` once what it wrote last has been read."""
+
+    number: int
+    failure: LocalFailure
 
 
 @record

@@ -21,17 +21,20 @@ from muster.agent.node.actions import (
     Finish,
     KillWorkers,
     LeaveJob,
+    LocalFailure,
     ReleaseStarts,
     ReportFailed,
     ReportIdle,
     ReportStarted,
     ReportStopped,
     ReportSucceeded,
+    SettleFailure,
     SignalWorkers,
     StartGracePeriod,
     StartWorkers,
 )
 from muster.agent.node.events import (
+    FailureSettled,
     Fenced,
     GraceExpired,
     SignalReceived,
@@ -42,7 +45,7 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkerStarted,
 )
-from muster.agent.node.state import FailureSettled, LocalFailure, NodePhase, NodeState, SettleFailure
+from muster.agent.node.state import NodePhase, NodeState
 from muster.agent.rendezvous.interface import (
     BreakKind,
     GlobalRank0Started,

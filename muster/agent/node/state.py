@@ -1,47 +1,11 @@
-"""The words that `decisions` thinks in: events that come, actions that follow, and the node's state in between.
-
-Events of rendezvous stand in its package.
-"""
+"""What one node knows: the state that `decisions.decide` works on."""
 
 import signal
 from enum import Enum
 
-from muster.agent.node.actions import Finish
+from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
-
-
-@record
-class LocalFailure:
-    """A worker of this node that failed; `reason` is set when there was no exit to speak of."""
-
-    local_rank: int
-    reason: str = ""
-
-
-# -- events ----------------------------------------------------------------------------------------------------------
-
-
-@record
-class FailureSettled:
-    """After `SettleFailure`: what the worker wrote last has been read, so its failure can be collected."""
-
-    number: int
-    local_rank: int
-
-
-# -- actions ---------------------------------------------------------------------------------------------------------
-
-
-@record
-class SettleFailure:
-    """A worker failed: post `FailureSettled` once what it wrote last has been read."""
-
-    number: int
-    failure: LocalFailure
-
-
-# -- state -----------------------------------------------------------------------------------------------------------
 
 
 class NodePhase(Enum):

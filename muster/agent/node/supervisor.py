@@ -18,8 +18,9 @@ from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events, outcome
+from muster.agent.node.actions import LocalFailure
 from muster.agent.node.decisions import decide
-from muster.agent.node.state import FailureSettled, LocalFailure, NodeState, SettleFailure
+from muster.agent.node.state import NodeState
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RoundBroken
@@ -341,13 +342,13 @@ class Supervisor:
         )
         self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
-    def _settle_failure(self, action: SettleFailure) -> None:
+    def _settle_failure(self, action: actions.SettleFailure) -> None:
         self._journal.write(
             "worker_failed",
             ranks=self._transcript.global_ranks(action.failure.local_rank),
             reason=action.failure.reason,
         )
-        settled = FailureSettled(number=action.number, local_rank=action.failure.local_rank)
+        settled = events.FailureSettled(number=action.number, local_rank=action.failure.local_rank)
         self._after_turns(_SETTLE_TURNS, lambda: self._loop.post(settled))
 
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
@@ -401,7 +402,7 @@ _ACTIONS: dict[type, str] = {
     actions.StartGracePeriod: "_arm_grace",
     actions.KillWorkers: "_kill_tree",
     actions.ReportStarted: "_tell_started",
-    SettleFailure: "_settle_failure",
+    actions.SettleFailure: "_settle_failure",
     actions.ReportFailed: "_tell_failed",
     actions.ReportIdle: "_tell_idle",
     actions.ReportSucceeded: "_tell_succeeded",

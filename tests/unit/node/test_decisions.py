@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._contract import ExitCode
-from muster.agent.node.actions import Finish, ReportFailed, ReportStopped, StartWorkers
+from muster.agent.node.actions import Finish, LocalFailure, ReportFailed, ReportStopped, StartWorkers
 from muster.agent.node.decisions import decide
 from muster.agent.node.events import (
+    FailureSettled,
     Fenced,
     GraceExpired,
     SignalReceived,
@@ -20,7 +21,7 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkerStarted,
 )
-from muster.agent.node.state import FailureSettled, LocalFailure, NodePhase, NodeState
+from muster.agent.node.state import NodePhase, NodeState
 from muster.agent.rendezvous.interface import (
     BreakKind,
     GlobalRank0Started,

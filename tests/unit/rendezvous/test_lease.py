@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from muster.agent.rendezvous.interface.job_rules import build_job_rules
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import JobRules
+from muster.agent.rendezvous.consensus.members import ConsensusRules
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.runtime.loop import Loop
 
 
@@ -31,7 +31,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.mark.parametrize(("silence_s", "lease_s"), [(0.3, 0.2), (1.0, 2 / 3), (3.0, 2.0), (5.0, 4.0)])
 def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s: float, lease_s: float) -> None:
-    rules = JobRules(
+    rules = ConsensusRules(
         run_id="run",
         min_nodes=1,
         max_nodes=2,

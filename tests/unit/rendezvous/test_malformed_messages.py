@@ -13,7 +13,6 @@ import pytest
 from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
 from hypothesis import given
 from hypothesis import strategies as st
-from muster.agent.rendezvous.interface.job_rules import build_job_rules, describe_job_rules
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
@@ -34,6 +33,7 @@ from muster.agent.rendezvous.protocol.discovery_messages import (
     read_query_reply,
 )
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_job_rules
 from muster.agent.rendezvous.protocol.payloads import FAILURE, OOM, STACK
 from muster.agent.runtime.loop import Loop
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
 from doubles.rendezvous_world import Process, World
-from muster.agent.rendezvous.interface.job_rules import (
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
+from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.protocol.job_rules import (
     build_job_rules,
     describe_difference,
     describe_job_rules,
     read_job_rules,
 )
-
-from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
-from muster.agent.rendezvous.member.member import Member
 from muster.agent.runtime.loop import Loop
 
 SETTINGS: dict[str, Any] = {

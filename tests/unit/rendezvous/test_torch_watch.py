@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from muster.agent.rendezvous.interface.torch_watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
 
 from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
 
 SILENCE_S = 15.0
 ROOT = Failure(

@@ -10,12 +10,11 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from muster.agent.rendezvous.interface.torch_thread import HandlerThread, Layout
-from muster.agent.rendezvous.interface.torch_watch import FailedElsewhere
-
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
+from muster.agent.rendezvous.backends.torch_thread import HandlerThread, Layout
+from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere
 from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop

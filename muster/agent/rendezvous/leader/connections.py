@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.interface.job_rules import JobRules
-
-from muster.agent.rendezvous.consensus.members import JobRules
+from muster.agent.rendezvous.consensus.members import ConsensusRules
+from muster.agent.rendezvous.protocol.job_rules import JobRules
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, LocalLink
 from muster.agent.runtime.records import record
@@ -102,7 +101,7 @@ class IndexClaim:
 class LeaderOptions:
     """What a leader is made of besides the loop."""
 
-    rules: JobRules
+    rules: ConsensusRules
     job_rules: JobRules
     """What every member must have been started with."""
     silence_s: float

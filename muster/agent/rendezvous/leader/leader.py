@@ -6,8 +6,6 @@ its own workers may live.
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.interface.job_rules import describe_difference
-
 from muster.agent.rendezvous.consensus.actions import FormRound
 from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
 from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, MemberLost, ProcessEnded, Tick
@@ -25,6 +23,7 @@ from muster.agent.rendezvous.leader.connections import (
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import (
     HeartbeatReply,
     build_goodbye,

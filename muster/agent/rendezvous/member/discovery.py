@@ -6,11 +6,10 @@ stands may lead is `quorum`'s to say.
 
 from typing import Protocol
 
-from muster.agent.rendezvous.interface.job_rules import JobRules, describe_difference
-
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
 from muster.agent.rendezvous.protocol.discovery_messages import QueryReply, build_leader_query
+from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
 from muster.agent.rendezvous.transport.links import Link, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record

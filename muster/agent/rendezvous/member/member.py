@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from muster.agent.rendezvous.interface.job_rules import build_job_rules
-
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.interface import (
@@ -26,6 +24,7 @@ from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop

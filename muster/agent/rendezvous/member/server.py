@@ -7,10 +7,8 @@ may keep that socket open across restarts).
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.interface.job_rules import JobRules, build_job_rules, describe_difference
-
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import FENCE_S, JobRules
+from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules
 from muster.agent.rendezvous.consensus.timing import find_margin_s, find_silence_s
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
@@ -28,6 +26,7 @@ from muster.agent.rendezvous.protocol.discovery_messages import (
 )
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError, text
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import (
     JobEnd,
     build_exit,
@@ -51,7 +50,7 @@ class ServerOptions:
 
     own_id: str
     own_index: int | None
-    rules: JobRules
+    rules: ConsensusRules
     job_rules: JobRules
     silence_s: float
     local_addr: str | None
@@ -59,10 +58,10 @@ class ServerOptions:
     """Where the job's members look for their leader."""
 
 
-def build_rules(config: RendezvousConfig) -> JobRules:
+def build_rules(config: RendezvousConfig) -> ConsensusRules:
     """The job's rules from one node's configuration."""
     silence_s = find_silence_s(config)
-    return JobRules(
+    return ConsensusRules(
         run_id=text(config.run_id),
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,

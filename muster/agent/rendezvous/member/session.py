@@ -6,8 +6,6 @@ workers are stopped at once (FENCED) and the search begins anew.
 
 from typing import Protocol
 
-from muster.agent.rendezvous.interface.job_rules import build_job_rules
-
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.timing import find_silence_s
 from muster.agent.rendezvous.interface import Lease
@@ -20,6 +18,7 @@ from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError, host, text
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer

@@ -1,7 +1,5 @@
 """What nodes write to one another before they are leader and member: who is there, and who leads."""
 
-from muster.agent.rendezvous.interface.job_rules import JobRules, describe_job_rules, read_job_rules
-
 from muster.agent.rendezvous.protocol.fields import (
     MalformedMessageError,
     address,
@@ -12,6 +10,7 @@ from muster.agent.rendezvous.protocol.fields import (
     text,
 )
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_job_rules, read_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import Rejected, read_rejection
 from muster.agent.rendezvous.protocol.member_messages import Join, read_join
 from muster.agent.runtime.records import record

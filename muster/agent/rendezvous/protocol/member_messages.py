@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.interface.job_rules import JobRules, describe_job_rules, read_job_rules
-
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.consensus.events import (
     Event,
@@ -29,6 +27,7 @@ from muster.agent.rendezvous.protocol.fields import (
     text,
 )
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_job_rules, read_job_rules
 from muster.agent.rendezvous.protocol.payloads import (
     build_recovery_state,
     build_stack,

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from muster.agent.rendezvous.interface.torch_watch import AllDone, FailedElsewhere, RoundWatch
-
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, RoundWatch
 from muster.agent.runtime.ports import PortReservation
 
 POLL_S = 0.1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import Outcome, Tree, wait_until
 
-ENDS = Path(__file__).parent.parent / "programs" / "agent" / "ends.py"
+ENDS = Path(__file__).parents[2] / "programs" / "agent" / "ends.py"
 SILENCE = "keep_alive_interval=1,keep_alive_max_attempt=3"
 BACKENDS = [
     "static",

@@ -1,8 +1,8 @@
 """Python stacks of live workers, without disturbing them.
 
-Workers register faulthandler on `base.stack_signal()` (see `workers.program`): a handler in C that writes all threads'
-stacks to the rank's stack file even when the main thread is stuck in native code. A process that has not registered
-one (a `--no-python` program, a worker still starting) is never sent the signal: its default would kill it.
+Workers register faulthandler on `spec.get_stack_signal()` (see `workers.program`): a handler in C that writes all
+threads' stacks to the rank's stack file even when the main thread is stuck in native code. A process that has not
+registered it (a `--no-python` program, a worker that is still starting) never gets the signal: it would kill it.
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from muster import _processes
 from muster.agent.runtime.loop import Loop
-from muster.agent.workers.spec import stack_signal
+from muster.agent.workers.spec import get_stack_signal
 
 LIMIT_S = 2.0
 """The longest a kill is put off for the sake of stacks."""
@@ -80,7 +80,7 @@ class _Request:
 
 def can_dump(pid: int) -> bool:
     """True when the process catches the stack signal and is in a state to run its handler."""
-    number = stack_signal()
+    number = get_stack_signal()
     if number is None or not _processes.LINUX:
         return False
     try:
@@ -139,7 +139,7 @@ class StackCollector:
 
 def _ask(target: StackTarget, now_s: float) -> _Dump | None:
     """Send the signal; None when the process does not catch it."""
-    number = stack_signal()
+    number = get_stack_signal()
     if number is None or not can_dump(target.pid):
         return None
     dump = _Dump(target, now_s)

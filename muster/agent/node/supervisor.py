@@ -86,7 +86,7 @@ class Supervisor:
             on_started=self._note_started,
             on_spawn_failed=self._note_spawn_failed,
             on_ended=self._note_ended,
-            note_workers=None if LINUX else lease.note_workers,
+            report_workers=None if LINUX else lease.note_workers,
         )
         self._rendezvous = create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name
@@ -136,7 +136,7 @@ class Supervisor:
             self._loop,
             handled=self._config.signals_to_handle,
             on_signal=self._note_signal,
-            on_child=self._group.reaped,
+            on_child=self._group.handle_exit,
             on_stacks=self._print_stacks,
         )
         if self._lease.guard_fd is not None:
@@ -341,7 +341,7 @@ class Supervisor:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
-        self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
+        self._starter.run_after_head_start(lambda: self._rendezvous.started(action.number))
 
     def _tell_failed(self, action: actions.ReportFailed) -> None:
         self._journal.write(

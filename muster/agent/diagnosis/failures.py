@@ -69,11 +69,11 @@ class FailureContext:
 class StderrMemory(Protocol):
     """What the collector asks of `logs.LogRouter`."""
 
-    def stderr_text(self, local_rank: int) -> str:
+    def read_stderr_text(self, local_rank: int) -> str:
         """The end of the worker's stderr."""
         ...
 
-    def stderr_tail(self, local_rank: int) -> tuple[str, ...]:
+    def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
         """Its last lines."""
         ...
 
@@ -134,8 +134,8 @@ class FailureCollector:
                 stopped_by_us=end.signalled if end else False,
                 error_file=streams.error_file if streams else None,
                 log_path=streams.log_path if streams else None,
-                stderr_text=self._logs.stderr_text(local_rank),
-                stderr_tail=self._logs.stderr_tail(local_rank),
+                stderr_text=self._logs.read_stderr_text(local_rank),
+                stderr_tail=self._logs.read_stderr_tail(local_rank),
                 # A counted kill may have hit a child whose parent then gave up; a guess needs a SIGKILL to explain.
                 oom=evidence if evidence and (evidence.certain or killed) else None,
             )

@@ -20,7 +20,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
     Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
     """
     if finish.lost is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
-        logs.say(finish.lost.reason)
+        logs.print_line(finish.lost.reason)
         _write_termination_log(config, finish.lost.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
         _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
@@ -31,7 +31,7 @@ def _publish_report(report: Report, prints: bool, config: AgentConfig, logs: Log
     from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:
-        logs.print_page(report_text.format_report(report))
+        logs.print_text(report_text.format_report(report))
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
         _attempt(path, logs, lambda: report_files.write_report(report, path))
@@ -45,7 +45,7 @@ def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
-        logs.say(f"cannot write {path}: {error.strerror}")
+        logs.print_line(f"cannot write {path}: {error.strerror}")
 
 
 def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:

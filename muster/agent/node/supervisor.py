@@ -77,7 +77,7 @@ class Supervisor:
         self._lease = lease
         self._logs = logs
         self._journal = journal
-        self._transcript = TransitionLog(journal, logs.say, logs.tell_trouble)
+        self._transcript = TransitionLog(journal, logs.print_line, logs.report_incomplete_logs)
         self._placements = placements
         self._starter = starter
         self._group = WorkerPool(
@@ -122,7 +122,7 @@ class Supervisor:
         processes = hang.read_sessions({worker.pid: self._streams[worker.local_rank].stack_file for worker in live})
         return {
             worker.local_rank: hang.Activity(
-                captured_bytes=self._logs.bytes_seen(worker.local_rank), processes=processes[worker.pid]
+                captured_bytes=self._logs.count_captured_bytes(worker.local_rank), processes=processes[worker.pid]
             )
             for worker in live
         }
@@ -227,7 +227,7 @@ class Supervisor:
             delay_s = longest_s + HOLD_S
         elif longest_s > 0.0:
             delay_s = self._draw_backoff_s(longest_s)
-            self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
+            self._logs.print_line(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
         else:
             self._start_now(action.round)
             return
@@ -311,14 +311,14 @@ class Supervisor:
     def _print_stacks(self) -> None:
         """SIGUSR2: the stacks of all live workers on the console, equal ones once; the workers run on."""
 
-        def say(texts: dict[int, str]) -> None:
+        def print_stacks(texts: dict[int, str]) -> None:
             from muster.agent.diagnosis.report_text import format_stacks  # only a request for stacks needs it
 
             ranked = {self._transcript.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
             for line in format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
-                self._logs.say(line)
+                self._logs.print_line(line)
 
-        self._stacks.take(self._stack_targets(), say)
+        self._stacks.take(self._stack_targets(), print_stacks)
 
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._group.send(action.signum)
@@ -388,7 +388,7 @@ class Supervisor:
         self._rendezvous.stopped(action.number, failures, taken)
 
     def _tell_leave(self, action: actions.LeaveJob) -> None:
-        self._logs.say(f"{action.reason}: stopping")
+        self._logs.print_line(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
     def _finish(self, action: actions.Finish) -> None:

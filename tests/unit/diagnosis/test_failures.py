@@ -147,10 +147,10 @@ def test_other_ends_are_worth_another_try(changes: dict[str, Any]) -> None:
 class Memory:
     """Stands for the log router."""
 
-    def stderr_text(self, local_rank: int) -> str:
+    def read_stderr_text(self, local_rank: int) -> str:
         return TRACEBACK if local_rank == 2 else ""
 
-    def stderr_tail(self, local_rank: int) -> tuple[str, ...]:
+    def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
         return ("last line",) if local_rank == 2 else ()
 
 

@@ -38,7 +38,7 @@ def _publish_report(report: Report, prints: bool, config: AgentConfig, logs: Log
     error_file = config.agent_error_file
     if error_file is not None:
         _attempt(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
-    _write_termination_log(config, report_files.termination_message(report), logs)
+    _write_termination_log(config, report_files.build_termination_message(report), logs)
 
 
 def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:

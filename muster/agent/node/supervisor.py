@@ -250,7 +250,7 @@ class Supervisor:
         self._held = None
         self._logs.open_round(formed)
         self._transcript.open_file(self._logs.run_dir)
-        self._failures.begin()
+        self._failures.reset()
         if self._hang is not None:
             self._hang.reset()
         local_rank = 0
@@ -289,7 +289,7 @@ class Supervisor:
             self._logs.close_child_ends(local_rank)
 
     def _take_stacks(self, action: actions.CollectStacks) -> None:
-        self._stacks.take(self._stack_targets(), lambda texts: self._keep_stacks(action.number, texts))
+        self._stacks.collect(self._stack_targets(), lambda texts: self._keep_stacks(action.number, texts))
         # Whatever becomes of the collection, it never keeps a stop from going on.
         self._loop.call_later(_STACKS_LIMIT_S, lambda: self._loop.post(events.StacksCollected(number=action.number)))
 
@@ -318,7 +318,7 @@ class Supervisor:
             for line in format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
                 self._logs.print_line(line)
 
-        self._stacks.take(self._stack_targets(), print_stacks)
+        self._stacks.collect(self._stack_targets(), print_stacks)
 
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._group.send(action.signum)

@@ -319,7 +319,7 @@ def test_an_agent_whose_log_thread_failed_ends_instead_of_letting_its_workers_ha
     node.start(["true"])
     assert node.router._thread is not None
     node.router._thread.submit(lambda: int("no number"))
-    with pytest.raises(InternalError, match="log thread has ended"):
+    with pytest.raises(InternalError, match="log thread has failed"):
         node.turn_until(lambda: False)
     for child in node.children:
         child.wait(timeout=60)

@@ -1,4 +1,4 @@
-"""Ranks named on the command line sit still for ever; the others work until a file appears, then end."""
+"""Ranks named on the command line are idle for ever; the others work until a file appears, then end."""
 import os
 import sys
 import time

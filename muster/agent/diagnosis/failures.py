@@ -56,7 +56,7 @@ class FailureContext:
     """Wall clock of its end."""
     age_s: float = 0.0
     """Seconds since then."""
-    lived_s: float = 0.0
+    run_time_s: float = 0.0
     stopped_by_us: bool = False
     error_file: str | None = None
     log_path: str | None = None
@@ -66,7 +66,7 @@ class FailureContext:
     oom: OomEvidence | None = None
 
 
-class StderrMemory(Protocol):
+class StderrSource(Protocol):
     """What the collector needs of `logs.LogRouter`."""
 
     def read_stderr_text(self, local_rank: int) -> str:
@@ -81,7 +81,7 @@ class StderrMemory(Protocol):
 class FailureCollector:
     """Collects the evidence of a failed worker. Create it once; call `reset` before a round's workers start."""
 
-    def __init__(self, *, host: str, clock: Clock, logs: StderrMemory, oom: OomWatch | None = None) -> None:
+    def __init__(self, *, host: str, clock: Clock, logs: StderrSource, oom: OomWatch | None = None) -> None:
         """Set what all failures of this node share.
 
         Args:
@@ -130,7 +130,7 @@ class FailureCollector:
                 reason=reason,
                 time_s=self._clock.wall_s() - age_s,
                 age_s=age_s,
-                lived_s=max(0.0, end.ended_s - end.worker.started_s) if end else 0.0,
+                run_time_s=max(0.0, end.ended_s - end.worker.started_s) if end else 0.0,
                 stopped_by_us=end.signalled if end else False,
                 error_file=streams.error_file if streams else None,
                 log_path=streams.log_path if streams else None,
@@ -169,21 +169,21 @@ def build_failure(context: FailureContext) -> Failure:
         stopped_by_us=context.stopped_by_us,
         collateral=context.stopped_by_us,
     )
-    return replace(failure, early=is_early(failure, context.lived_s))
+    return replace(failure, early=is_early(failure, context.run_time_s))
 
 
-def is_early(failure: Failure, lived_s: float) -> bool:
+def is_early(failure: Failure, run_time_s: float) -> bool:
     """Whether it is a start-up error that a restart would only repeat: no such script, a failed import, bad syntax.
 
     Args:
         failure: of one worker.
-        lived_s: seconds from the worker's start to its end.
+        run_time_s: seconds from the worker's start to its end.
     """
-    if failure.stopped_by_us or failure.signal or lived_s > EARLY_S:
+    if failure.stopped_by_us or failure.signal or run_time_s > EARLY_S:
         return False
     if failure.exit_code in _NOT_FOUND_CODES or (failure.exit_code is None and _NO_SUCH_FILE in failure.reason):
         return True
-    if failure.exit_code == _USAGE_CODE and lived_s <= _USAGE_S and not failure.stderr_tail:
+    if failure.exit_code == _USAGE_CODE and run_time_s <= _USAGE_S and not failure.stderr_tail:
         return True
     kind = (failure.exception or "").partition(":")[0].strip().rpartition(".")[2]
     if kind in _EARLY_EXCEPTIONS:

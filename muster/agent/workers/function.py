@@ -20,7 +20,7 @@ from typing import Any
 
 from muster.agent.errors import MusterError, UsageError
 
-_STARTS = {"spawn": "cold", "fork": "warm", "forkserver": "warm"}
+_START_BY_METHOD = {"spawn": "cold", "fork": "warm", "forkserver": "warm"}
 
 
 class FunctionFailed(MusterError):
@@ -51,12 +51,12 @@ def launch_function(
         UsageError: an unknown start method, or arguments that cannot be pickled.
         FunctionFailed: the job did not succeed.
     """
-    if start_method not in _STARTS:
-        raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(_STARTS)}")
+    if start_method not in _START_BY_METHOD:
+        raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(_START_BY_METHOD)}")
     with tempfile.TemporaryDirectory(prefix="muster_function_") as folder:
         payload = Path(folder, "payload")
         payload.write_bytes(_pickle_call(function, args))
-        own = ["--start", _STARTS[start_method], *(("--preload", "torch") if "torch" in sys.modules else ())]
+        own = ["--start", _START_BY_METHOD[start_method], *(("--preload", "torch") if "torch" in sys.modules else ())]
         command = [sys.executable, "-m", "muster.agent", *own, *flags, "-m", __name__, str(payload)]
         error_file = Path(folder, "error.json")
         _run_agent(command, error_file)

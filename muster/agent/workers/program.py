@@ -88,11 +88,11 @@ def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
             continue
         if not word.startswith("-") or word.startswith("--") or word == "-":
             break
-        letters, value, last = _split_cluster(word)
-        letters = "".join(letter for letter in letters if letter not in _DROPPED_FLAGS)
-        if letters:
-            flags.append(f"-{letters}")
-            unbuffered = unbuffered or "u" in letters
+        options, value, last = _split_options(word)
+        options = "".join(option for option in options if option not in _DROPPED_FLAGS)
+        if options:
+            flags.append(f"-{options}")
+            unbuffered = unbuffered or "u" in options
         if value:
             flags += [value] if len(value) > 2 else [value, next(words, "")]
         if last:
@@ -100,12 +100,12 @@ def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
     return flags if unbuffered else ["-u", *flags]
 
 
-def _split_cluster(word: str) -> "tuple[str, str, bool]":
+def _split_options(word: str) -> "tuple[str, str, bool]":
     """`-sEm` -> ("sE", "", True); `-uXdev` -> ("u", "-Xdev", False)."""
-    for at, letter in enumerate(word[1:], start=1):
-        if letter in _LAST_FLAGS:
+    for at, option in enumerate(word[1:], start=1):
+        if option in _LAST_FLAGS:
             return word[1:at], "", True
-        if letter in _FLAGS_WITH_VALUE:
+        if option in _FLAGS_WITH_VALUE:
             return word[1:at], f"-{word[at:]}", False
     return word[1:], "", False
 
@@ -172,20 +172,20 @@ def run(
     words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
     sys.orig_argv[:] = words
     rename_process(words)
-    _watch_faults(stack_signum, stack_file)
-    began = (os.getpid(), _stat_file(error_file))
+    _enable_faulthandler(stack_signum, stack_file)
+    before = (os.getpid(), _stat_file(error_file))
     try:
         prepare_main(kind, target, args)
         call, arguments = choose_call(kind, target)
         call(*arguments)
     except SystemExit as stop:
-        if error_file and _is_runpy_error(stop.__context__) and began == (os.getpid(), _stat_file(error_file)):
+        if error_file and _is_runpy_error(stop.__context__) and before == (os.getpid(), _stat_file(error_file)):
             _write_error_file(ImportError(str(stop.__context__)), None, error_file)
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
         shown = _find_user_frames(error.__traceback__)
         _limit_traceback(error, shown)
-        if error_file and not isinstance(error, KeyboardInterrupt) and began == (os.getpid(), _stat_file(error_file)):
+        if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             _write_error_file(error, shown, error_file)
         raise
 
@@ -274,7 +274,7 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
 # -- faults and exceptions --------------------------------------------------------------------------------------------
 
 
-def _watch_faults(stack_signum: int, stack_file: str) -> None:
+def _enable_faulthandler(stack_signum: int, stack_file: str) -> None:
     """Make fatal signals print the Python stack, and the stack signal append it to `stack_file` at any time.
 
     PYTHONFAULTHANDLER, set to anything, is the user's decision and is respected.

@@ -79,7 +79,7 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
 
 
 def test_on_kubernetes_no_agent_ends_before_all_have_the_report(nodes: list[list[str]], tmp_path: Path) -> None:
-    """There the others are removed when the first pod fails; here each agent's shell copies both messages at the end."""
+    """There the others are removed when the first pod fails; here each agent copies both messages at its end."""
     script = tmp_path / "train.py"
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(7)\ntime.sleep(60)\n")
     messages = [tmp_path / f"message{index}" for index in (0, 1)]

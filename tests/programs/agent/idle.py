@@ -19,4 +19,4 @@ if rank in still:
 began = time.monotonic()
 while not os.path.exists(done_file):
     if time.monotonic() - began > 60:
-        sys.exit("nobody made the file")
+        sys.exit("the file was not created")

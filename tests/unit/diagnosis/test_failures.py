@@ -40,7 +40,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <modu
 
 
 def make_context(**changes: Any) -> FailureContext:
-    return FailureContext(**{"round": ROUND, "local_rank": 2, "host": "h", "code": 1, "lived_s": 1.0, **changes})
+    return FailureContext(**{"round": ROUND, "local_rank": 2, "host": "h", "code": 1, "run_time_s": 1.0, **changes})
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def early(**changes: Any) -> bool:
 )
 def test_start_up_errors(changes: dict[str, Any]) -> None:
     assert early(**changes)
-    assert not early(**changes, lived_s=3600.0) or changes.get("code") == 0
+    assert not early(**changes, run_time_s=3600.0) or changes.get("code") == 0
     assert not early(**changes, stopped_by_us=True)
 
 
@@ -144,7 +144,7 @@ def test_other_ends_may_be_retried(changes: dict[str, Any]) -> None:
     assert not early(**changes)
 
 
-class Memory:
+class FakeStderr:
     """In place of the log router."""
 
     def read_stderr_text(self, local_rank: int) -> str:
@@ -154,7 +154,7 @@ class Memory:
         return ("last line",) if local_rank == 2 else ()
 
 
-class Watch:
+class FakeOomWatch:
     """In place of `OomWatch`."""
 
     def __init__(self, evidence: OomEvidence | None) -> None:
@@ -175,7 +175,7 @@ class FixedClock(SystemClock):
 
 
 def collect(evidence: OomEvidence | None, code: int, *, signalled: bool = False) -> Any:
-    collector = FailureCollector(host="h", clock=FixedClock(), logs=Memory(), oom=Watch(evidence))  # type: ignore[arg-type]
+    collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(evidence))  # type: ignore[arg-type]
     worker = LiveWorker(number=3, local_rank=2, pid=7, started_s=90.0)
     end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled=signalled)
     streams = WorkerStreams(
@@ -202,7 +202,7 @@ def test_memory_evidence_is_kept_only_where_it_explains_the_end() -> None:
 
 
 def test_a_worker_that_could_not_be_started() -> None:
-    collector = FailureCollector(host="h", clock=FixedClock(), logs=Memory(), oom=Watch(None))  # type: ignore[arg-type]
+    collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(None))  # type: ignore[arg-type]
     failure = collector.collect(ROUND, 0, None, None, "cannot start x: Permission denied")
     assert (failure.exit_code, failure.signal, failure.pid) == (None, None, 0)
     assert failure.reason == "cannot start x: Permission denied"

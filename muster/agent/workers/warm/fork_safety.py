@@ -22,7 +22,7 @@ def find_hazard(known_fds: Container[int]) -> str | None:
     Args:
         known_fds: our descriptors, which were open before the imports.
     """
-    return _find_tracer() or _find_reader() or find_hazard_now() or _find_open_file(known_fds)
+    return _find_tracer() or _find_environment_reader() or find_hazard_now() or _find_open_file(known_fds)
 
 
 def find_hazard_now() -> str | None:
@@ -38,7 +38,7 @@ def _find_tracer() -> str | None:
     return None
 
 
-def _find_reader() -> str | None:
+def _find_environment_reader() -> str | None:
     """Find a start-up module of the user that may read the worker's rank, which the template does not have."""
     for name in ("sitecustomize", "usercustomize"):
         path = getattr(sys.modules.get(name), "__file__", None)
@@ -98,7 +98,7 @@ def _find_open_file(known_fds: Container[int]) -> str | None:
     return None
 
 
-_EARLY: Final = (
+_EARLY_PREFIXES: Final = (
     *("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON"),  # C library and interpreter
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
     *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # the compiler
@@ -108,7 +108,7 @@ _EARLY: Final = (
 )
 
 
-_LATE: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_")
+_LATE_PREFIXES: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_")
 """Exceptions: read when a process group is made. PYTORCH_CUDA_ALLOC_CONF is not one: torch built for CUDA chooses its
 allocator, and since 2.9 reads all of the variable, while its libraries are loaded.
 
@@ -118,7 +118,7 @@ Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 
 def is_read_early(name: str) -> bool:
     """True when a process that has started, or imported torch, no longer reads the variable."""
-    return name.startswith(_EARLY) and not name.startswith(_LATE)
+    return name.startswith(_EARLY_PREFIXES) and not name.startswith(_LATE_PREFIXES)
 
 
 def find_early_difference(template: Mapping[str, str], worker: Mapping[str, str]) -> str | None:

@@ -350,7 +350,7 @@ class TemplateStarter:
         if self.cold_reason is not None:
             return self.cold_reason
         if self._phase is TemplatePhase.IMPORTING and self._template_ends > 0:
-            return "the template was lost and a new one is not ready yet"
+            return "the template has ended and a new one is not ready yet"
         for spec in specs:
             if spec.command_prefix:
                 return f"workers are started through {spec.command_prefix[0]}"

@@ -14,7 +14,7 @@ _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
 
 
 def find_last_frame(line: bytes) -> bytes:
-    r"""What a terminal would show of a line with carriage returns: the last text between them.
+    r"""What a terminal would show of a line: the text after the last carriage return that is followed by any.
 
     >>> find_last_frame(b"\r 10%\r 20%"), find_last_frame(b" 10%\r 20%\r")
     (b' 20%', b' 20%')

@@ -23,7 +23,7 @@ _RESET_SIGNALS = tuple(
 
 
 class CommandStarter:
-    """Starts each worker as a command of its own (see `spec.WorkerStarter`)."""
+    """Starts each worker as its own command (see `spec.WorkerStarter`)."""
 
     def __init__(self, *, on_record: Callable[..., None] | None = None) -> None:
         """Nothing is started before `start`.

@@ -166,9 +166,7 @@ def run(
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
     """
     for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
-        del sys.modules[
-            name
-        ]  # ours, from the bundle or the template; the program's `import muster` finds the installed one
+        del sys.modules[name]  # ours, from the bundle or the template; the program imports the installed one
     words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
     sys.orig_argv[:] = words
     rename_process(words)

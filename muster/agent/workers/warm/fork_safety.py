@@ -88,7 +88,7 @@ def _count_threads() -> int:
 
 
 def _find_open_file(known_fds: Container[int]) -> str | None:
-    """Find a socket or pipe that an import left open and all workers would share. Regular files do no harm."""
+    """Find a socket or pipe that an import left open and all workers would share. Regular files are allowed."""
     for fd in sorted(list_descriptors()):
         if fd in known_fds:
             continue

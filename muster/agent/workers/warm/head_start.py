@@ -20,7 +20,7 @@ def is_listening(port: int) -> bool:
     """True when a process on this machine listens on the TCP port, or when that cannot be found out.
 
     Binds the same address with SO_REUSEADDR: the kernel refuses it next to a listener, but not next to a socket that
-    only holds the port (`addresses.PortReservation`). A process that binds without SO_REUSEADDR, which TCPStore never
+    only holds the port (`ports.PortReservation`). A process that binds without SO_REUSEADDR, which TCPStore never
     does, could be refused during these microseconds. Listeners for IPv6 alone are not seen.
     """
     try:
@@ -45,16 +45,16 @@ class HeadStart:
         """
         self._loop = loop
         self._port = port
-        self._on_over = on_end
+        self._on_end = on_end
         self._until_s = loop.clock.now_s() + LIMIT_S
         self._timer = loop.call_later(POLL_INTERVAL_S, self._poll)
 
     def _poll(self) -> None:
         if self._loop.clock.now_s() >= self._until_s or is_listening(self._port):
-            self._on_over()
+            self._on_end()
         else:
             self._timer = self._loop.call_later(POLL_INTERVAL_S, self._poll)
 
     def close(self) -> None:
-        """Stop without a call back. Idempotent."""
+        """Stop without calling back. Idempotent."""
         self._timer.cancel()

@@ -1,4 +1,4 @@
-"""Runs a probe program plainly, cold and warm, and makes what each shows comparable."""
+"""Runs a probe program plainly, cold and warm, and compares what the runs show."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ DRIVER = Path(__file__).with_name("fidelity_driver.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One program and how it is run."""
+    """One program and how to run it."""
 
     target: str
     kind: str = "script"
@@ -31,13 +31,13 @@ class Probe:
     env: Mapping[str, str] = field(default_factory=dict)
     preload: str = "auto"
     prefix: tuple[str, ...] = ()
-    """What the agent is started by, a shell for one."""
+    """The command that starts the agent, for example a shell."""
     python: str = sys.executable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a run of one worker could be seen to do."""
+    """The visible results of one worker."""
 
     code: int
     stdout: str
@@ -46,7 +46,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """What a starter did: `shown[round][local_rank]` and what it said about itself."""
+    """What a starter did: `shown[round][local_rank]`, its records and its notices."""
 
     shown: list[list[Shown]]
     records: list[dict[str, Any]]
@@ -59,21 +59,15 @@ class Started:
         return [record["how"] for record in self.records if record["what"] == "worker_released"]
 
     def error(self, local_rank: int = 0) -> Any:
-        """The error.json of a worker of the first round; None when it left none."""
+        """The error.json of a worker of the first round; None when it wrote none."""
         path = self.folder / f"0.{local_rank}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
 
 def build_env(extra: Mapping[str, str]) -> dict[str, str]:
-    """The test's environment without what would make runs differ; stdin is empty everywhere."""
+    """The test's environment without the variables that make runs differ; stdin is empty everywhere."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV_", "PROBE"))}
     return {**env, "RANK": "0", "PROBE_WORD": "word", "COLUMNS": "80", **extra}
-
-
-def heed_signals() -> None:
-    """As `run_tree` starts its command, also where the tests themselves run under nohup."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(signum, signal.SIG_DFL)
 
 
 def reset_signals() -> None:
@@ -95,7 +89,7 @@ def run_plainly(probe: Probe) -> Shown:
             env=env,
             cwd=PROBES,
             start_new_session=True,
-            preexec_fn=heed_signals,  # no threads here
+            preexec_fn=reset_signals,  # no threads here
             timeout=100,
         ).returncode
         texts = []
@@ -106,7 +100,7 @@ def run_plainly(probe: Probe) -> Shown:
 
 
 def run_started(probe: Probe, how: str, folder: Path, **request: Any) -> Started:
-    """Through a starter, by way of `fidelity_driver`."""
+    """Run it through a starter, in `fidelity_driver`."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = {
         "how": how,
@@ -147,7 +141,7 @@ def read_shown(folder: Path, number: int, local_rank: int, code: int) -> Shown:
 
 
 def compare(probe: Probe, folder: Path, *, plain: bool = True) -> None:
-    """Assert that plain, cold and warm cannot be told apart, and that warm was warm."""
+    """Assert that plain, cold and warm runs show the same, and that the warm one was warm."""
     cold = run_started(probe, "cold", folder / "cold")
     warm = run_started(probe, "warm", folder / "warm")
     assert set(warm.ways) == {"warm"}, (warm.notices, warm.records)
@@ -174,10 +168,10 @@ def expect_same(one_name: str, one: Shown, other_name: str, other: Shown) -> Non
 
 
 def clean(text: str) -> str:
-    """Without what differs from one run of the same thing to the next.
+    """Remove what differs between two equal runs.
 
-    That is addresses, and what multiprocessing's tracker says now and then of a semaphore that is gone already (seen of
-    a cold worker whose DataLoader had spawned).
+    That is addresses, and what multiprocessing's tracker sometimes prints about a semaphore that is already gone (seen
+    with a cold worker whose DataLoader had spawned).
     """
     text = re.sub(r".*/resource_tracker\.py:\d+: UserWarning: resource_tracker: .*\n +warnings\.warn\(.*\n", "", text)
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", text)

@@ -59,7 +59,7 @@ class Driver:
     def run(self) -> None:
         _processes.become_subreaper()
         watch = SignalWatch(
-            self.loop, handled=(), on_signal=lambda _: None, on_child=self.reaped, on_stacks=lambda: None
+            self.loop, handled=(), on_signal=lambda _: None, on_child=self.handle_exit, on_stacks=lambda: None
         )
         self.starter.prepare(lambda: None)
         while self.request.get("hold"):  # until it is killed
@@ -72,13 +72,13 @@ class Driver:
         with open(os.path.join(self.request["folder"], "result.json"), "w", encoding="utf-8") as file:
             json.dump(result, file)
 
-    def reaped(self, pid: int, code: int) -> None:
+    def handle_exit(self, pid: int, code: int) -> None:
         for local_rank, known in self.pids.items():
             if known == pid:
                 self.codes[local_rank] = code
                 return
         self.early[pid] = code
-        self.starter.reaped(pid, code)
+        self.starter.handle_exit(pid, code)
 
     def started(self, local_rank: int, pid: int) -> None:
         self.pids[local_rank] = pid

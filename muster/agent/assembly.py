@@ -48,7 +48,7 @@ def build_supervisor(
         starter = CommandStarter(on_record=journal.write)
     else:
         starter = TemplateStarter(
-            loop, CommandStarter(), warm, on_notice=logs.say, on_record=journal.write, early=template
+            loop, CommandStarter(), warm, on_notice=logs.print_line, on_record=journal.write, early=template
         )
     return Supervisor(
         config, loop=loop, lease=lease, logs=logs, journal=journal, starter=starter, placements=placements

@@ -1,4 +1,4 @@
-"""A gloo group that sums its ranks; in attempt 0 rank 1 crashes after the first sum when told `crash`."""
+"""A gloo group that sums its ranks; in attempt 0 rank 1 crashes after the first sum with the argument `crash`."""
 import os, sys, warnings
 
 warnings.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""CODE RANK: local rank RANK exits with CODE (or dies of signal -CODE); the others wait for their end."""
+"""CODE RANK: local rank RANK exits with CODE (or kills itself with signal -CODE); the others wait."""
 import os, signal, sys, time
 
 code, rank = int(sys.argv[1]), sys.argv[2]

@@ -1,4 +1,4 @@
-"""MARK: node 0's worker ends well at once; node 1's first one fails once the file MARK is there."""
+"""MARK: node 0's worker exits with 0 at once; node 1's first one fails once the file MARK exists."""
 import os, pathlib, sys, time
 
 group, attempt = os.environ["GROUP_RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -1,4 +1,4 @@
-"""Takes more memory than it may have."""
+"""Allocates more memory than it may have."""
 
 held = []
 while True:

@@ -1,4 +1,4 @@
-"""Says who it is, then waits for a file that the test makes."""
+"""Prints its rank, then waits for a file that the test makes."""
 
 import os
 import time

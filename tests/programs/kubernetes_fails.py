@@ -1,4 +1,4 @@
-"""Rank 1 raises; the others would go on for ever."""
+"""Rank 1 raises; the others run for ever."""
 
 import os
 import time

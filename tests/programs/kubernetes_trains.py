@@ -1,4 +1,4 @@
-"""Meets the other workers, says so, works for a while (argv[1] seconds), says done."""
+"""Forms a group with the other workers, prints it, works for argv[1] seconds, prints done."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Starts a grandchild that called setsid and has an empty environment, says so, and waits. Arguments: [ignore-term]."""
+"""Starts a grandchild that called setsid and has an empty environment, prints it, and waits. Arguments: [ignore-term]."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""All-reduces ones and says the sum; rank 1 crashes in the attempt named by CRASH_ATTEMPT; SUMS: how many to do."""
+"""All-reduces ones and prints the sum; rank 1 crashes in the attempt named by CRASH_ATTEMPT; SUMS: how many to do."""
 
 import os
 import time

@@ -1,8 +1,7 @@
-"""Did the kernel kill for memory? What the cgroup's counters say, and what is only likely.
+"""Finds out from the cgroup's counters whether the kernel killed a process for memory.
 
-A SIGKILL that nobody of ours sent has few senders. The counter that goes up with every OOM kill in the worker's own
-cgroup proves it; a limit that was run into, or a kill anywhere on the machine, only makes it likely, and is called a
-guess.
+A SIGKILL that the agent did not send has few possible senders. The counter of OOM kills in the worker's own cgroup
+proves one; a limit that was reached, or a kill anywhere on the machine, only makes it likely and is called a guess.
 """
 
 import os
@@ -12,12 +11,12 @@ from dataclasses import dataclass
 from muster.agent.diagnosis.report import OomEvidence
 
 _UNLIMITED_BYTES = 1 << 60
-"""cgroup v1 says "no limit" with the largest multiple of a page that fits a long."""
+"""cgroup v1 shows "no limit" as the largest multiple of a page that fits into a long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCgroup:
-    """The agent's memory cgroup: its folder and those above it, innermost first, as far as they can be seen."""
+    """The agent's memory cgroup: its folder and those above it, innermost first, as far as they are visible."""
 
     version: int
     folders: tuple[str, ...]
@@ -28,13 +27,13 @@ class _Counters:
     kills: int | None
     """OOM kills in the own cgroup; None where the kernel does not count them."""
     limit_hits: int
-    """How often the limit was run into (v1 failcnt, v2 `max` of memory.events)."""
+    """How often the limit was reached (v1 failcnt, v2 `max` of memory.events)."""
     machine_kills: int
     """OOM kills anywhere on the machine."""
 
 
 class OomWatch:
-    """Compares the counters of now with those of the last `begin`."""
+    """Compares the current counters with those of the last `reset`."""
 
     def __init__(self, proc: str = "/proc") -> None:
         """Find the cgroup.
@@ -46,12 +45,12 @@ class OomWatch:
         self._cgroup = find_memory_cgroup(proc)
         self._before = self._read()
 
-    def begin(self) -> None:
-        """Forget what was: workers are about to start."""
+    def reset(self) -> None:
+        """Forget earlier kills, because workers are about to start."""
         self._before = self._read()
 
-    def look(self) -> OomEvidence | None:
-        """What has happened since `begin`; None when nothing speaks for the OOM killer."""
+    def check(self) -> OomEvidence | None:
+        """Evidence of an OOM kill since `reset`; None when there is none."""
         before, now = self._before, self._read()
         if now.kills is not None and before.kills is not None and now.kills > before.kills:
             return self._describe(certain=True, source=self._counter_file())
@@ -71,7 +70,7 @@ class OomWatch:
         )
 
     def _counter_file(self) -> str:
-        assert self._cgroup is not None  # noqa: S101  # only a cgroup has a counter of its own
+        assert self._cgroup is not None  # noqa: S101  # only a cgroup has its own counter
         name = "memory.events" if self._cgroup.version == 2 else "memory.oom_control"
         return f"{self._cgroup.folders[0]}/{name}"
 
@@ -81,7 +80,7 @@ class OomWatch:
             return _Counters(kills=None, limit_hits=0, machine_kills=machine_kills)
         own = self._cgroup.folders[0]
         if self._cgroup.version == 2:
-            # Counted where the victim lived, whichever ancestor's limit was hit. Source: the kernel's
+            # Counted in the killed process's cgroup, whichever ancestor's limit was reached. Source: the kernel's
             # Documentation/admin-guide/cgroup-v2.rst, memory.events.
             events = _read_fields(f"{own}/memory.events")
             return _Counters(kills=events.get("oom_kill"), limit_hits=events.get("max", 0), machine_kills=machine_kills)
@@ -97,8 +96,8 @@ def find_memory_cgroup(proc: str) -> MemoryCgroup | None:
     """The memory cgroup of this process; None when there is none or it is not mounted.
 
     Source: cgroups(7), proc(5) on /proc/[pid]/cgroup and /proc/[pid]/mountinfo. In a container with a cgroup
-    namespace the path is relative to the mount; without one it names a folder the mount does not show, and the
-    mount's own top stands for it.
+    namespace the path is relative to the mount; without one it names a folder that the mount does not show, and the
+    mount's top folder is used.
     """
     paths = _read_cgroup_paths(f"{proc}/self/cgroup")
     mounts = _read_cgroup_mounts(f"{proc}/self/mountinfo")
@@ -128,7 +127,7 @@ def _walk_up(path: str, top: str) -> Iterator[str]:
 
 
 def find_limit(cgroup: MemoryCgroup) -> tuple[int, str] | None:
-    """The tightest limit on the way up, and the folder it stands in; None: unlimited."""
+    """The lowest limit of the cgroup and those above it, and its folder; None: unlimited."""
     name = "memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"
     limits = [(limit, folder) for folder in cgroup.folders if (limit := _read_number(f"{folder}/{name}")) is not None]
     limits = [(limit, folder) for limit, folder in limits if limit < _UNLIMITED_BYTES]
@@ -154,7 +153,7 @@ def _read_cgroup_paths(path: str) -> dict[str, str]:
 
 
 def _read_cgroup_mounts(path: str) -> dict[int, tuple[str, str]]:
-    """(root, mount point) by version, of the mounts that carry the memory controller."""
+    """(root, mount point) by version, of the mounts with the memory controller."""
     mounts: dict[int, tuple[str, str]] = {}
     for line in _read_lines(path):
         left, _, right = line.partition(" - ")
@@ -183,6 +182,6 @@ def _read_fields(path: str) -> dict[str, int]:
 
 
 def _read_number(path: str) -> int | None:
-    """None when there is no such file, or it says "max"."""
+    """None when the file does not exist or contains "max"."""
     lines = _read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None

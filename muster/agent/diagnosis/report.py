@@ -8,10 +8,10 @@ from muster._contract import REPORT_SCHEMA
 
 @dataclass(frozen=True, kw_only=True)
 class OomEvidence:
-    """Why a SIGKILL is taken for the work of the OOM killer."""
+    """Why a SIGKILL is attributed to the OOM killer."""
 
     certain: bool
-    """True when the cgroup's counter went up; False is a guess and is called one."""
+    """True when the cgroup's counter went up; False: a guess, and reported as one."""
     limit_bytes: int | None = None
     peak_bytes: int | None = None
     source: str = ""
@@ -20,7 +20,7 @@ class OomEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One worker that did not end well. `time_s` is the node's own wall clock, for reading, not for ordering."""
+    """One failed worker. `time_s` is from the node's own wall clock: for people, not for ordering."""
 
     node: int
     """The node's group rank in the round."""
@@ -39,11 +39,11 @@ class Failure:
     signal: str | None = None
     """"SIGKILL"; None when it exited."""
     reason: str = ""
-    """One line when there was no process to exit: could not be started, hung."""
+    """One line when no process has exited: it could not be started, or hung."""
     exception: str | None = None
     """"ValueError: the text", from error.json."""
     traceback: str | None = None
-    """The traceback's text, its last frames when it is long; the faulthandler's for a fatal signal."""
+    """The traceback's text, its last frames when it is long; faulthandler's for a fatal signal."""
     error_file: str | None = None
     stderr_tail: tuple[str, ...] = ()
     """Last lines of the rank's stderr, oldest first; empty when it was not captured."""
@@ -52,9 +52,9 @@ class Failure:
     stopped_by_us: bool = False
     """Ended after the agent had sent it a signal: always collateral."""
     collateral: bool = False
-    """Died because of the root cause."""
+    """It failed because of the root cause."""
     early: bool = False
-    """Died of a start-up error within seconds; the same twice in a row is not retried."""
+    """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types."""
@@ -73,7 +73,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Python stacks of one rank, taken while it lived."""
+    """Python stacks of one rank, collected while it was alive."""
 
     global_rank: int
     node: int
@@ -83,7 +83,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The one report of a failed job. `failures` is ordered by time as the leader saw it: the root cause first."""
+    """The one report of a failed job. `failures` is ordered by time on the leader's clock: the root cause first."""
 
     run_id: str
     reason: str

@@ -15,10 +15,10 @@ from muster.agent.diagnosis.root_cause import find_root
 
 
 def write_torch_error_file(report: Report, path: str) -> None:
-    """The root cause as torch's agent leaves it in its own TORCHELASTIC_ERROR_FILE, with `errorCode`.
+    """Write the root cause as torch's agent does to its own TORCHELASTIC_ERROR_FILE, with `errorCode`.
 
-    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, dump_error_file. Nothing is written
-    when nothing is known to have failed.
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, dump_error_file. Writes nothing when no
+    failure is known.
 
     Raises:
         OSError: the file cannot be written.
@@ -29,17 +29,17 @@ def write_torch_error_file(report: Report, path: str) -> None:
 
 
 def build_torch_error(root: Failure) -> dict[str, Any]:
-    """Torch's error format for one failure; what the worker itself recorded is kept when it can be read here."""
+    """Build torch's error format for one failure; keeps what the worker itself recorded if it can be read here."""
     data = load_error_file(root.error_file) or {}
     message = data.get("message")
     if not isinstance(message, dict):
         extra = {"py_callstack": root.traceback or describe_end(root), "timestamp": str(int(root.time_s))}
         message = {"message": root.exception or describe_end(root), "extraInfo": extra}
-    return {**data, "message": {**message, "errorCode": _torch_code(root)}}
+    return {**data, "message": {**message, "errorCode": _get_torch_code(root)}}
 
 
-def _torch_code(failure: Failure) -> int:
-    """The exit code; a signal's number, negative."""
+def _get_torch_code(failure: Failure) -> int:
+    """The exit code, or a signal's number, negative."""
     import signal
 
     if failure.signal is None:
@@ -50,7 +50,7 @@ def _torch_code(failure: Failure) -> int:
 
 
 def write_report(report: Report, path: str) -> None:
-    """The whole report as JSON, complete or not at all.
+    """Write the whole report as JSON, completely or not at all.
 
     Raises:
         OSError: the file cannot be written.
@@ -58,22 +58,22 @@ def write_report(report: Report, path: str) -> None:
     _replace_file(path, json.dumps(report.to_json(), indent=1).encode())
 
 
-def termination_message(report: Report) -> bytes:
-    """The report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: valid, the root cause first, the rest as it fits."""
+def build_termination_message(report: Report) -> bytes:
+    """Encode the report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: the root cause first, the rest as it fits."""
     root = find_root(report)
-    for smaller in _shrink(replace(report, failures=_root_first(report, root), stacks=())):
-        message = json.dumps(_without_empty(smaller.to_json()), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    for smaller in _shrink(replace(report, failures=_order_root_first(report, root), stacks=())):
+        message = json.dumps(_remove_empty(smaller.to_json()), ensure_ascii=False).encode("utf-8", "backslashreplace")
         if len(message) <= TERMINATION_LOG_LIMIT_BYTES:
             return message
     return json.dumps({"run_id": report.run_id[:200], "reason": report.reason[:200]}).encode()
 
 
-def _root_first(report: Report, root: Failure | None) -> tuple[Failure, ...]:
+def _order_root_first(report: Report, root: Failure | None) -> tuple[Failure, ...]:
     return (root, *(failure for failure in report.failures if failure is not root)) if root else ()
 
 
 def _shrink(report: Report) -> Iterator[Report]:
-    """Smaller and smaller reports: first the others' details go, then the others, then the root's own text."""
+    """Smaller and smaller reports: drop first other failures' details, then those failures, then the root's text."""
     yield report
     bare = tuple(replace(failure, traceback=None, stderr_tail=(), log_path=None) for failure in report.failures)
     yield replace(report, failures=(*report.failures[:1], *bare[1:]))
@@ -98,11 +98,11 @@ def _cut_texts(failure: Failure, chars: int) -> Failure:
     )
 
 
-def _without_empty(data: Any) -> Any:
-    """JSON without what says nothing: None, False, empty lists."""
+def _remove_empty(data: Any) -> Any:
+    """Remove None, False and empty lists from JSON data."""
     if isinstance(data, dict):
-        return {key: _without_empty(value) for key, value in data.items() if not _is_empty(value)}
-    return [_without_empty(value) for value in data] if isinstance(data, list | tuple) else data
+        return {key: _remove_empty(value) for key, value in data.items() if not _is_empty(value)}
+    return [_remove_empty(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def _is_empty(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A failed job's report for people, for torch and for a scheduler."""
+"""A failed job's report, and stacks, as text for people."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,14 +10,11 @@ from muster.agent.diagnosis.stacks import group_stacks
 _WIDTH = 88
 _STACK_LINES = 30
 _LISTED = 16
-"""Groups of other failures, or of stacks, on the page; the rest is counted."""
-
-
-# -- for people -------------------------------------------------------------------------------------------------------
+"""At most so many groups of other failures, or of stacks, are printed; the rest is counted."""
 
 
 def format_report(report: Report) -> str:
-    """One page: what failed first and why, what died of it, what the others were doing. Ends without a newline."""
+    """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline."""
     root = find_root(report)
     lines = ["=" * _WIDTH, f"JOB FAILED  {report.run_id}: {report.reason}"]
     if report.max_restarts:
@@ -42,7 +39,7 @@ def _format_failure(failure: Failure) -> Iterator[str]:
         yield f"  exception : {_indent_rest(failure.exception, 14)}"
     if failure.traceback:
         yield from (f"    {line}" for line in failure.traceback.splitlines())
-    tail = _without_traceback(failure)
+    tail = _list_other_stderr(failure)
     if tail:
         yield "  last lines of stderr:"
         yield from (f"    | {line}" for line in tail)
@@ -53,7 +50,7 @@ def _format_failure(failure: Failure) -> Iterator[str]:
 
 
 def describe_end(failure: Failure) -> str:
-    """`exit code 1`, `killed by SIGKILL`, or why there was no process to exit."""
+    """`exit code 1`, `killed by SIGKILL`, or the reason when no process has exited."""
     if failure.reason:
         return failure.reason
     if failure.signal:
@@ -62,7 +59,7 @@ def describe_end(failure: Failure) -> str:
 
 
 def describe_oom(oom: OomEvidence) -> str:
-    """One line on the OOM killer; a guess is called one."""
+    """Describe the evidence in one line; a guess is called one."""
     figures = [
         f"{what} {size / (1 << 30):.2f} GiB"
         for what, size in (("limit", oom.limit_bytes), ("peak", oom.peak_bytes))
@@ -70,30 +67,30 @@ def describe_oom(oom: OomEvidence) -> str:
     ]
     source = ", ".join([*figures, *([f"from {oom.source}"] if oom.source else [])])
     if oom.certain:
-        return f"the OOM killer struck in this node's cgroup ({source})"
-    return f"perhaps the OOM killer: a guess ({source})"
+        return f"the OOM killer killed a process in this node's cgroup ({source})"
+    return f"possibly the OOM killer: a guess ({source})"
 
 
 def _format_others(failures: list[Failure]) -> Iterator[str]:
     own = [failure for failure in failures if not failure.collateral]
-    dead = [failure for failure in failures if failure.collateral]
+    collateral = [failure for failure in failures if failure.collateral]
     if own:
-        yield f"Failed as well, on {'their' if len(own) > 1 else 'its'} own"
+        yield "Failed independently"
         yield from _group_failures(own)
-    if dead:
-        yield "Died because of it"
-        yield from _group_failures(dead)
+    if collateral:
+        yield "Ended because of it"
+        yield from _group_failures(collateral)
 
 
 def _group_failures(failures: list[Failure]) -> Iterator[str]:
-    """Ranks of one node that ended in the same way on one line."""
+    """Print ranks of one node that ended in the same way on one line."""
     groups: dict[tuple[int, str, str], list[int]] = {}
     for failure in failures:
         how = describe_end(failure) + (f", {failure.exception.splitlines()[0]}" if failure.exception else "")
         groups.setdefault((failure.node, failure.host, how), []).append(failure.global_rank)
     for (node, host, how), ranks in list(groups.items())[:_LISTED]:
         yield f"  {name_ranks(ranks)} (node {node}, {host}): {how}"
-    yield from _count_rest(len(groups) - _LISTED, "such line")
+    yield from _format_rest(len(groups) - _LISTED, "such line")
 
 
 def _format_stacks(report: Report) -> Iterator[str]:
@@ -101,18 +98,18 @@ def _format_stacks(report: Report) -> Iterator[str]:
     if not groups:
         return
     yield "-" * _WIDTH
-    yield "Python stacks of live workers, before they were stopped"
+    yield "Python stacks of the live workers before they were stopped"
     for ranks, text in groups[:_LISTED]:
         lines = text.splitlines()
         yield f"  {name_ranks(ranks)}:"
         yield from (f"    {line}" for line in lines[:_STACK_LINES])
-        yield from (f"  {line}" for line in _count_rest(len(lines) - _STACK_LINES, "line"))
-    yield from _count_rest(len(groups) - _LISTED, "other stack")
+        yield from (f"  {line}" for line in _format_rest(len(lines) - _STACK_LINES, "line"))
+    yield from _format_rest(len(groups) - _LISTED, "stack")
 
 
-def _count_rest(count: int, what: str) -> Iterator[str]:
+def _format_rest(count: int, what: str) -> Iterator[str]:
     if count > 0:
-        yield f"  ... and {count} {what}{'s' if count > 1 else ''} more"
+        yield f"  ... and {count} more {what}{'s' if count > 1 else ''}"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -127,10 +124,10 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(spans) > 1 or spans[0][0] != spans[0][1] else ''} {text}"
 
 
-def _without_traceback(failure: Failure) -> list[str]:
-    """The stderr lines that the traceback above them does not say already."""
-    said = set((failure.traceback or "").splitlines()) | {failure.exception}
-    return [line for line in failure.stderr_tail if line not in said]
+def _list_other_stderr(failure: Failure) -> list[str]:
+    """The stderr lines that are not in the traceback above them."""
+    shown = set((failure.traceback or "").splitlines()) | {failure.exception}
+    return [line for line in failure.stderr_tail if line not in shown]
 
 
 def _indent_rest(text: str, width: int) -> str:
@@ -142,18 +139,10 @@ def _format_time(time_s: float) -> str:
     return f"{whole}.{int(time_s % 1 * 1000):03d} {time.strftime('%z', time.localtime(time_s))}"
 
 
-# -- for torch --------------------------------------------------------------------------------------------------------
-
-
-# -- for machines -----------------------------------------------------------------------------------------------------
-
-
 def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
-    """Lines for the console: stacks by global rank, equal ones once; `missing` workers gave none."""
-    from muster.agent.diagnosis.report_text import name_ranks  # only who asks for stacks needs it
-
+    """Format stacks by global rank for the console, equal ones once; `missing` workers gave none."""
     for ranks, text in group_stacks(by_rank):
         yield f"stacks of {name_ranks(ranks)}:"
         yield from (f"  {line}" for line in text.splitlines())
     if missing > 0:
-        yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or only just started"
+        yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or just started"

@@ -1,4 +1,4 @@
-"""Whose failure it was: order, root cause, repeated start-up errors, the job's report. Pure."""
+"""Orders failures, chooses the root cause, recognises repeated start-up errors, builds the job's report. Pure."""
 
 import json
 from collections.abc import Iterable
@@ -8,17 +8,17 @@ from muster.agent.diagnosis.report import Failure, Report, Stack
 from muster.agent.runtime.records import record
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
-"""What the texts of a report may take as JSON, and what it holds besides. A letter may be much longer."""
-ENTRY_BYTES = 1024
-"""What a failure or a stack takes besides its texts."""
+"""Limit on the size of a report as JSON. A message between members may be much longer."""
+_ENTRY_BYTES = 1024
+"""Size of a failure or a stack without its texts."""
 LEFT_OUT = "(left out: the report is full)"
-SHORT = 60
-"""Characters that are left of a text which does not fit any more."""
+_SHORT_CHARS = 60
+"""Characters that are kept of a text that does not fit."""
 
 
 @record
 class DatedFailure:
-    """A failure and when it happened by the leader's clock: arrival minus its age."""
+    """A failure and its time on the leader's clock: arrival minus age."""
 
     when_s: float
     failure: Failure
@@ -27,8 +27,8 @@ class DatedFailure:
 def order_failures(seen: Iterable[DatedFailure]) -> tuple[Failure, ...]:
     """The root cause first, then by time; all but the root marked collateral.
 
-    What ended after the agent had sent it a signal is always collateral, however early its node's clock claims it was.
-    Of one worker only the first word counts.
+    A worker that ended after the agent had sent it a signal is always collateral, however early its node dates it. Of
+    one worker only the first failure counts.
     """
     ordered = sorted(seen, key=lambda s: (s.failure.stopped_by_us, s.when_s, s.failure.global_rank))
     unique: dict[tuple[int, int], Failure] = {}
@@ -41,20 +41,20 @@ def order_failures(seen: Iterable[DatedFailure]) -> tuple[Failure, ...]:
 
 
 def choose_root(seen: Iterable[DatedFailure]) -> Failure | None:
-    """The root cause, None when every failure was our own doing."""
+    """Choose the root cause; None when our own signals ended every worker."""
     ordered = order_failures(seen)
     return ordered[0] if ordered and not ordered[0].collateral else None
 
 
 def find_signature(root: Failure | None) -> str | None:
-    """What makes two start-up failures the same; None when this one was no start-up failure."""
+    """What is equal for two equal start-up failures; None when this one is not a start-up failure."""
     if root is None or not root.early:
         return None
     return root.exception or root.signal or f"exit code {root.exit_code}: {root.reason}".rstrip(": ")
 
 
 def describe_failure(root: Failure | None) -> str:
-    """One clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
+    """Describe it in one clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
     if root is None:
         return "a worker failed"
     if root.reason:
@@ -68,13 +68,13 @@ def describe_failure(root: Failure | None) -> str:
 
 
 def explain_end(root: Failure | None, early: str | None, attempt: int, max_restarts: int) -> str | None:
-    """One line when a failure ends the job, None when another attempt is due.
+    """Explain in one line that a failure ends the job; None when another attempt follows.
 
     Args:
         root: the root cause.
-        early: signature of the start-up failure that ended the attempt before.
-        attempt: how many restarts are used.
-        max_restarts: how many there are.
+        early: signature of the start-up failure that ended the previous attempt.
+        attempt: how many restarts have been used.
+        max_restarts: how many are allowed.
     """
     signature = find_signature(root)
     if signature is not None and signature == early:
@@ -93,23 +93,23 @@ def build_report(
     seen: Iterable[DatedFailure],
     stacks: tuple[Stack, ...],
 ) -> Report:
-    """The one report of the job; `reason` as `explain_end` gave it.
+    """Build the one report of the job; `reason` is what `explain_end` returned.
 
-    It fits into one letter: where there is too much, the texts of the last ranks are left out.
+    It fits into one message: if it is too long, the texts of the last ranks are left out.
     """
     seen = tuple(seen)
     left = REPORT_LIMIT_BYTES
     failures, shown = [], []
     for failure in order_failures(seen):
         texts = (failure.traceback or "", failure.exception or "", failure.reason, *failure.stderr_tail)
-        left -= ENTRY_BYTES + sum(map(_measure, texts))
+        left -= _ENTRY_BYTES + sum(map(_count_json_bytes, texts))
         failures.append(failure if left > 0 else _shorten(failure))
     for stack in sorted(stacks, key=lambda stack: stack.global_rank):
-        left -= ENTRY_BYTES + _measure(stack.text)
+        left -= _ENTRY_BYTES + _count_json_bytes(stack.text)
         shown.append(stack if left > 0 else replace(stack, text=LEFT_OUT))
     return Report(
         run_id=run_id,
-        reason=_name_root(reason, seen),
+        reason=_replace_cause(reason, seen),
         attempt=attempt,
         max_restarts=max_restarts,
         failures=tuple(failures),
@@ -117,26 +117,26 @@ def build_report(
     )
 
 
-def _measure(text: str) -> int:
+def _count_json_bytes(text: str) -> int:
     return len(json.dumps(text))
 
 
 def _shorten(failure: Failure) -> Failure:
-    exception = failure.exception[:SHORT] if failure.exception else None
-    return replace(failure, traceback=None, exception=exception, reason=failure.reason[:SHORT], stderr_tail=())
+    exception = failure.exception[:_SHORT_CHARS] if failure.exception else None
+    return replace(failure, traceback=None, exception=exception, reason=failure.reason[:_SHORT_CHARS], stderr_tail=())
 
 
-def _name_root(reason: str, seen: tuple[DatedFailure, ...]) -> str:
-    """The reason with the root cause as known at the end: of what failed at the same moment, one is heard of first."""
+def _replace_cause(reason: str, seen: tuple[DatedFailure, ...]) -> str:
+    """Name the final root cause in the reason: when several fail at once, another failure may have arrived first."""
     root = choose_root(seen)
-    for told in (f"{describe_failure(each.failure)}; " for each in seen):
-        if root is not None and reason.startswith(told):
-            return f"{describe_failure(root)}; {reason.removeprefix(told)}"
+    for first in (f"{describe_failure(each.failure)}; " for each in seen):
+        if root is not None and reason.startswith(first):
+            return f"{describe_failure(root)}; {reason.removeprefix(first)}"
     return reason
 
 
 def find_root(report: Report) -> Failure | None:
-    """The root cause: the first failure that is not collateral; None when nothing is known to have failed."""
+    """The root cause: the first failure that is not collateral; None when no failure is known."""
     return next((failure for failure in report.failures if not failure.collateral), None) or next(
         iter(report.failures), None
     )

@@ -1,8 +1,8 @@
-"""Python stacks of live workers, without disturbing them.
+"""Collects Python stacks of live workers without disturbing them.
 
-Workers register faulthandler on `base.stack_signal()` (see `workers.program`): a handler in C that writes all threads'
-stacks to the rank's stack file even when the main thread is stuck in native code. A process that has not registered
-one (a `--no-python` program, a worker still starting) is never sent the signal: its default would kill it.
+Workers register faulthandler on `spec.get_stack_signal()` (see `workers.program`): a handler in C that writes all
+threads' stacks to the rank's stack file even when the main thread is stuck in native code. A process that has not
+registered it (a `--no-python` program, a worker that is still starting) never gets the signal: it would kill it.
 """
 
 import os
@@ -11,58 +11,58 @@ from dataclasses import dataclass
 
 from muster import _processes
 from muster.agent.runtime.loop import Loop
-from muster.agent.workers.spec import stack_signal
+from muster.agent.workers.spec import get_stack_signal
 
 LIMIT_S = 2.0
-"""The longest a kill is put off for the sake of stacks."""
+"""The longest time that stacks may delay a kill."""
 
 _TICK_S = 0.002
 _QUIET_S = 0.004
-"""A dump is taken for whole when its file has not grown for this long: faulthandler writes without pausing."""
+"""A dump is complete when its file has not grown for this long: faulthandler writes without pauses."""
 
 _OWN_FRAMES = "muster/agent/workers/"
-"""Frames below the user's program, which say nothing to the user."""
+"""Our frames below the user's program, which mean nothing to the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackTarget:
-    """A live worker and where its stacks go."""
+    """A live worker and the file that gets its stacks."""
 
     pid: int
     stack_file: str
 
 
 class _Dump:
-    """The stacks of one worker: asked for when this is made, whole when `is_whole` says so."""
+    """The stacks of one worker: requested when this is made, complete when `is_complete` is true."""
 
     def __init__(self, target: StackTarget, now_s: float) -> None:
         self.target = target
-        self.is_whole = False
-        self._began_bytes = self._size_bytes = _size_bytes(target.stack_file)
+        self.is_complete = False
+        self._start_bytes = self._size_bytes = _size_bytes(target.stack_file)
         self._changed_s = now_s
 
     @property
     def has_text(self) -> bool:
-        return self._size_bytes > self._began_bytes
+        return self._size_bytes > self._start_bytes
 
-    def look(self, now_s: float) -> None:
-        """See how far it is. A whole one stays as it is: what the file gets later belongs to another dump."""
-        if self.is_whole:
+    def update(self, now_s: float) -> None:
+        """Check the file. A complete dump does not change: what is written later belongs to another dump."""
+        if self.is_complete:
             return
         size = _size_bytes(self.target.stack_file)
         if size != self._size_bytes:
             self._size_bytes, self._changed_s = size, now_s
         if self.has_text:
-            self.is_whole = now_s - self._changed_s >= _QUIET_S
+            self.is_complete = now_s - self._changed_s >= _QUIET_S
         else:
-            self.is_whole = _processes.read_stat(self.target.pid) is None
+            self.is_complete = _processes.read_stat(self.target.pid) is None
 
     def read_text(self) -> str:
-        """What the worker has written, "" when it cannot be read."""
+        """Read what the worker has written; "" when it cannot be read."""
         try:
             with open(self.target.stack_file, "rb") as file:
-                file.seek(self._began_bytes)
-                data = file.read(self._size_bytes - self._began_bytes)
+                file.seek(self._start_bytes)
+                data = file.read(self._size_bytes - self._start_bytes)
         except OSError:
             return ""
         lines = data.decode(errors="replace").strip().splitlines()
@@ -71,7 +71,7 @@ class _Dump:
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """One call of `StackCollector.take`."""
+    """One call of `StackCollector.collect`."""
 
     dumps: dict[int, _Dump]
     limit_s: float
@@ -79,8 +79,8 @@ class _Request:
 
 
 def can_dump(pid: int) -> bool:
-    """True when the process catches the stack signal and is in a state to run its handler."""
-    number = stack_signal()
+    """True when the process catches the stack signal and can run its handler now."""
+    number = get_stack_signal()
     if number is None or not _processes.LINUX:
         return False
     try:
@@ -93,18 +93,18 @@ def can_dump(pid: int) -> bool:
 
 
 class StackCollector:
-    """Takes the stacks of several workers at once. Requests may overlap: each gets its own answer, within its limit.
+    """Collects the stacks of several workers at once. Requests may overlap: each gets its own answer in its own limit.
 
-    A request for a worker that has been asked already and has not finished shares its dump: asked again, it would
-    write a second one right behind the first, and neither could be told from the other.
+    A request for a worker that is still writing a dump shares that dump: with a second signal it would write another
+    right behind the first, and the two could not be separated.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._requests: list[_Request] = []
 
-    def take(self, targets: Mapping[int, StackTarget], on_done: Callable[[dict[int, str]], None]) -> None:
-        """Ask every target for its stacks; calls back on the loop once, within `LIMIT_S`.
+    def collect(self, targets: Mapping[int, StackTarget], on_done: Callable[[dict[int, str]], None]) -> None:
+        """Request the stacks of every target; calls back on the loop once, within `LIMIT_S`.
 
         Args:
             targets: by local rank.
@@ -112,34 +112,34 @@ class StackCollector:
         """
         now_s = self._loop.clock.now_s()
         unfinished = {
-            dump.target: dump for request in self._requests for dump in request.dumps.values() if not dump.is_whole
+            dump.target: dump for request in self._requests for dump in request.dumps.values() if not dump.is_complete
         }
         dumps: dict[int, _Dump] = {}
         for local_rank, target in targets.items():
-            dump = unfinished.get(target) or _ask(target, now_s)
+            dump = unfinished.get(target) or _request_dump(target, now_s)
             if dump is not None:
                 dumps[local_rank] = dump
         if not self._requests:
-            self._loop.call_later(_TICK_S, self._look)
+            self._loop.call_later(_TICK_S, self._poll)
         self._requests.append(_Request(dumps=dumps, limit_s=now_s + LIMIT_S, on_done=on_done))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now_s = self._loop.clock.now_s()
         for request in self._requests:
             for dump in request.dumps.values():
-                dump.look(now_s)
+                dump.update(now_s)
         done = [request for request in self._requests if _is_done(request, now_s)]
         self._requests = [request for request in self._requests if not _is_done(request, now_s)]
         if self._requests:
-            self._loop.call_later(_TICK_S, self._look)
+            self._loop.call_later(_TICK_S, self._poll)
         for request in done:
             texts = {rank: dump.read_text() for rank, dump in request.dumps.items() if dump.has_text}
             request.on_done({rank: text for rank, text in texts.items() if text})
 
 
-def _ask(target: StackTarget, now_s: float) -> _Dump | None:
+def _request_dump(target: StackTarget, now_s: float) -> _Dump | None:
     """Send the signal; None when the process does not catch it."""
-    number = stack_signal()
+    number = get_stack_signal()
     if number is None or not can_dump(target.pid):
         return None
     dump = _Dump(target, now_s)
@@ -148,7 +148,7 @@ def _ask(target: StackTarget, now_s: float) -> _Dump | None:
 
 
 def _is_done(request: _Request, now_s: float) -> bool:
-    return now_s >= request.limit_s or all(dump.is_whole for dump in request.dumps.values())
+    return now_s >= request.limit_s or all(dump.is_complete for dump in request.dumps.values())
 
 
 def _size_bytes(path: str) -> int:
@@ -159,21 +159,21 @@ def _size_bytes(path: str) -> int:
 
 
 def group_stacks(texts: Mapping[int, str]) -> list[tuple[tuple[int, ...], str]]:
-    """Ranks with equal stacks together, in order of their first rank; thread ids do not make a difference."""
+    """Group ranks with equal stacks, in order of their first rank; thread ids are ignored."""
     groups: dict[str, list[int]] = {}
     first: dict[str, str] = {}
     for rank in sorted(texts):
-        key = _without_ids(texts[rank])
+        key = _remove_thread_ids(texts[rank])
         groups.setdefault(key, []).append(rank)
         first.setdefault(key, texts[rank])
     return [(tuple(ranks), first[key]) for key, ranks in groups.items()]
 
 
-def _without_ids(text: str) -> str:
-    """Stack lines with what differs between equal processes taken out: the ids of threads."""
-    return "\n".join(_name_thread(line) for line in text.splitlines())
+def _remove_thread_ids(text: str) -> str:
+    """Remove thread ids, which differ between processes with equal stacks."""
+    return "\n".join(_remove_thread_id(line) for line in text.splitlines())
 
 
-def _name_thread(line: str) -> str:
+def _remove_thread_id(line: str) -> str:
     head, sign, _ = line.partition("hread 0x")
     return f"{head}hread" if sign else line

@@ -1,7 +1,7 @@
-"""The console: workers' lines and the agent's own, whole, in order, and never in anybody's way.
+"""The console: workers' lines and the agent's own, whole, in order, and without blocking any caller.
 
-Who offers never waits: beyond the backlog's limit a stream that has a log file is merely noted ("from here to there in
-the file") and read again when the console comes round to it; one without a file loses lines, and says how many.
+`offer` never waits: beyond the backlog's limit a stream with a log file only queues a span of that file, which the
+console reads when its turn comes; a stream without a file drops lines, and the console prints how many.
 """
 
 import os
@@ -14,25 +14,25 @@ from muster.agent.logs.lines import LineAssembler
 from muster.agent.runtime.clock import Clock, SystemClock
 
 BACKLOG_BYTES = 4 << 20
-"""What may wait in memory for one device; eight times that of streams that have no log file."""
+"""How much may be queued in memory for one device; eight times that for streams without a log file."""
 
 BAR_INTERVAL_S = 5.0
-"""Where the console is no terminal, a progress bar is printed this often."""
+"""A console that is not a terminal gets a progress bar this often."""
 
-SAY_PREFIX = "[muster] "
+AGENT_PREFIX = "[muster] "
 
 
 class Feed:
-    """One worker's stream on its way to the console. Offered to by one thread."""
+    """Sends one worker's stream to the console. Only one thread may call it."""
 
-    __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "shown")
+    __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "printed_bar")
 
     def __init__(self, device: ConsoleWriter | None, fd: int, prefix: bytes) -> None:
         self._device = device
         self._fd = fd
         self.assembler = LineAssembler(prefix)
-        self.shown = b""
-        """The state of the bar that was printed last; the device's."""
+        self.printed_bar = b""
+        """The state of the bar that was printed last; belongs to the device."""
         self._last: Span | Gap | None = None
         self._cut_off = False
 
@@ -42,59 +42,59 @@ class Feed:
         return self._fd
 
     def offer(self, chunk: bytes, log_fd: int | None = None, log_end: int = 0) -> None:
-        """Hand on the stream's next bytes; never waits.
+        """Queue the stream's next bytes; never waits.
 
         Args:
             chunk: the bytes.
-            log_fd: a readable descriptor of the log file that holds them too; None: there is none.
+            log_fd: a readable descriptor of the log file that also has them; None: there is none.
             log_end: the file's size after them.
         """
         device = self._device
         if device is None:
             return
         with device.changed:
-            if not device.alive:
+            if not device.is_open:
                 return
             if device.has_room(logged=log_fd is not None):
-                self._put(device, chunk)
+                self._queue_bytes(device, chunk)
             elif log_fd is not None:
-                self._note_span(device, chunk, log_fd, log_end)
+                self._queue_span(device, chunk, log_fd, log_end)
             else:
-                self._drop(device, chunk)
+                self._drop_lines(device, chunk)
 
     def end(self) -> None:
-        """The stream is over: its unterminated last line may be printed."""
+        """The stream has ended: its unterminated last line may be printed."""
         if self._device is not None:
             with self._device.changed:
                 self._device.put(self, End())
 
-    def _put(self, device: ConsoleWriter, chunk: bytes) -> None:
+    def _queue_bytes(self, device: ConsoleWriter, chunk: bytes) -> None:
         if self._cut_off:
-            # The first bytes after dropped ones are the rest of a line whose beginning is gone.
+            # The first bytes after dropped ones are the rest of a line whose beginning was dropped.
             rest, newline, chunk = chunk.partition(b"\n")
-            self._drop(device, rest + newline)
+            self._drop_lines(device, rest + newline)
             if not chunk:
                 return
         self._last = None
         device.put(self, chunk)
 
-    def _note_span(self, device: ConsoleWriter, chunk: bytes, log_fd: int, end: int) -> None:
+    def _queue_span(self, device: ConsoleWriter, chunk: bytes, log_fd: int, end: int) -> None:
         start, last = end - len(chunk), self._last
-        if isinstance(last, Span) and last.waits and last.end == start:
+        if isinstance(last, Span) and last.queued and last.end == start:
             last.end = end
             return
         try:
             fd = os.dup(log_fd)
-        except OSError:  # no descriptors left: the file has the lines, the console does without
-            self._drop(device, chunk)
+        except OSError:  # no descriptors left: only the file gets the lines
+            self._drop_lines(device, chunk)
             return
         self._last = Span(fd=fd, start=start, end=end)
         device.put(self, self._last)
 
-    def _drop(self, device: ConsoleWriter, chunk: bytes) -> None:
+    def _drop_lines(self, device: ConsoleWriter, chunk: bytes) -> None:
         lines = chunk.count(b"\n")
         self._cut_off = not chunk.endswith(b"\n")
-        if isinstance(self._last, Gap) and self._last.waits:
+        if isinstance(self._last, Gap) and self._last.queued:
             self._last.lines += lines
             return
         self._last = Gap(lines=lines)
@@ -102,9 +102,9 @@ class Feed:
 
 
 class Console:
-    """Standard output and error of the agent, or any two descriptors. `close` it to get everything out.
+    """Standard output and error of the agent, or any two descriptors. `close` writes out what is queued.
 
-    Both are one device when they are the same terminal, pipe or file, so that lines of the two are never mixed.
+    Both are one device when they are the same terminal, pipe or file, so that their lines are never mixed.
     """
 
     def __init__(
@@ -131,52 +131,52 @@ class Console:
             if (identity := identities[std]) is not None
         }
         self._devices = {std: by_identity[i] if i is not None else None for std, i in identities.items()}
-        self._own = Feed(self._devices[Std.ERR], stderr_fd, b"")
+        self._agent_feed = Feed(self._devices[Std.ERR], stderr_fd, b"")
 
-    def feed(self, std: Std, prefix: bytes) -> Feed:
-        """A way in for one worker's stream; every line gets the prefix. `end` it."""
+    def open_feed(self, std: Std, prefix: bytes) -> Feed:
+        """Open a feed for one worker's stream; every line gets the prefix. The caller ends it."""
         return Feed(self._devices[std], self._fds[std], prefix)
 
-    def say(self, line: str) -> None:
-        """One or more lines of the agent's own, each marked as such, on standard error."""
-        self.print_page("\n".join(SAY_PREFIX + part for part in line.splitlines() or [""]))
+    def print_line(self, line: str) -> None:
+        """Print one or more lines of the agent on standard error, each with its prefix."""
+        self.print_text("\n".join(AGENT_PREFIX + part for part in line.splitlines() or [""]))
 
-    def print_page(self, text: str) -> None:
-        """A text of the agent's own as it is, in one piece, on standard error. Never dropped for a slow console."""
+    def print_text(self, text: str) -> None:
+        """Print a text of the agent unchanged and in one piece on standard error. A slow console never drops it."""
         device = self._devices[Std.ERR]
         if device is not None:
             data = text.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n"
             with device.changed:
-                device.put(self._own, AgentLine(data=data))
+                device.put(self._agent_feed, AgentLine(data=data))
 
     def close(self, limit_s: float = 2.0, cap_s: float = 30.0) -> bool:
-        """Write out what waits and stop. Returns whether everything was written.
+        """Write out what is queued and stop. Returns whether everything was written.
 
-        A console that still takes bytes is waited for; one that has taken none for `limit_s` is given up, and so is
-        any after `cap_s`: then workers' lines are left out (their files have them) and the agent's own get one more
-        chance. A closed console accepts and ignores.
+        Waits while the console accepts bytes, but not after `limit_s` without progress or `cap_s` in all: then it
+        discards the workers' lines (their files have them) and tries once more to write the agent's own. A closed
+        console ignores what it gets.
 
         Args:
             limit_s: seconds without progress.
             cap_s: seconds in all.
         """
-        devices = [device for device in self._distinct() if device.started]
+        devices = [device for device in self._list_devices() if device.started]
         end_s = self._clock.now_s() + cap_s
         lost_bytes = sum([device.drain(limit_s, end_s) for device in devices])
         own = self._devices[Std.ERR]
         if lost_bytes and own is not None:
-            self.say(f"the console is too slow: {lost_bytes} bytes of the workers' output were left out")
+            self.print_line(f"the console is too slow: {lost_bytes} bytes of the workers' output were left out")
             own.drain(1.0, self._clock.now_s() + 1.0)
-        for device in self._distinct():
+        for device in self._list_devices():
             device.stop()
         return not lost_bytes
 
-    def _distinct(self) -> Iterable[ConsoleWriter]:
+    def _list_devices(self) -> Iterable[ConsoleWriter]:
         return {id(device): device for device in self._devices.values() if device is not None}.values()
 
 
 def identify_device(fd: int) -> tuple[int, int, int] | None:
-    """What two descriptors share when they lead to the same place; None: the descriptor is closed."""
+    """A key that is equal for two descriptors of the same device; None: the descriptor is closed."""
     try:
         status = os.fstat(fd)
     except OSError:

@@ -1,4 +1,4 @@
-"""What waits for the console, in order: bytes, parts of log files, gaps, the agent's own lines, ends of streams."""
+"""What is queued for the console, in order: bytes, parts of log files, gaps, the agent's lines, ends of streams."""
 
 import contextlib
 import os
@@ -10,10 +10,10 @@ from muster.agent.logs.lines import LineAssembler
 
 
 class Source(Protocol):
-    """What the device must know of a stream: `console.Feed`."""
+    """What the device needs of a stream: `console.Feed`."""
 
     assembler: LineAssembler
-    shown: bytes
+    printed_bar: bytes
 
     @property
     def fd(self) -> int:
@@ -23,39 +23,39 @@ class Source(Protocol):
 
 @dataclass(kw_only=True)
 class Span:
-    """A part of a log file that is still to be printed; the device closes `fd`. Its end may move while it waits."""
+    """A part of a log file that must still be printed; the device closes `fd`. `end` may grow while it is queued."""
 
     fd: int
     start: int
     end: int
-    waits: bool = True
+    queued: bool = True
 
 
 @dataclass(kw_only=True)
 class Gap:
-    """Lines that were dropped here; the count may grow while it waits."""
+    """Lines that were dropped here; the count may grow while it is queued."""
 
     lines: int
-    waits: bool = True
+    queued: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLine:
-    """The agent's own lines: kept when all else is given up."""
+    """Lines of the agent: kept when all else is discarded."""
 
     data: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The stream is over."""
+    """The stream has ended."""
 
 
 Piece = bytes | Span | Gap | AgentLine | End
 
 
 def merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Neighbours with the same descriptor as one piece: one write instead of many."""
+    """Join neighbours with the same descriptor: one write instead of many."""
     start = 0
     for index in range(1, len(output) + 1):
         if index == len(output) or output[index][0] != output[start][0]:
@@ -64,7 +64,7 @@ def merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]
 
 
 def read_span(part: Span) -> bytes:
-    """The part's bytes; closes its descriptor when it was the last."""
+    """Read the part's bytes; closes the descriptor after the last part."""
     try:
         return os.pread(part.fd, part.end - part.start, part.start)
     except OSError as error:
@@ -73,6 +73,6 @@ def read_span(part: Span) -> bytes:
             (error.strerror or "").encode(),
         )
     finally:
-        if not part.waits:
+        if not part.queued:
             with contextlib.suppress(OSError):
                 os.close(part.fd)

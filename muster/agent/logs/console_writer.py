@@ -1,6 +1,6 @@
-"""One place that takes output: a queue, and one thread that writes it with plain blocking writes.
+"""One output device: a queue, and one thread that writes it with plain blocking writes.
 
-A thread, because making the descriptor non-blocking would do so for every process that shares it.
+A thread, because a non-blocking descriptor would be non-blocking for every process that shares it.
 """
 
 import os
@@ -21,14 +21,14 @@ _UNLOGGED_FACTOR = 8
 
 
 class ConsoleWriter:
-    """Callers hold `changed` around `put`, `alive` and `has_room`; everything else is the thread's."""
+    """Callers hold `changed` around `put`, `is_open` and `has_room`; the rest belongs to the thread."""
 
     def __init__(
         self, *, is_terminal: bool, size_fd: int, backlog_bytes: int, bar_interval_s: float, clock: Clock
     ) -> None:
         self.changed = threading.Condition()
-        self.alive = True
-        """False once nobody reads any more: everything is ignored then."""
+        self.is_open = True
+        """False once the device has no reader any more: everything is ignored then."""
         self._limit_bytes = backlog_bytes
         self._bar_interval_s = bar_interval_s
         self._clock = clock
@@ -36,11 +36,11 @@ class ConsoleWriter:
         self._queued_bytes = 0
         self._busy = False
         self._stopping = False
-        self._taken_bytes = 0
+        self._written_bytes = 0
         self._thread: threading.Thread | None = None
-        self._dead_fds: set[int] = set()
+        self._broken_fds: set[int] = set()
         self._bars_due_s: dict[Source, float] = {}
-        self._live: dict[Source, bytes] = {}
+        self._rows: dict[Source, bytes] = {}
         self._redraw_due_s: float | None = None
         self._size_fd = size_fd
         self._screen = _open_progress_bars(size_fd) if is_terminal else None
@@ -48,17 +48,17 @@ class ConsoleWriter:
     # -- callers ----------------------------------------------------------------------------------------------------
 
     def has_room(self, *, logged: bool) -> bool:
-        """Whether more may wait in memory; what no log file holds may wait longer, for it would be lost."""
+        """Whether more may be queued in memory; what is in no log file gets more room, because it would be lost."""
         return self._queued_bytes < self._limit_bytes * (1 if logged else _UNLOGGED_FACTOR)
 
     @property
     def started(self) -> bool:
-        """Whether anything was ever put."""
+        """Whether anything was ever queued."""
         return self._thread is not None or bool(self._queue)
 
     def put(self, source: Source, piece: Piece) -> None:
         """Queue a piece; the caller holds `changed`."""
-        if not self.alive:
+        if not self.is_open:
             return
         if isinstance(piece, bytes):
             self._queued_bytes += len(piece)
@@ -68,31 +68,31 @@ class ConsoleWriter:
         self.changed.notify_all()
 
     def _start_thread(self) -> bool:
-        """False when there are no processes left for one: tried again with the next piece, which finds the queue."""
+        """False when the system has no threads left; the next `put` tries again."""
         thread = threading.Thread(target=self._run, name="muster-console", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # what `threading` makes of EAGAIN
+        except RuntimeError:  # how `threading` reports EAGAIN
             return False
         self._thread = thread
         return True
 
     def drain(self, limit_s: float, end_s: float) -> int:
-        """Wait until all is written; returns how many bytes were given up because the console takes no more.
+        """Wait until all is written; returns how many bytes were discarded because the console accepts no more.
 
         Args:
-            limit_s: how long it may take nothing.
+            limit_s: how long it may accept nothing.
             end_s: the latest time on the clock.
         """
         if self._queue and self._thread is None and not self._start_thread():
             self._stopping = True
-            self._run()  # even now no process is left for a thread: a stuck console would hold us, lost words are worse
-        return 0 if self._wait_idle(limit_s, end_s) else self._give_up()
+            self._run()  # still no thread: a stuck console would block us here, but lost output is worse
+        return 0 if self._wait_idle(limit_s, end_s) else self._discard_queue()
 
     def stop(self) -> None:
         """End the thread if it is not stuck in a write; ignore what comes from now on."""
         with self.changed:
-            self.alive = False
+            self.is_open = False
             self._stopping = True
             self.changed.notify_all()
         if self._thread is not None:
@@ -100,17 +100,17 @@ class ConsoleWriter:
 
     def _wait_idle(self, limit_s: float, end_s: float) -> bool:
         with self.changed:
-            seen_bytes, give_up_s = self._taken_bytes, self._clock.now_s() + limit_s
-            while self.alive and (self._queue or self._busy):
+            seen_bytes, give_up_s = self._written_bytes, self._clock.now_s() + limit_s
+            while self.is_open and (self._queue or self._busy):
                 now_s = self._clock.now_s()
-                if self._taken_bytes != seen_bytes:
-                    seen_bytes, give_up_s = self._taken_bytes, now_s + limit_s
+                if self._written_bytes != seen_bytes:
+                    seen_bytes, give_up_s = self._written_bytes, now_s + limit_s
                 if now_s >= min(give_up_s, end_s):
                     return False
                 self.changed.wait(min(give_up_s, end_s) - now_s)
         return True
 
-    def _give_up(self) -> int:
+    def _discard_queue(self) -> int:
         with self.changed:
             lost_bytes = self._queued_bytes
             kept: deque[tuple[Source, Piece]] = deque()
@@ -133,43 +133,43 @@ class ConsoleWriter:
                 self._print(batch)
         finally:
             with self.changed:
-                self.alive = self._busy = False
-                self._forget_queue()
+                self.is_open = self._busy = False
+                self._clear_queue()
                 self.changed.notify_all()
 
     def _wait_batch(self) -> list[tuple[Source, Piece]] | None:
-        """What is to be printed next, nothing when only bars are due; None when all is over."""
+        """The pieces to print next, none when only bars are due; None at the end."""
         with self.changed:
-            if not self.alive:
-                self._forget_queue()
+            if not self.is_open:
+                self._clear_queue()
             self._busy = False
             self.changed.notify_all()
             while not self._queue and not self._stopping:
-                wait_s = self._idle_s()
+                wait_s = self._find_wait_s()
                 if wait_s is not None and wait_s <= 0:
                     break
                 self.changed.wait(wait_s)
             if self._stopping and not self._queue:
                 return None
             self._busy = True
-            return self._take()
+            return self._dequeue_batch()
 
-    def _forget_queue(self) -> None:
+    def _clear_queue(self) -> None:
         for _, piece in self._queue:
             if isinstance(piece, Span):
-                piece.waits = False
+                piece.queued = False
                 os.close(piece.fd)
         self._queue.clear()
         self._queued_bytes = 0
 
-    def _idle_s(self) -> float | None:
+    def _find_wait_s(self) -> float | None:
         due = [*self._bars_due_s.values()]
         if self._redraw_due_s is not None:
             due.append(self._redraw_due_s)
         return min(due) - self._clock.now_s() if due else None
 
-    def _take(self) -> list[tuple[Source, Piece]]:
-        """The next pieces, about `_WRITE_BYTES` of them; a span is taken a part at a time."""
+    def _dequeue_batch(self) -> list[tuple[Source, Piece]]:
+        """Dequeue the next pieces, about `_WRITE_BYTES`; a span in parts."""
         batch: list[tuple[Source, Piece]] = []
         size = 0
         while self._queue and size < _WRITE_BYTES:
@@ -181,29 +181,29 @@ class ConsoleWriter:
                 batch.append((source, part))
                 if piece.start < piece.end:
                     break
-                piece.waits = False
-                part.waits = False  # the last part: its reader closes the descriptor
+                piece.queued = False
+                part.queued = False  # the last part: its reader closes the descriptor
             else:
                 if isinstance(piece, bytes):
                     size += len(piece)
                     self._queued_bytes -= len(piece)
                 elif isinstance(piece, Gap):
-                    piece.waits = False
+                    piece.queued = False
                 batch.append((source, piece))
             self._queue.popleft()
         return batch
 
     def _print(self, batch: list[tuple[Source, Piece]]) -> None:
         now_s = self._clock.now_s()
-        output = [(source.fd, data) for source, piece in batch for data in self._compose(source, piece, now_s) if data]
+        output = [(source.fd, data) for source, piece in batch for data in self._format(source, piece, now_s) if data]
         if self._screen is None:
-            output += self._show_bars(now_s)
+            output += self._print_due_bars(now_s)
         else:
             output = self._redraw(self._screen, output, now_s)
         for fd, data in merge_output(output):
             self._write(fd, data)
 
-    def _compose(self, source: Source, piece: Piece, now_s: float) -> Iterator[bytes]:
+    def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[bytes]:
         if isinstance(piece, AgentLine):
             yield piece.data
             return
@@ -218,35 +218,35 @@ class ConsoleWriter:
                     piece.lines,
                     source.assembler.prefix.rstrip(b": "),
                 )
-        self._note_live(source, now_s)
+        self._update_bar(source, now_s)
 
-    def _note_live(self, source: Source, now_s: float) -> None:
+    def _update_bar(self, source: Source, now_s: float) -> None:
         if self._screen is not None:
-            live = source.assembler.live()
-            if live.strip():
-                self._live[source] = source.assembler.prefix + live
+            text = source.assembler.get_visible_text()
+            if text.strip():
+                self._rows[source] = source.assembler.prefix + text
             else:
-                self._live.pop(source, None)
+                self._rows.pop(source, None)
         elif not source.assembler.holds_bar:
             self._bars_due_s.pop(source, None)
         elif source not in self._bars_due_s:
             self._bars_due_s[source] = now_s + self._bar_interval_s
 
-    def _show_bars(self, now_s: float) -> list[tuple[int, bytes]]:
+    def _print_due_bars(self, now_s: float) -> list[tuple[int, bytes]]:
         output = []
         for source, due_s in list(self._bars_due_s.items()):
             if due_s > now_s:
                 continue
             self._bars_due_s[source] = now_s + self._bar_interval_s
-            frame = source.assembler.live()
-            if frame.strip() and frame != source.shown:
-                source.shown = frame
+            frame = source.assembler.get_visible_text()
+            if frame.strip() and frame != source.printed_bar:
+                source.printed_bar = frame
                 output.append((source.fd, source.assembler.prefix + frame + b"\n"))
         return output
 
     def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
-        """The output with the live rows taken away before it and put back after it; both are the same terminal."""
-        rows = [self._live[source] for source in sorted(self._live, key=_order_row)]
+        """The output, with the live rows erased before and drawn after it; both are the same terminal."""
+        rows = [self._rows[source] for source in sorted(self._rows, key=_get_row_order)]
         if not output and self._redraw_due_s is None:
             self._redraw_due_s = now_s + _REDRAW_S
             return []
@@ -258,7 +258,7 @@ class ConsoleWriter:
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
-        while view and fd not in self._dead_fds:
+        while view and fd not in self._broken_fds:
             view = view[self._write_some(fd, view[:_WRITE_BYTES]) :]
 
     def _write_some(self, fd: int, view: memoryview) -> int:
@@ -268,18 +268,18 @@ class ConsoleWriter:
             _wait_writable(fd)
             return 0
         except OSError:
-            self._bury(fd)
+            self._mark_broken(fd)
             return 0
         with self.changed:
-            self._taken_bytes += done
+            self._written_bytes += done
             self.changed.notify_all()
         return done
 
-    def _bury(self, fd: int) -> None:
-        """Nobody reads this descriptor any more."""
-        self._dead_fds.add(fd)
+    def _mark_broken(self, fd: int) -> None:
+        """The descriptor has no reader any more: the device ignores everything from now on."""
+        self._broken_fds.add(fd)
         with self.changed:
-            self.alive = False
+            self.is_open = False
             self.changed.notify_all()
 
 
@@ -289,12 +289,12 @@ def _open_progress_bars(size_fd: int) -> "ProgressBars":
     return ProgressBars(lambda: _measure_terminal(size_fd))
 
 
-def _order_row(source: Source) -> tuple[int, bytes]:
+def _get_row_order(source: Source) -> tuple[int, bytes]:
     return len(source.assembler.prefix), source.assembler.prefix  # [w2] before [w10]
 
 
 def _measure_terminal(fd: int) -> os.terminal_size:
-    """Columns and lines; 80 by 24 for a terminal that does not know, or has just been hung up."""
+    """Columns and lines; 80 by 24 for a terminal that reports none, or has just been closed."""
     try:
         size = os.get_terminal_size(fd)
     except OSError:
@@ -303,7 +303,7 @@ def _measure_terminal(fd: int) -> os.terminal_size:
 
 
 def _wait_writable(fd: int) -> None:
-    """Somebody made the descriptor non-blocking: wait until it takes more."""
+    """Another process made the descriptor non-blocking: wait until it accepts more."""
     import select
 
     poller = select.poll()

@@ -1,4 +1,4 @@
-"""Files of a run: which folder is ours, which file is whose, and what happens when a disk is full."""
+"""Files of a run: claims the run's folder, names the files, and stops writing when the disk is full."""
 
 import contextlib
 import fcntl
@@ -11,31 +11,31 @@ from muster.agent.config import Std
 from muster.agent.round import Round
 
 STACKS = "stacks.txt"
-"""Beside a worker's logs: where it appends its Python stacks when asked."""
+"""Beside a worker's logs: the file it appends its Python stacks to on request."""
 
 _LOCK = ".lock"
 
 
 class LogFile:
-    """A file that is appended to, and stops, once, with one call of `on_trouble`, when the disk will not have more.
+    """A file that is appended to. The first write that fails closes it and calls `on_error` once.
 
-    Whoever made it closes it.
+    Its creator closes it.
     """
 
-    def __init__(self, path: str, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, path: str, on_error: Callable[[str], None]) -> None:
         """Open or create.
 
         Raises:
             OSError: the file cannot be opened.
         """
         self.path = path
-        self._on_trouble = on_trouble
+        self._on_error = on_error
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.fd: int | None = os.open(path, flags, 0o644)
         self.size_bytes = os.fstat(self.fd).st_size
 
     def write(self, data: bytes) -> int:
-        """Append; returns how many bytes got in, fewer than given only when the file has just stopped or had before."""
+        """Append; returns how many bytes were written, fewer than given only when the file is closed now."""
         if self.fd is None:
             return 0
         done = 0
@@ -51,37 +51,37 @@ class LogFile:
 
     def _stop(self, error: OSError) -> None:
         self.close()
-        self._on_trouble(f"cannot write {self.path}: {error.strerror}")
+        self._on_error(f"cannot write {self.path}: {error.strerror}")
 
     def close(self) -> None:
         """Release the descriptor. Idempotent."""
         fd, self.fd = self.fd, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # what a network file system says late is said too late to act on
+            with contextlib.suppress(OSError):  # a network file system may fail here, too late to act on it
                 os.close(fd)
 
 
 class RunFolder:
     """`<base>/<run_id>/attempt_<n>/<local_rank>/...`, claimed by this agent.
 
-    With more than one node the agent's own files are one level deeper, in `node_<index>/`, so that agents that share
-    a folder (two on one host, or a network file system) never write the same file. A second live agent that would
-    have the same folder gets `agent_<host>_<pid>/` below it. What an earlier run with the same id left there is
-    moved to `earlier_<k>/`, never overwritten.
+    With more than one node an agent's files are one level deeper, in `node_<index>/`, so that agents that share a
+    folder (two on one host, or a network file system) never write the same file. A second live agent with the same
+    folder gets `agent_<host>_<pid>/` below it. Files of an earlier run with the same id are moved to `earlier_<k>/`,
+    never overwritten.
     """
 
     def __init__(self, base_dir: str | None, run_id: str) -> None:
         """Make the run's folder.
 
         Args:
-            base_dir: `--log-dir`; None: a temporary folder, which `tidy` removes when it holds no log, error or report.
+            base_dir: `--log-dir`; None: a temporary folder, which `close` removes if it holds no log, error or report.
             run_id: a slash in it makes no sub-folder.
 
         Raises:
             OSError: the folder cannot be made.
         """
         self._temporary = base_dir is None
-        self._base = base_dir or _make_temporary()
+        self._base = base_dir or _make_temporary_dir()
         self.run_dir = os.path.join(os.path.abspath(self._base), run_id.replace("/", "_") or "none")
         os.makedirs(self.run_dir, exist_ok=True)
         if not os.access(self.run_dir, os.W_OK | os.X_OK):
@@ -99,7 +99,7 @@ class RunFolder:
             self._node_dir = self._claim(round)
         path = os.path.join(self._node_dir, LogNames.ATTEMPT_DIR.format(attempt=round.attempt))
         for local_rank in range(nproc):
-            os.makedirs(name_rank_dir(path, local_rank), exist_ok=True)
+            os.makedirs(build_rank_dir(path, local_rank), exist_ok=True)
         return path
 
     def _claim(self, round: Round) -> str:  # noqa: A002
@@ -111,12 +111,12 @@ class RunFolder:
             path = os.path.join(path, f"agent_{os.uname().nodename}_{os.getpid()}")
             os.makedirs(path, exist_ok=True)
         elif round.number <= 1:
-            # Only the first round of a job may find what another job left: an agent that comes later finds its own.
-            _set_aside(path, self.run_dir if round.group_rank == 0 else path)
+            # Only the first round may find files of another job: an agent that joins later finds its own job's.
+            _move_earlier_run(path, self.run_dir if round.group_rank == 0 else path)
         return path
 
     def _lock(self, path: str) -> bool:
-        """False when another live agent has the folder. A file system without locks counts as ours."""
+        """False when another live agent has locked the folder. Without locks in the file system it counts as ours."""
         fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,20 +129,20 @@ class RunFolder:
         self._lock_fd = fd
         return True
 
-    def tidy(self) -> None:
-        """Give the claim back; remove a temporary folder nobody will look into. Idempotent."""
+    def close(self) -> None:
+        """Release the claim; remove a temporary folder that holds nothing of use. Idempotent."""
         if self._lock_fd is not None:
-            if self._temporary:  # elsewhere it stays: removing a lock that someone just opened would make two owners
+            if self._temporary:  # elsewhere it stays: if another agent has just opened it, both would own the folder
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._node_dir or self.run_dir, _LOCK))
             os.close(self._lock_fd)
             self._lock_fd = None
         if self._temporary:
-            _remove_worthless(self._base)
+            _remove_if_unused(self._base)
 
 
-def _remove_worthless(base: str) -> None:
-    """Remove a temporary folder in which nobody will look for anything: no log, no error, no report."""
+def _remove_if_unused(base: str) -> None:
+    """Remove a temporary folder that holds no log, no error and no report."""
     found = [(folder, name) for folder, _, names in os.walk(base) for name in names]
     if any(name not in (STACKS, LogNames.EVENTS) for _, name in found):
         return
@@ -154,14 +154,14 @@ def _remove_worthless(base: str) -> None:
             os.rmdir(folder)
 
 
-def _make_temporary() -> str:
-    import tempfile  # several ms that an agent with --log-dir need not spend
+def _make_temporary_dir() -> str:
+    import tempfile  # takes several ms; not needed with --log-dir
 
     return tempfile.mkdtemp(prefix="muster_")
 
 
-def _set_aside(path: str, report_dir: str) -> None:
-    """Move an earlier run's attempts below `path`, and its report in `report_dir`, out of the way."""
+def _move_earlier_run(path: str, report_dir: str) -> None:
+    """Move an earlier run's attempts below `path`, and its report in `report_dir`, to `earlier_<k>/`."""
     stem = LogNames.ATTEMPT_DIR.format(attempt="")
     old = [os.path.join(path, name) for name in os.listdir(path) if name.startswith(stem)]
     report = os.path.join(report_dir, LogNames.REPORT)
@@ -169,12 +169,12 @@ def _set_aside(path: str, report_dir: str) -> None:
         old.append(report)
     if not old:
         return
-    target = _make_numbered(os.path.join(path, "earlier_"))
+    target = _make_numbered_dir(os.path.join(path, "earlier_"))
     for name in old:
         os.rename(name, os.path.join(target, os.path.basename(name)))
 
 
-def _make_numbered(stem: str) -> str:
+def _make_numbered_dir(stem: str) -> str:
     for number in itertools.count(1):
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{stem}{number}")
@@ -182,16 +182,16 @@ def _make_numbered(stem: str) -> str:
     return f"{stem}{number}"
 
 
-def name_rank_dir(attempt_dir: str, local_rank: int) -> str:
-    """Folder of one worker's files."""
+def build_rank_dir(attempt_dir: str, local_rank: int) -> str:
+    """The folder of one worker's files."""
     return os.path.join(attempt_dir, str(local_rank))
 
 
-def name_log(attempt_dir: str, local_rank: int, std: Std) -> str:
-    """Path of one stream's log."""
-    return os.path.join(name_rank_dir(attempt_dir, local_rank), LogNames.STDOUT if std is Std.OUT else LogNames.STDERR)
+def build_log_path(attempt_dir: str, local_rank: int, std: Std) -> str:
+    """The path of one stream's log."""
+    return os.path.join(build_rank_dir(attempt_dir, local_rank), LogNames.STDOUT if std is Std.OUT else LogNames.STDERR)
 
 
-def name_filtered(attempt_dir: str, std: Std) -> str:
-    """Path of the attempt's filtered log of one stream, shared by its ranks."""
+def build_filtered_path(attempt_dir: str, std: Std) -> str:
+    """The path of the attempt's filtered log of one stream, shared by its ranks."""
     return os.path.join(attempt_dir, LogNames.FILTERED_STDOUT if std is Std.OUT else LogNames.FILTERED_STDERR)

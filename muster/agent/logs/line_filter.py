@@ -1,4 +1,4 @@
-"""`--duplicate-stdout-filters`: lines that contain any of the strings, once more, in one file for all ranks."""
+"""`--duplicate-stdout-filters`: copies lines that contain any of the strings to one file for all ranks."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from muster.agent.logs.lines import LineAssembler
 
 
 class LineFilter:
-    """Picks matching lines out of one stream. Several share one file; it is closed by whoever opened it."""
+    """Copies matching lines of one stream. Several filters share one file; the router closes it."""
 
     def __init__(self, *, prefix: bytes, needles: Sequence[str], file: LogFile) -> None:
         self._prefix = prefix
@@ -20,11 +20,11 @@ class LineFilter:
         self._pick(self._lines.push(chunk))
 
     def finish(self) -> None:
-        """The stream is over: its unterminated last line counts."""
+        """The stream has ended: its unterminated last line counts."""
         self._pick(self._lines.finish())
 
     def _pick(self, lines: bytes) -> None:
-        # Most chunks match nothing: one search over all of it is far cheaper than cutting it up.
+        # Most chunks match nothing: one search over a whole chunk is far cheaper than splitting it.
         if not any(needle in lines for needle in self._needles):
             return
         picked = [line for line in lines[:-1].split(b"\n") if any(needle in line for needle in self._needles)]

@@ -1,47 +1,47 @@
-"""Bytes to whole prefixed lines, a chunk at a time, and what a progress bar is. Pure.
+"""Cuts bytes into whole prefixed lines, a chunk at a time, and recognises progress bars. Pure.
 
 Work is done per chunk (one `replace` for all its lines), not per line: 400,000 lines cost milliseconds. Only chunks
-that hold a carriage return, the mark of a progress bar, are looked at line by line.
+with a carriage return, the sign of a progress bar, are processed line by line.
 """
 
 from muster.agent.round import Round
 
 LINE_LIMIT_BYTES = 16 << 20
-"""A line is held in memory until it is whole; a longer one is broken up on the console (never in the file)."""
+"""A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""
 
 _LIVE_BYTES = 512
 _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
 
 
-def last_frame(line: bytes) -> bytes:
-    r"""What a terminal would show of a line with carriage returns: the text after the last one that has any.
+def find_last_frame(line: bytes) -> bytes:
+    r"""What a terminal would show of a line: the text after the last carriage return that is followed by any.
 
-    >>> last_frame(b"\r 10%\r 20%"), last_frame(b" 10%\r 20%\r")
+    >>> find_last_frame(b"\r 10%\r 20%"), find_last_frame(b" 10%\r 20%\r")
     (b' 20%', b' 20%')
     """
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def is_text(line: bytes) -> bool:
-    """Whether there is no control byte but those a terminal program writes (tab, return, backspace, escape)."""
+    """Whether the only control bytes are those of terminal programs (tab, return, backspace, escape)."""
     return len(line.translate(None, _NOT_TEXT)) == len(line)
 
 
 def is_bar(line: bytes) -> bool:
-    r"""Whether a line (no `\n`) is a progress bar: text with a carriage return that is not merely its end.
+    r"""Whether a line (without `\n`) is a progress bar: text with a carriage return before its end.
 
-    A line with other control bytes is data, not a bar, and passes unharmed.
+    A line with other control bytes is data, not a bar, and stays unchanged.
     """
     return b"\r" in line.rstrip(b"\r") and is_text(line)
 
 
 def collapse_bars(lines: bytes) -> bytes:
-    """Whole lines with each progress bar reduced to its last state; all other lines unharmed."""
-    return b"\n".join(last_frame(line) if is_bar(line) else line for line in lines.split(b"\n"))
+    """Reduce each progress bar among whole lines to its last state; all other lines stay unchanged."""
+    return b"\n".join(find_last_frame(line) if is_bar(line) else line for line in lines.split(b"\n"))
 
 
-def stamp_lines(prefix: bytes, lines: bytes) -> bytes:
-    r"""Whole lines, ending in `\n`, each with the prefix in front and its bars collapsed."""
+def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
+    r"""Put the prefix before each of these whole lines, which end in `\n`, and collapse their bars."""
     if b"\r" in lines:
         lines = collapse_bars(lines)
     if not prefix:
@@ -64,33 +64,33 @@ class LineAssembler:
         """Whether the unterminated line is a progress bar."""
 
     def push(self, chunk: bytes) -> bytes:
-        """The next bytes of the stream; returns the lines that are whole now, prefixed."""
+        """Add the next bytes of the stream; returns the lines that are whole now, prefixed."""
         cut = chunk.rfind(b"\n") + 1
         if not cut:
-            return self._hold(chunk)
+            return self._keep_rest(chunk)
         whole = chunk[:cut]
         if self._held:
             self._held.append(whole)
             whole = b"".join(self._held)
-            self._forget()
-        lines = stamp_lines(self.prefix, whole)
-        return lines + self._hold(chunk[cut:]) if cut < len(chunk) else lines
+            self._reset()
+        lines = prefix_lines(self.prefix, whole)
+        return lines + self._keep_rest(chunk[cut:]) if cut < len(chunk) else lines
 
     def finish(self) -> bytes:
-        r"""The unterminated last line, ended with a `\n`; empty when there is none. The stream may go on after it."""
+        r"""The unterminated last line, ended with a `\n`; empty when there is none. The stream may continue."""
         if not self._held_bytes:
             return b""
         line = b"".join(self._held)
-        self._forget()
-        return stamp_lines(self.prefix, line + b"\n") if line.strip(b"\r") else b""
+        self._reset()
+        return prefix_lines(self.prefix, line + b"\n") if line.strip(b"\r") else b""
 
-    def live(self) -> bytes:
-        """What a terminal would show of the unterminated line: a bar's last state, or how the text begins."""
+    def get_visible_text(self) -> bytes:
+        """What a terminal would show of the unterminated line: a bar's last state, or the start of the text."""
         if not self._held:
             return b""
-        return last_frame(self._held[0]) if self.holds_bar else self._held[0][:_LIVE_BYTES].rstrip(b"\r")
+        return find_last_frame(self._held[0]) if self.holds_bar else self._held[0][:_LIVE_BYTES].rstrip(b"\r")
 
-    def _hold(self, rest: bytes) -> bytes:
+    def _keep_rest(self, rest: bytes) -> bytes:
         self._held.append(rest)
         self._held_bytes += len(rest)
         if (self.holds_bar or b"\r" in rest or self._held[0].endswith(b"\r")) and not self._is_data:
@@ -98,16 +98,16 @@ class LineAssembler:
         return self.finish() if self._held_bytes > self._limit_bytes else b""
 
     def _trim_bar(self) -> None:
-        # A bar that runs for days must not pile up: earlier states will never be shown.
+        # A bar that runs for days must not grow: earlier states are never shown.
         line = b"".join(self._held)
         self._is_data = not is_text(line)
         self.holds_bar = is_bar(line)
         if self.holds_bar:
-            line = b"\r" + last_frame(line) + (b"\r" if line.endswith(b"\r") else b"")
+            line = b"\r" + find_last_frame(line) + (b"\r" if line.endswith(b"\r") else b"")
         self._held = [line]
         self._held_bytes = len(line)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._held = []
         self._held_bytes = 0
         self._is_data = False
@@ -115,10 +115,10 @@ class LineAssembler:
 
 
 def build_prefix(*, role: str, local_rank: int, round: Round, template: str | None = None) -> bytes:  # noqa: A002
-    """The prefix of one worker in one round.
+    """Build the prefix of one worker in one round.
 
-    `[role0]:` (role and local rank) as torchrun has it; with more than one node `[role0|n1.r3]:`, node (its group
-    rank) and global rank added. The number after the role stays the local rank in both.
+    `[role0]:` (role and local rank) as with torchrun; with more than one node `[role0|n1.r3]:`, which adds node (its
+    group rank) and global rank. The number after the role stays the local rank in both.
 
     Args:
         role: the role's name.
@@ -126,17 +126,17 @@ def build_prefix(*, role: str, local_rank: int, round: Round, template: str | No
         round: the membership the worker was started for.
         template: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE. Knows torch's `${role_name}`, `${rank}` (global) and
             `${local_rank}`, and `${global_rank}`, `${node}`, `${node_index}`, `${world_size}`, `${nodes}`,
-            `${attempt}`, `${round}`. Unknown names stay as they are, as with torchrun.
+            `${attempt}`, `${round}`. Unknown names stay, as with torchrun.
     """
     global_rank = round.rank_offset + local_rank
     if template:
-        return _fill(template, role=role, local_rank=local_rank, global_rank=global_rank, round=round)
+        return _fill_template(template, role=role, local_rank=local_rank, global_rank=global_rank, round=round)
     if round.group_world_size > 1:
         return f"[{role}{local_rank}|n{round.group_rank}.r{global_rank}]:".encode()
     return f"[{role}{local_rank}]:".encode()
 
 
-def _fill(template: str, *, role: str, local_rank: int, global_rank: int, round: Round) -> bytes:  # noqa: A002
+def _fill_template(template: str, *, role: str, local_rank: int, global_rank: int, round: Round) -> bytes:  # noqa: A002
     from string import Template
 
     return (

@@ -1,18 +1,18 @@
-"""The live rows at the foot of a terminal: one per worker with an unfinished line, a progress bar mostly. Pure."""
+"""The live rows at the bottom of a terminal: one per worker with an unfinished line, often a progress bar. Pure."""
 
 import os
 from collections.abc import Callable, Sequence
 
 
 class ProgressBars:
-    """Remembers how many rows stand at the foot, to take them away before lines are printed above."""
+    """Counts the rows at the bottom, to erase them before lines are printed above."""
 
     def __init__(self, size: Callable[[], os.terminal_size]) -> None:
         self._size = size
         self._rows = 0
 
     def erase(self) -> bytes:
-        """The bytes that take the rows away and leave the cursor where they began."""
+        """The bytes that erase the rows and leave the cursor where they began."""
         rows, self._rows = self._rows, 0
         if not rows:
             return b""
@@ -20,7 +20,7 @@ class ProgressBars:
         return b"\r" + up + b"\x1b[J"
 
     def draw(self, rows: Sequence[bytes]) -> bytes:
-        """The bytes that put rows at the foot, as many as there is room for; call `erase` first."""
+        """The bytes that draw as many rows at the bottom as fit; call `erase` first."""
         columns, lines = self._size()
         shown = rows[: max(1, lines - 1)]
         self._rows = len(shown)
@@ -28,7 +28,7 @@ class ProgressBars:
 
 
 def fit_row(row: bytes, columns: int) -> bytes:
-    """A row cut so that it does not wrap: colours and other escapes go, wide characters count twice."""
+    """Cut a row so that it does not wrap: removes colours and other escapes, counts wide characters twice."""
     text = _strip_escapes(row.decode("utf-8", "replace")) if b"\x1b" in row else row.decode("utf-8", "replace")
     text = "".join(c if c.isprintable() else " " for c in text.replace("\t", "    "))
     if text.isascii():

@@ -1,4 +1,4 @@
-"""One stream of one worker: from its pipe to its file, to the console, and into the memory a report draws on."""
+"""Moves one stream of one worker from its pipe to its file, to the console, and to the tail kept for the report."""
 
 import os
 from collections.abc import Callable
@@ -15,14 +15,14 @@ _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 64 << 10
 _PAUSE_S = 0.002
-"""How long a stream that writes without pause is left to gather: one read of 100 KiB costs what one of 8 KiB does."""
+"""Pause before a busy stream is read again, so that bytes gather: one read of 100 KiB costs what one of 8 KiB does."""
 _BUSY_BYTES = 4 << 10
 _BUSY_S = 0.004
-"""A stream that was read this short a time ago, or gave that much, writes without pause: with -u, line by line."""
+"""A stream is busy when the last read was this short a time ago or returned that much: with -u, line by line."""
 
 
 def open_pipe() -> tuple[int, int]:
-    """A pipe for a worker's output: (read end, non-blocking; write end, for the worker), as large as allowed.
+    """Open a pipe for a worker's output, as large as allowed: (read end, non-blocking; write end, for the worker).
 
     Source: fcntl(2), F_SETPIPE_SZ; /proc/sys/fs/pipe-max-size and pipe-user-pages-soft limit it.
 
@@ -33,7 +33,7 @@ def open_pipe() -> tuple[int, int]:
 
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux only; Python knows the name from 3.10 on
+    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux only; in Python from 3.10 on
     size = _PIPE_BYTES
     while resize is not None and size > 64 << 10:
         try:
@@ -45,9 +45,9 @@ def open_pipe() -> tuple[int, int]:
 
 
 class StreamPump:
-    """Empties one pipe. Owns the read end, its file and its feed; `close` releases them.
+    """Reads one pipe until its end. Owns the read end, its file and its feed; `close` releases them.
 
-    Lives on the loop of the pump thread. `bytes_seen` and `tail` may be read from another thread.
+    Runs on the loop of the pump thread. `bytes_seen` and `tail` may be read from another thread.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class StreamPump:
         read_fd: int,
         file: LogFile | None,
         feed: Feed | None,
-        rescue_feed: Callable[[], Feed | None],
-        duplicator: "LineFilter | None",
+        open_fallback_feed: Callable[[], Feed | None],
+        line_filter: "LineFilter | None",
         keeps_tail: bool,
         on_end: Callable[["StreamPump"], None],
     ) -> None:
@@ -66,8 +66,8 @@ class StreamPump:
         self._read_fd: int | None = read_fd
         self._file = file
         self._feed = feed
-        self._rescue_feed = rescue_feed
-        self._duplicator = duplicator
+        self._open_fallback_feed = open_fallback_feed
+        self._line_filter = line_filter
         self._keeps_tail = keeps_tail
         self._on_end = on_end
         self._read_s = float("-inf")
@@ -76,37 +76,37 @@ class StreamPump:
         """The last bytes of the stream, when kept."""
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         if self._read_fd is not None:
             self._loop.watch_readable(self._read_fd, self._read)
 
     def drain(self) -> None:
-        """Read what is there now, at most what a pipe can hold; more only a living writer could have put there."""
+        """Read what is there now, at most the size of a pipe: more can only come from a live writer."""
         for _ in range(1 + _PIPE_BYTES // _READ_BYTES * 2):
-            if not self._take():
+            if not self._read_chunk():
                 return
 
     def close(self) -> None:
-        """Read what is there, print the unterminated last line, release everything. Idempotent."""
+        """Read what is there, print the unterminated last line, and release everything. Idempotent."""
         if self._read_fd is None:
             return
         self.drain()
         self._finish()
 
     def _read(self) -> None:
-        taken = self._take()
-        if taken is None:
+        count = self._read_chunk()
+        if count is None:
             self._finish()
             return
         now_s = self._loop.clock.now_s()
-        busy = taken > _BUSY_BYTES or now_s - self._read_s < _BUSY_S
+        busy = count > _BUSY_BYTES or now_s - self._read_s < _BUSY_S
         self._read_s = now_s
         if busy and self._read_fd is not None:
             self._loop.unwatch_readable(self._read_fd)
             self._loop.call_later(_PAUSE_S, self.start)
 
-    def _take(self) -> int | None:
-        """Move what one read gives; returns how much, 0 for nothing now, None at the end of the stream."""
+    def _read_chunk(self) -> int | None:
+        """Read once and pass it on; returns how many bytes, 0 for nothing now, None at the end of the stream."""
         if self._read_fd is None:
             return 0
         try:
@@ -119,8 +119,8 @@ class StreamPump:
         if self._keeps_tail:
             self.tail = chunk[-_TAIL_BYTES:] if len(chunk) >= _TAIL_BYTES else (self.tail + chunk)[-_TAIL_BYTES:]
         self._store(chunk)
-        if self._duplicator is not None:
-            self._duplicator.push(chunk)
+        if self._line_filter is not None:
+            self._line_filter.push(chunk)
         return len(chunk)
 
     def _store(self, chunk: bytes) -> None:
@@ -134,12 +134,12 @@ class StreamPump:
             if self._feed is not None:
                 self._feed.offer(chunk, file.fd, file.size_bytes)
             return
-        # The disk is full: from the first byte that did not get in, the console is all there is.
+        # The disk is full: from the first byte that was not written, only the console gets the output.
         self._file = None
         if self._feed is not None:
             self._feed.offer(chunk)
         else:
-            self._feed = self._rescue_feed()
+            self._feed = self._open_fallback_feed()
             if self._feed is not None:
                 self._feed.offer(chunk[written:])
 
@@ -149,8 +149,8 @@ class StreamPump:
         self._loop.unwatch(self._read_fd)
         os.close(self._read_fd)
         self._read_fd = None
-        if self._duplicator is not None:
-            self._duplicator.finish()
+        if self._line_filter is not None:
+            self._line_filter.finish()
         if self._feed is not None:
             self._feed.end()
         if self._file is not None:
@@ -159,7 +159,7 @@ class StreamPump:
 
 
 class PumpGroup:
-    """The pumps of a round, all on one loop; tells when the last one is done."""
+    """The pumps of a round, all on one loop; calls back when the last one has ended."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -168,12 +168,12 @@ class PumpGroup:
         self._limit: Timer | None = None
 
     def add(self, pump: StreamPump) -> None:
-        """Begin to empty a pipe."""
+        """Start a pump."""
         self._open.add(pump)
         pump.start()
 
-    def ended(self, pump: StreamPump) -> None:
-        """A pump's stream is over."""
+    def remove(self, pump: StreamPump) -> None:
+        """Remove a pump whose stream has ended."""
         self._open.discard(pump)
         if not self._open and self._on_drained is not None:
             on_drained, self._on_drained = self._on_drained, None
@@ -182,9 +182,9 @@ class PumpGroup:
             on_drained()
 
     def finish(self, limit_s: float, on_drained: Callable[[], None]) -> None:
-        """Call back when every stream has ended; those that have not after `limit_s` are ended then.
+        """Call back when every stream has ended; after `limit_s` the rest is ended.
 
-        A stream goes on when some process that outlived the worker holds its pipe.
+        A stream goes on when a process that outlived the worker holds its pipe.
         """
         self._on_drained = on_drained
         if self._open:
@@ -194,6 +194,6 @@ class PumpGroup:
             on_drained()
 
     def close(self) -> None:
-        """End every stream now, with what it has."""
+        """End every stream now, with what its pipe holds."""
         for pump in list(self._open):
             pump.close()

@@ -1,4 +1,4 @@
-"""Where the workers' output goes: the agent's side of it."""
+"""Routes the workers' output to files and the console: what the supervisor uses."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from muster.agent.config import LogConfig, Std
 from muster.agent.errors import InternalError, SpawnError
 from muster.agent.logs.console import Console
 from muster.agent.logs.files import LogFile, RunFolder
-from muster.agent.logs.lines import build_prefix, last_frame
+from muster.agent.logs.lines import build_prefix, find_last_frame
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.pump_thread import PumpThread
 from muster.agent.logs.routing import FolderLayout, Layout, StreamRoute, WorkerStreams
@@ -22,16 +22,16 @@ if TYPE_CHECKING:  # only with filters
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
-_LOOK_S = 0.2
-"""How long a question about a stream may wait for the pump thread."""
+_DRAIN_LIMIT_S = 0.2
+"""How long a read of a stream's tail may wait for the pump thread."""
 
 
 class LogRouter:
-    """Gives workers their pipes, and takes what comes out to files and console. Close it.
+    """Gives workers their pipes, and sends what they write to files and console. Close it.
 
     All methods are for the agent's one thread. In each round: `open_round`, per worker `open_worker` and, once it was
-    started (or could not be), `close_child_ends`; when all are gone `finish_round`. Pipes are emptied and files
-    written by a thread of their own, the console by another: nothing here waits for a disk or a terminal.
+    started (or could not be), `close_child_ends`; when all have ended `finish_round`. One thread reads the pipes and
+    writes the files, another writes the console: nothing here waits for a disk or a terminal.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class LogRouter:
         nproc: int,
         console: Console | None = None,
     ) -> None:
-        """Make the run's folder; when that fails, say so in one line and do without files.
+        """Make the run's folder; when that fails, print one line and write no files.
 
         Args:
             config: the flags.
             loop: the agent's.
             run_id: names the run's folder.
-            role: stands in the prefix.
+            role: used in the prefix.
             nproc: workers on this node.
             console: closed by `close`; None: one on descriptors 1 and 2.
 
         Raises:
-            UsageError: `--logs-specs` names nothing, or something that cannot be used.
+            UsageError: `--logs-specs` names no entry point, or one that cannot be used.
         """
         self._config = config
         self._loop = loop
@@ -69,7 +69,7 @@ class LogRouter:
         self._pumps: dict[tuple[int, Std], StreamPump] = {}
         self._child_fds: dict[int, list[int]] = {}
         self._filtered: dict[str, LogFile] = {}
-        self._told_trouble = False
+        self._reported_incomplete = False
         self._layout = self._make_layout()
 
     @property
@@ -80,7 +80,7 @@ class LogRouter:
     # -- a round ----------------------------------------------------------------------------------------------------
 
     def open_round(self, round: Round) -> None:  # noqa: A002
-        """The ranks are known: make the attempt's folder. The same attempt again appends to the same files."""
+        """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
         if self._round is None or self._round.attempt != round.attempt:
             self._close_filtered()
         self._round = round
@@ -88,7 +88,7 @@ class LogRouter:
         try:
             self._layout.open_round(round, self._nproc)
         except OSError as error:
-            self._go_without_files(error)
+            self._disable_files(error)
             self._layout.open_round(round, self._nproc)
 
     def open_worker(self, local_rank: int) -> WorkerStreams:
@@ -99,7 +99,7 @@ class LogRouter:
         """
         if self._round is None:
             raise InternalError("open_worker came before open_round")
-        plan = self._layout.plan_worker(local_rank)
+        plan = self._layout.route_worker(local_rank)
         prefix = build_prefix(
             role=self._role, local_rank=local_rank, round=self._round, template=self._config.prefix_template
         )
@@ -122,72 +122,72 @@ class LogRouter:
         )
 
     def close_child_ends(self, local_rank: int) -> None:
-        """The worker has its descriptors, or never will: close ours. Idempotent."""
+        """Close our copies of the worker's descriptors, once it has started or failed to. Idempotent."""
         for fd in self._child_fds.pop(local_rank, ()):
             os.close(fd)
 
     def finish_round(self, on_drained: Callable[[], None], limit_s: float = 1.0) -> None:
-        """All workers are gone: take the rest out of the pipes, flush the files, then call back on the agent's loop.
+        """All workers have ended: read the rest of the pipes, close the files, then call back on the agent's loop.
 
         Does not wait for the console.
 
         Args:
             on_drained: called once.
-            limit_s: how long a pipe that somebody else still holds open is read.
+            limit_s: how long to read a pipe that another process still holds open.
         """
         for local_rank in list(self._child_fds):
             self.close_child_ends(local_rank)
-        tell = _Once(on_drained)
+        call_once = _Once(on_drained)
         thread, group = self._thread, self._group
         if thread is None or group is None:
-            self._loop.call_soon(tell)
+            self._loop.call_soon(call_once)
             return
-        thread.submit(lambda: group.finish(limit_s, lambda: thread.reply(tell)))
-        # A disk that hangs must not keep the agent from going on.
-        tell.timer = self._loop.call_later(limit_s + 1.0, tell)
+        thread.submit(lambda: group.finish(limit_s, lambda: thread.reply(call_once)))
+        # A disk that hangs must not stop the agent.
+        call_once.timer = self._loop.call_later(limit_s + 1.0, call_once)
 
-    # -- questions --------------------------------------------------------------------------------------------------
+    # -- captured output --------------------------------------------------------------------------------------------
 
-    def stderr_tail(self, local_rank: int) -> tuple[str, ...]:
+    def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
         """The last lines of the worker's stderr, oldest first; empty when it is not captured. Also after its end."""
-        lines = self.stderr_text(local_rank).rstrip("\n").split("\n")[-_TAIL_LINES:]
+        lines = self.read_stderr_text(local_rank).rstrip("\n").split("\n")[-_TAIL_LINES:]
         return tuple(line[:_TAIL_LINE_CHARS] for line in lines) if lines != [""] else ()
 
-    def stderr_text(self, local_rank: int) -> str:
+    def read_stderr_text(self, local_rank: int) -> str:
         """The last 64 KiB or less of the worker's stderr, with progress bars reduced to their last state."""
         pump = self._pumps.get((local_rank, Std.ERR))
         if pump is None:
             return ""
         if self._thread is not None:
-            self._thread.run(pump.drain, _LOOK_S)
-        return b"\n".join(last_frame(line) for line in pump.tail.split(b"\n")).decode("utf-8", "replace")
+            self._thread.run(pump.drain, _DRAIN_LIMIT_S)
+        return b"\n".join(find_last_frame(line) for line in pump.tail.split(b"\n")).decode("utf-8", "replace")
 
-    def bytes_seen(self, local_rank: int) -> int:
-        """How many bytes the worker has written in this round, as far as they are captured."""
+    def count_captured_bytes(self, local_rank: int) -> int:
+        """How many bytes of the worker's output were captured in this round."""
         return sum(pump.bytes_seen for (rank, _), pump in self._pumps.items() if rank == local_rank)
 
-    # -- the agent's own --------------------------------------------------------------------------------------------
+    # -- the agent's own output -------------------------------------------------------------------------------------
 
-    def say(self, line: str) -> None:
-        """A line of the agent's own on standard error, marked as such; never within a worker's line."""
-        self._console.say(line)
+    def print_line(self, line: str) -> None:
+        """Print a line of the agent on standard error, with its prefix; never within a worker's line."""
+        self._console.print_line(line)
 
-    def tell_trouble(self, line: str) -> None:
-        """Say, once, that log files will be incomplete: a full disk concerns all of them. May be called by any thread.
+    def report_incomplete_logs(self, line: str) -> None:
+        """Print once that log files will be incomplete: a full disk affects all of them. Any thread may call it.
 
         Args:
             line: which file cannot be written, and why.
         """
-        if not self._told_trouble:
-            self._told_trouble = True
-            self.say(f"{line}; the job goes on, its log files are incomplete: what does not fit is on the console only")
+        if not self._reported_incomplete:
+            self._reported_incomplete = True
+            self.print_line(f"{line}; the job goes on, but log files are incomplete: the rest is on the console only")
 
-    def print_page(self, text: str) -> None:
-        """A page of the agent's own (the report), as it is, in one piece."""
-        self._console.print_page(text)
+    def print_text(self, text: str) -> None:
+        """Print a text of the agent (the report) unchanged and in one piece."""
+        self._console.print_text(text)
 
     def close(self, limit_s: float = 2.0) -> None:
-        """Get everything out, release everything. Idempotent.
+        """Write out everything, release everything. Idempotent.
 
         Args:
             limit_s: see `Console.close`; also the limit for log files that hang.
@@ -200,11 +200,11 @@ class LogRouter:
             thread.submit(group.close)
             thread.submit(self._close_filtered)
             if not thread.close(limit_s):
-                self.say("a log file takes no more data, the end of the output may be missing in it")
+                self.print_line("writing to a log file hangs: it may lack the end of the output")
         self._console.close(limit_s)
         self._layout.close()
 
-    # -- inside -----------------------------------------------------------------------------------------------------
+    # -- files, pipes and the thread --------------------------------------------------------------------------------
 
     def _make_layout(self) -> Layout:
         if self._config.base_dir == os.devnull and self._config.logs_specs is None:
@@ -216,11 +216,11 @@ class LogRouter:
                 return TorchLayout(self._config, run_id=self._run_id, role=self._role)
             return FolderLayout(self._config, RunFolder(self._config.base_dir, self._run_id))
         except OSError as error:
-            return self._go_without_files(error)
+            return self._disable_files(error)
 
-    def _go_without_files(self, error: OSError) -> Layout:
+    def _disable_files(self, error: OSError) -> Layout:
         where = error.filename or self._config.base_dir
-        self.say(f"no log files, console only: cannot write to {where}: {error.strerror}")
+        self.print_line(f"no log files, console only: cannot write to {where}: {error.strerror}")
         self._layout = FolderLayout(self._config, None)
         return self._layout
 
@@ -245,11 +245,11 @@ class LogRouter:
             loop=thread.loop,
             read_fd=read_fd,
             file=file,
-            feed=self._console.feed(std, prefix) if plan.to_console or (lost and shown) else None,
-            rescue_feed=lambda: self._console.feed(std, prefix) if shown else None,
-            duplicator=self._make_duplicator(std, plan, prefix),
+            feed=self._console.open_feed(std, prefix) if plan.to_console or (lost and shown) else None,
+            open_fallback_feed=lambda: self._console.open_feed(std, prefix) if shown else None,
+            line_filter=self._make_line_filter(std, plan, prefix),
             keeps_tail=std is Std.ERR,
-            on_end=group.ended,
+            on_end=group.remove,
         )
         self._pumps[local_rank, std] = pump
         thread.submit(lambda: group.add(pump))
@@ -258,8 +258,10 @@ class LogRouter:
         if self._thread is None or self._group is None:
             try:
                 self._thread = PumpThread(self._loop)
-            except RuntimeError as error:  # what `threading` makes of EAGAIN
-                raise SpawnError(f"no thread for the workers' output: {os.strerror(errno.EAGAIN)}") from error
+            except RuntimeError as error:  # how `threading` reports EAGAIN
+                raise SpawnError(
+                    f"cannot start a thread for the workers' output: {os.strerror(errno.EAGAIN)}"
+                ) from error
             self._group = PumpGroup(self._thread.loop)
         return self._thread, self._group
 
@@ -267,12 +269,12 @@ class LogRouter:
         if path is None:
             return None
         try:
-            return LogFile(path, self.tell_trouble)
+            return LogFile(path, self.report_incomplete_logs)
         except OSError as error:
-            self.tell_trouble(f"cannot write {path}: {error.strerror}")
+            self.report_incomplete_logs(f"cannot write {path}: {error.strerror}")
             return None
 
-    def _make_duplicator(self, std: Std, plan: StreamRoute, prefix: bytes) -> "LineFilter | None":
+    def _make_line_filter(self, std: Std, plan: StreamRoute, prefix: bytes) -> "LineFilter | None":
         path = plan.filtered_path
         if path is None:
             return None
@@ -294,7 +296,7 @@ class LogRouter:
 
 
 class _Once:
-    """Calls through the first time."""
+    """Calls the callback the first time only."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback: Callable[[], None] | None = callback

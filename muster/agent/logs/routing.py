@@ -1,17 +1,17 @@
-"""Where each of a worker's two streams goes: decided here, from the flags alone. Pure."""
+"""Decides where each of a worker's two streams goes, from the flags alone. Pure."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from muster._contract import LogNames
 from muster.agent.config import LogConfig, Std
-from muster.agent.logs.files import STACKS, RunFolder, name_filtered, name_log, name_rank_dir
+from muster.agent.logs.files import STACKS, RunFolder, build_filtered_path, build_log_path, build_rank_dir
 from muster.agent.round import Round
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamRoute:
-    """What becomes of one stream of one worker."""
+    """Where one stream of one worker goes."""
 
     captured: bool
     """Read by the agent through a pipe; False: inherited or discarded."""
@@ -21,7 +21,7 @@ class StreamRoute:
     discarded: bool = False
     """The worker gets /dev/null."""
     filtered_path: str | None = None
-    """Where lines that match a `--duplicate-*-filters` go as well."""
+    """A second file, for lines that match a `--duplicate-*-filters`."""
 
 
 INHERITED = StreamRoute(captured=False)
@@ -40,7 +40,7 @@ class WorkerRoute:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStreams:
-    """What a worker is started with. The descriptors are the router's: see `LogRouter.close_child_ends`."""
+    """What a worker is started with. The router closes the descriptors, see `LogRouter.close_child_ends`."""
 
     stdout_fd: int | None
     """Write end for the worker's descriptor 1; None: the agent's own."""
@@ -52,30 +52,30 @@ class WorkerStreams:
 
     @property
     def log_path(self) -> str | None:
-        """The file to look into after a failure."""
+        """The file to read after a failure."""
         return self.stderr_log or self.stdout_log
 
 
 class Layout(Protocol):
-    """Decides where a round's output goes: our own `FolderLayout`, or one of torch's logs specs."""
+    """Decides where a round's output goes: our `FolderLayout`, or one of torch's logs specs."""
 
     run_dir: str | None
     """Folder of the run; None: no files."""
 
     def open_round(self, round: Round, nproc: int) -> None:  # noqa: A002
-        """Make what folders the round needs.
+        """Make the folders that the round needs.
 
         Raises:
             OSError: a folder cannot be made.
         """
         ...
 
-    def plan_worker(self, local_rank: int) -> WorkerRoute:
-        """The plan of one worker of the open round."""
+    def route_worker(self, local_rank: int) -> WorkerRoute:
+        """Decide the route of one worker of the open round."""
         ...
 
     def close(self) -> None:
-        """Give back what was claimed. Idempotent."""
+        """Release what was claimed. Idempotent."""
         ...
 
 
@@ -94,12 +94,12 @@ class FolderLayout:
         if self._folder is not None:
             self._attempt_dir = self._folder.open_attempt(round, nproc)
 
-    def plan_worker(self, local_rank: int) -> WorkerRoute:
+    def route_worker(self, local_rank: int) -> WorkerRoute:
         """See `Layout`."""
         streams = {std: route_stream(self._config, std, local_rank, self._attempt_dir) for std in (Std.OUT, Std.ERR)}
         if self._attempt_dir is None:
             return WorkerRoute(streams=streams, error_file=None, stack_file=None)
-        rank_dir = name_rank_dir(self._attempt_dir, local_rank)
+        rank_dir = build_rank_dir(self._attempt_dir, local_rank)
         return WorkerRoute(
             streams=streams, error_file=f"{rank_dir}/{LogNames.ERROR}", stack_file=f"{rank_dir}/{STACKS}"
         )
@@ -107,21 +107,20 @@ class FolderLayout:
     def close(self) -> None:
         """See `Layout`."""
         if self._folder is not None:
-            self._folder.tidy()
+            self._folder.close()
 
 
 def route_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str | None) -> StreamRoute:
     """Decide one stream as torchrun does.
 
-    `--local-ranks-filter` concerns the console only: a filtered rank's file is still written. A filtered rank with
-    nothing redirected is silenced; its stderr is read all the same, because a report wants its last lines.
+    `--local-ranks-filter` applies to the console only: a filtered rank's file is still written. A filtered rank with
+    nothing redirected prints nothing; its stderr is still read, because a report shows its last lines.
 
     Args:
         config: the flags.
         std: Std.OUT or Std.ERR.
         local_rank: the worker's rank on this node.
-        attempt_dir: the attempt's folder; None when there are no files: what should go to one then goes to the
-            console.
+        attempt_dir: the attempt's folder; None when there are no files: what would go to one goes to the console.
     """
     redirected = bool(config.redirects.of(local_rank) & std)
     teed = bool(config.tee.of(local_rank) & std)
@@ -135,7 +134,7 @@ def route_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str 
     filters = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
     return StreamRoute(
         captured=True,
-        path=name_log(attempt_dir, local_rank, std),
+        path=build_log_path(attempt_dir, local_rank, std),
         to_console=shown and teed,
-        filtered_path=name_filtered(attempt_dir, std) if filters and shown and teed else None,
+        filtered_path=build_filtered_path(attempt_dir, std) if filters and shown and teed else None,
     )

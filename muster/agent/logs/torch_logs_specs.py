@@ -1,6 +1,6 @@
-"""`--logs-specs`: log destinations decided by a plug-in of torch's (`torchrun.logs_specs` entry points).
+"""`--logs-specs`: a torch plug-in (`torchrun.logs_specs` entry points) decides where logs go.
 
-Importing torch costs the agent about a second and 200 MB; only who gives the flag pays it.
+Importing torch costs the agent about a second and 200 MB, but only with this flag.
 """
 
 import os
@@ -19,7 +19,7 @@ _GROUP = "torchrun.logs_specs"
 
 
 class TorchLayout:
-    """Asks the plug-in once per attempt (torch's own empties the attempt's folder each time it is asked)."""
+    """Calls the plug-in once per attempt (torch's own empties the attempt's folder at each call)."""
 
     def __init__(self, config: LogConfig, *, run_id: str, role: str) -> None:
         """Load and construct the plug-in.
@@ -37,30 +37,30 @@ class TorchLayout:
         self.run_dir: str | None = None if root in (None, "None", os.devnull) else str(root)
 
     def open_round(self, round: Round, nproc: int) -> None:  # noqa: A002
-        """See `plan.Layout`."""
+        """See `routing.Layout`."""
         if self._attempt != round.attempt:
             envs = {rank: build_env(round, rank, nproc, run_id=self._run_id, role=self._role) for rank in range(nproc)}
             self._dest = self._specs.reify(envs)
             self._attempt = round.attempt
 
-    def plan_worker(self, local_rank: int) -> WorkerRoute:
-        """See `plan.Layout`."""
+    def route_worker(self, local_rank: int) -> WorkerRoute:
+        """See `routing.Layout`."""
         dest = self._dest
         if dest is None:
-            raise InternalError("plan_worker came before open_round")
+            raise InternalError("route_worker came before open_round")
         error_file = dest.error_files.get(local_rank) or None
         if error_file == os.devnull:
             error_file = None
         return WorkerRoute(
             streams={
-                Std.OUT: self._plan(dest.stdouts, dest.tee_stdouts, dest.filtered_stdout, Std.OUT, local_rank),
-                Std.ERR: self._plan(dest.stderrs, dest.tee_stderrs, dest.filtered_stderr, Std.ERR, local_rank),
+                Std.OUT: self._route_stream(dest.stdouts, dest.tee_stdouts, dest.filtered_stdout, Std.OUT, local_rank),
+                Std.ERR: self._route_stream(dest.stderrs, dest.tee_stderrs, dest.filtered_stderr, Std.ERR, local_rank),
             },
             error_file=error_file,
             stack_file=os.path.join(os.path.dirname(error_file), STACKS) if error_file else None,
         )
 
-    def _plan(
+    def _route_stream(
         self, files: dict[int, str], teed: dict[int, str], filtered: str, std: Std, local_rank: int
     ) -> StreamRoute:
         path = files.get(local_rank, "")
@@ -79,11 +79,11 @@ class TorchLayout:
         )
 
     def close(self) -> None:
-        """See `plan.Layout`. The plug-in's folders are its own affair."""
+        """See `routing.Layout`. The plug-in owns its folders."""
 
 
 def build_env(round: Round, local_rank: int, nproc: int, *, run_id: str, role: str) -> dict[str, str]:  # noqa: A002
-    """What a plug-in may want to know of a worker: torchrun's variables, as far as they concern ranks and run."""
+    """Build what a plug-in may need about a worker: torchrun's variables for ranks and run."""
     return {
         "RANK": str(round.rank_offset + local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -116,8 +116,8 @@ def _construct_specs(config: LogConfig) -> "LogsSpecs":
         make: Any = point.load()
         specs: LogsSpecs = make(
             log_dir=config.base_dir,
-            redirects=_to_torch(config.redirects, TorchStd),
-            tee=_to_torch(config.tee, TorchStd),
+            redirects=_convert_choice(config.redirects, TorchStd),
+            tee=_convert_choice(config.tee, TorchStd),
             local_ranks_filter=set(config.local_ranks_filter) if config.local_ranks_filter is not None else None,
         )
     except (ImportError, AttributeError, TypeError) as error:
@@ -125,7 +125,7 @@ def _construct_specs(config: LogConfig) -> "LogsSpecs":
     return specs
 
 
-def _to_torch(choice: StdChoice, torch_std: Any) -> Any:
+def _convert_choice(choice: StdChoice, torch_std: Any) -> Any:
     if not choice.by_rank:
         return torch_std(int(choice.default))
     return {rank: torch_std(int(std)) for rank, std in choice.by_rank.items()}

@@ -20,7 +20,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
     Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
     """
     if finish.lost is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
-        logs.say(finish.lost.reason)
+        logs.print_line(finish.lost.reason)
         _write_termination_log(config, finish.lost.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
         _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
@@ -31,21 +31,21 @@ def _publish_report(report: Report, prints: bool, config: AgentConfig, logs: Log
     from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:
-        logs.print_page(report_text.format_report(report))
+        logs.print_text(report_text.format_report(report))
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
         _attempt(path, logs, lambda: report_files.write_report(report, path))
     error_file = config.agent_error_file
     if error_file is not None:
         _attempt(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
-    _write_termination_log(config, report_files.termination_message(report), logs)
+    _write_termination_log(config, report_files.build_termination_message(report), logs)
 
 
 def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
-        logs.say(f"cannot write {path}: {error.strerror}")
+        logs.print_line(f"cannot write {path}: {error.strerror}")
 
 
 def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:

@@ -78,7 +78,7 @@ class Supervisor:
         self._lease = lease
         self._logs = logs
         self._journal = journal
-        self._transcript = TransitionLog(journal, logs.say, logs.tell_trouble)
+        self._transcript = TransitionLog(journal, logs.print_line, logs.report_incomplete_logs)
         self._placements = placements
         self._starter = starter
         self._group = WorkerPool(
@@ -87,7 +87,7 @@ class Supervisor:
             on_started=self._note_started,
             on_spawn_failed=self._note_spawn_failed,
             on_ended=self._note_ended,
-            note_workers=None if LINUX else lease.note_workers,
+            report_workers=None if LINUX else lease.note_workers,
         )
         self._rendezvous = create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name
@@ -122,7 +122,7 @@ class Supervisor:
         processes = hang.read_sessions({worker.pid: self._streams[worker.local_rank].stack_file for worker in live})
         return {
             worker.local_rank: hang.Activity(
-                captured_bytes=self._logs.bytes_seen(worker.local_rank), processes=processes[worker.pid]
+                captured_bytes=self._logs.count_captured_bytes(worker.local_rank), processes=processes[worker.pid]
             )
             for worker in live
         }
@@ -136,7 +136,7 @@ class Supervisor:
             self._loop,
             handled=self._config.signals_to_handle,
             on_signal=self._note_signal,
-            on_child=self._group.reaped,
+            on_child=self._group.handle_exit,
             on_stacks=self._print_stacks,
         )
         if self._lease.guard_fd is not None:
@@ -226,7 +226,7 @@ class Supervisor:
             delay_s = longest_s + HOLD_S
         elif longest_s > 0.0:
             delay_s = self._draw_backoff_s(longest_s)
-            self._logs.say(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
+            self._logs.print_line(f"waiting {delay_s:.1f} s before attempt {action.round.attempt} (--restart-backoff)")
         else:
             self._start_now(action.round)
             return
@@ -249,7 +249,7 @@ class Supervisor:
         self._held = None
         self._logs.open_round(formed)
         self._transcript.open_file(self._logs.run_dir)
-        self._failures.begin()
+        self._failures.reset()
         if self._hang is not None:
             self._hang.reset()
         local_rank = 0
@@ -288,7 +288,7 @@ class Supervisor:
             self._logs.close_child_ends(local_rank)
 
     def _take_stacks(self, action: actions.CollectStacks) -> None:
-        self._stacks.take(self._stack_targets(), lambda texts: self._keep_stacks(action.number, texts))
+        self._stacks.collect(self._stack_targets(), lambda texts: self._keep_stacks(action.number, texts))
         # Whatever becomes of the collection, it never keeps a stop from going on.
         self._loop.call_later(_STACKS_LIMIT_S, lambda: self._loop.post(events.StacksCollected(number=action.number)))
 
@@ -310,14 +310,14 @@ class Supervisor:
     def _print_stacks(self) -> None:
         """SIGUSR2: the stacks of all live workers on the console, equal ones once; the workers run on."""
 
-        def say(texts: dict[int, str]) -> None:
+        def print_stacks(texts: dict[int, str]) -> None:
             from muster.agent.diagnosis.report_text import format_stacks  # only a request for stacks needs it
 
             ranked = {self._transcript.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
             for line in format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
-                self._logs.say(line)
+                self._logs.print_line(line)
 
-        self._stacks.take(self._stack_targets(), say)
+        self._stacks.collect(self._stack_targets(), print_stacks)
 
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._group.send(action.signum)
@@ -340,7 +340,7 @@ class Supervisor:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
-        self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
+        self._starter.run_after_head_start(lambda: self._rendezvous.started(action.number))
 
     def _settle_failure(self, action: actions.SettleFailure) -> None:
         self._journal.write(
@@ -386,7 +386,7 @@ class Supervisor:
         self._rendezvous.stopped(action.number, failures, taken)
 
     def _tell_leave(self, action: actions.LeaveJob) -> None:
-        self._logs.say(f"{action.reason}: stopping")
+        self._logs.print_line(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
     def _finish(self, action: actions.Finish) -> None:

@@ -14,27 +14,27 @@ from muster.agent.workers import program
 from muster.agent.workers.spec import ProgramKind, WorkerSpec
 
 _EXEC_FAILED = 127
-_DEFAULTED = tuple(
+_RESET_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGPIPE")
     if hasattr(signal, name)
 )
-"""Dispositions that Python or the agent changed and exec would hand on when ignored."""
+"""Signals whose disposition Python or the agent changed; exec would pass on those that are ignored."""
 
 
 class CommandStarter:
-    """Starts each worker as a command of its own (see `base.WorkerStarter`)."""
+    """Starts each worker as its own command (see `spec.WorkerStarter`)."""
 
     def __init__(self, *, on_record: Callable[..., None] | None = None) -> None:
         """Nothing is started before `start`.
 
         Args:
-            on_record: `Journal.write`, or what takes its arguments; None when someone else tells what is started.
+            on_record: `EventLog.write`, or a function with its arguments; None when the caller records the starts.
         """
         self._on_record = on_record
 
     def prepare(self, on_prepared: Callable[[], None]) -> None:
-        """Nothing can begin before ranks are known."""
+        """Do nothing: a cold start needs the ranks."""
         on_prepared()
 
     def start(
@@ -43,7 +43,7 @@ class CommandStarter:
         on_started: Callable[[int, int], None],
         on_failed: Callable[[int, str], None],
     ) -> None:
-        """See `base.WorkerStarter`. Stops at the first worker that cannot be started: the round is lost anyway."""
+        """See `spec.WorkerStarter`. Stops at the first worker that cannot be started: the round fails anyway."""
         for spec in specs:
             try:
                 pid = spawn(spec)
@@ -55,24 +55,24 @@ class CommandStarter:
             on_started(spec.local_rank, pid)
 
     def park(self, count: int) -> None:
-        """Nothing can begin before ranks are known."""
+        """Do nothing: a cold start needs the ranks."""
 
-    def when_ahead(self, then: Callable[[], None]) -> None:
-        """See `base.WorkerStarter`: what they import on their own takes them seconds, give or take tenths."""
+    def run_after_head_start(self, then: Callable[[], None]) -> None:
+        """Call at once: cold workers get no head start, because their own imports take seconds and differ by tenths."""
         then()
 
     def cancel(self) -> None:
-        """Starts happen at once: there are none to cancel."""
+        """Do nothing: starts happen at once."""
 
-    def reaped(self, pid: int, status: int) -> None:
-        """No processes of its own."""
+    def handle_exit(self, pid: int, status: int) -> None:
+        """Do nothing: this starter has no processes of its own."""
 
-    def keep_pids(self) -> frozenset[int]:
-        """No processes of its own."""
+    def list_own_pids(self) -> frozenset[int]:
+        """None: this starter has no processes of its own."""
         return frozenset()
 
     def close(self) -> None:
-        """No processes of its own."""
+        """Do nothing: this starter has no processes of its own."""
 
 
 def build_command(spec: WorkerSpec) -> list[str]:
@@ -80,19 +80,19 @@ def build_command(spec: WorkerSpec) -> list[str]:
     prog = spec.program
     if prog.kind is ProgramKind.COMMAND:
         return [*spec.command_prefix, prog.target, *prog.args]
-    argv = program.cold_argv(prog, error_file=spec.error_file, stack_file=spec.stack_file)
+    argv = program.build_cold_argv(prog, error_file=spec.error_file, stack_file=spec.stack_file)
     return [*spec.command_prefix, sys.executable, *argv]
 
 
 def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
-    """Start one worker; its process id.
+    """Start one worker; returns its process id.
 
     Args:
         spec: what to start.
-        keep_fd: a descriptor it gets besides 0, 1 and 2, under the same number (the template's control socket).
+        keep_fd: a descriptor it keeps besides 0, 1 and 2, under the same number (the template's control socket).
 
     Raises:
-        SpawnError: no such program, no memory, no descriptors, no processes left: one line that says which.
+        SpawnError: there is no such program, or memory, descriptors or processes ran out; one line that says which.
     """
     command = build_command(spec)
     try:
@@ -102,7 +102,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
     agent_pid = os.getpid()
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of fork in a process with threads: ours hold no lock that the child takes before exec.
+            # Python 3.12 warns of fork in a process with threads: ours hold no lock that the child needs before exec.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError as error:
@@ -110,7 +110,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
         os.close(report_write)
         raise SpawnError(f"cannot fork a worker: {error.strerror}") from error
     if pid == 0:
-        _become_worker(spec, command, report_write, agent_pid, keep_fd)
+        _exec_worker(spec, command, report_write, agent_pid, keep_fd)
     os.close(report_write)
     try:
         failed = os.read(report_read, 16)
@@ -122,8 +122,8 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
     return pid
 
 
-def _close_others(kept: Iterable[int]) -> None:
-    """Close every descriptor from 3 on that is not kept; those that were inheritable when the agent started, too."""
+def _close_other_descriptors(kept: Iterable[int]) -> None:
+    """Close every descriptor from 3 on that is not kept, also those that were inheritable when the agent started."""
     first = 3
     for fd in sorted(kept):
         os.closerange(first, fd)
@@ -131,12 +131,12 @@ def _close_others(kept: Iterable[int]) -> None:
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _become_worker(
+def _exec_worker(
     spec: WorkerSpec, command: list[str], report_write: int, agent_pid: int, keep_fd: int | None
 ) -> NoReturn:
     """In the child: own session, death signal, descriptors, affinity, exec. Never returns.
 
-    The exec closes `report_write`; what is read from it before is the errno of what failed.
+    The exec closes `report_write`. If a step fails before, its errno is written there.
     """
     code = errno.EINVAL
     try:
@@ -147,16 +147,16 @@ def _become_worker(
         for source, target in ((spec.stdout_fd, 1), (spec.stderr_fd, 2)):
             if source is not None:
                 os.dup2(source, target)
-        _close_others({report_write} if keep_fd is None else {report_write, keep_fd})
+        _close_other_descriptors({report_write} if keep_fd is None else {report_write, keep_fd})
         if keep_fd is not None:
             os.set_inheritable(keep_fd, True)
         if spec.cpus is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, spec.cpus)
-        for signum in _DEFAULTED:
+        for signum in _RESET_SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGPIPE:
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execvpe(command[0], command, dict(spec.env))  # noqa: S606  # no shell, on purpose
+        os.execvpe(command[0], command, dict(spec.env))  # noqa: S606  # deliberately without a shell
     except OSError as error:
         code = error.errno or code
     finally:

@@ -1,6 +1,6 @@
-"""What the interpreter is given to run in a worker: `program`, from its compiled form.
+"""The file that the interpreter runs in a worker: it runs `program` from its compiled form.
 
-A file given to the interpreter is compiled anew each time; `program` as a whole would cost every cold worker 5 ms.
+The interpreter compiles the file it is given each time; all of `program` would cost every cold worker 5 ms.
 """
 
 import sys

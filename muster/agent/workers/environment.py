@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: torchrun's variables, from one round and one local rank. Pure.
+"""A worker's environment: torchrun's variables, built from one round and one local rank. Pure.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (`_start_workers`, `_set_local_rank_env`) and
 torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/conformance.
@@ -12,12 +12,12 @@ from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program, ProgramKind
 
-if TYPE_CHECKING:  # imported before the template starts: what it needs is on the way of every first worker
+if TYPE_CHECKING:  # imported before the template starts: its imports delay every first worker
     from muster.agent.round import Round
 
 
-def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002 - the design's word
-    """The whole environment of one worker.
+def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002
+    """Build the whole environment of one worker.
 
     Args:
         config: the agent's; `base_env` is what the worker inherits.
@@ -56,7 +56,7 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
 
 
 def build_common_env(config: AgentConfig) -> dict[str, str]:
-    """What all workers' environments have in common, whatever the round and the rank; also the warm template's."""
+    """Build what all workers' environments have in common, for any round and rank; the warm template gets it too."""
     env = dict(config.base_env)
     if config.omp_num_threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
@@ -65,7 +65,7 @@ def build_common_env(config: AgentConfig) -> dict[str, str]:
 
 
 def choose_visible_device(env: Mapping[str, str], local_rank: int) -> str:
-    """The one device a worker sees with --virtual-local-rank, for CUDA_VISIBLE_DEVICES.
+    """Choose the one device that a worker sees with --virtual-local-rank, for CUDA_VISIBLE_DEVICES.
 
     Raises:
         UsageError: the inherited CUDA_VISIBLE_DEVICES names no device for this rank.
@@ -76,16 +76,16 @@ def choose_visible_device(env: Mapping[str, str], local_rank: int) -> str:
     devices = [name.strip() for name in visible.split(",") if name.strip()]
     if local_rank >= len(devices):
         raise UsageError(
-            f"--virtual-local-rank gives every worker its own device, but CUDA_VISIBLE_DEVICES={visible!r} names "
-            f"{len(devices)} and there is a local rank {local_rank}"
+            f"--virtual-local-rank gives every worker its own device: CUDA_VISIBLE_DEVICES={visible!r} names "
+            f"{len(devices)}, too few for local rank {local_rank}"
         )
     return devices[local_rank]
 
 
 def substitute_macros(program: Program, local_rank: int) -> Program:
-    """The program with `${local_rank}` put in, by the rules of `string.Template` (`$$` is a dollar), as torchrun.
+    """Substitute `${local_rank}` by the rules of `string.Template` (`$$` is a dollar), as torchrun does.
 
-    The executable of `--no-python` is taken as it stands, also as torchrun does.
+    The executable of `--no-python` stays as it is, also as with torchrun.
     """
     args = tuple(_substitute(arg, local_rank) for arg in program.args)
     if program.kind is ProgramKind.COMMAND:
@@ -96,6 +96,6 @@ def substitute_macros(program: Program, local_rank: int) -> Program:
 def _substitute(text: str, local_rank: int) -> str:
     if "$" not in text:
         return text
-    from string import Template  # it compiles a regular expression: only who uses a macro pays for it
+    from string import Template  # compiles a regular expression: only a program with a macro needs it
 
     return Template(text).safe_substitute(local_rank=local_rank)

@@ -4,8 +4,8 @@
     results[0]  # what rank 0 returned
 
 The agent runs as a process of its own, as always: a program that starts a job keeps its signal handlers and children.
-In the workers this file is the program: it imports the caller's `__main__` the way multiprocessing's spawn does, calls
-the function and leaves its result in a file. Function, arguments and results must be picklable, whatever the method.
+In the workers this file is the program: it imports the caller's `__main__` as multiprocessing's spawn does, calls the
+function and writes its result to a file. Function, arguments and results must be picklable with every start method.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from muster.agent.errors import MusterError, UsageError
 
-_STARTS = {"spawn": "cold", "fork": "warm", "forkserver": "warm"}
+_START_BY_METHOD = {"spawn": "cold", "fork": "warm", "forkserver": "warm"}
 
 
 class FunctionFailed(MusterError):
@@ -29,34 +29,34 @@ class FunctionFailed(MusterError):
     def __init__(self, line: str, agent_exit_code: int) -> None:
         super().__init__(line)
         self.agent_exit_code = agent_exit_code
-        """As of `_contract.ExitCode`; negative: the agent itself was ended by that signal."""
+        """As in `_contract.ExitCode`; negative: this signal ended the agent itself."""
 
 
 def launch_function(
     function: Callable[..., Any], *args: Any, flags: Sequence[str] = (), start_method: str = "spawn"
 ) -> dict[int, Any]:
-    """Run `function(*args)` in every worker of this node; blocks until the job is over.
+    """Run `function(*args)` in every worker of this node; blocks until the job has ended.
 
     Args:
-        function: importable by its name, from a module or from the caller's `__main__`.
+        function: importable by name, from a module or from the caller's `__main__`.
         args: its arguments, the same in every worker.
         flags: flags of the agent's command line.
-        start_method: "spawn": an interpreter each. "fork" or "forkserver": forked from a process that has imported
-            torch, if the caller has.
+        start_method: "spawn": each worker is a new interpreter. "fork" or "forkserver": workers are forked from a
+            process that has imported torch, if the caller has.
 
     Returns:
-        What the function returned, by global rank; the ranks of this node.
+        The function's results by global rank, for the ranks of this node.
 
     Raises:
         UsageError: an unknown start method, or arguments that cannot be pickled.
         FunctionFailed: the job did not succeed.
     """
-    if start_method not in _STARTS:
-        raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(_STARTS)}")
+    if start_method not in _START_BY_METHOD:
+        raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(_START_BY_METHOD)}")
     with tempfile.TemporaryDirectory(prefix="muster_function_") as folder:
         payload = Path(folder, "payload")
-        payload.write_bytes(_pack(function, args))
-        own = ["--start", _STARTS[start_method], *(("--preload", "torch") if "torch" in sys.modules else ())]
+        payload.write_bytes(_pickle_call(function, args))
+        own = ["--start", _START_BY_METHOD[start_method], *(("--preload", "torch") if "torch" in sys.modules else ())]
         # Files, not modules: with -m a types.py in the working directory would be imported, see `agent/entry.py`.
         agent = str(Path(__file__).parents[1] / "entry.py")
         command = [sys.executable, agent, *own, *flags, __file__, str(payload)]
@@ -65,9 +65,9 @@ def launch_function(
         return {int(path.suffix[1:]): pickle.loads(path.read_bytes()) for path in Path(folder).glob("result.*")}  # noqa: S301  # our own workers wrote it
 
 
-def _pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     preparation = spawn.get_preparation_data("worker")
-    del preparation["authkey"]  # may not be pickled outside a spawn, and no worker talks to the caller's children
+    del preparation["authkey"]  # cannot be pickled outside a spawn, and no worker connects to the caller's children
     try:
         return pickle.dumps((preparation, pickle.dumps((function, args))))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -90,10 +90,10 @@ def _run_agent(command: list[str], error_file: Path) -> None:
 
 
 def call(payload: str) -> None:
-    """In a worker: call the function, leave its result beside the payload. What it raises is the worker's failure."""
+    """In a worker: call the function, write its result beside the payload. What it raises is the worker's failure."""
     preparation, call_data = pickle.loads(Path(payload).read_bytes())  # noqa: S301  # the launching program wrote it
     spawn.prepare(preparation)
-    function, args = pickle.loads(call_data)  # noqa: S301  # likewise; only now is its module importable
+    function, args = pickle.loads(call_data)  # noqa: S301  # likewise; its module is importable only now
     result = function(*args)
     path = Path(payload).with_name(f"result.{os.environ['RANK']}")
     unfinished = path.with_name(f"unfinished.{os.environ['RANK']}")

@@ -1,4 +1,4 @@
-"""The live workers of one node: who they are, how they are signalled, how their whole tree is swept away."""
+"""The live workers of one node: starts them, signals them, and kills their whole process tree."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from muster import _processes
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
-_RESWEEP_S = 0.02
-"""A sweep is repeated at each child's end; this is for ends that reach nobody (a grandchild whose parent lives)."""
+_SWEEP_INTERVAL_S = 0.02
+"""A sweep is repeated at each child's end, and this often for ends the agent cannot see (of a live child's child)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class WorkerEnd:
 
     worker: LiveWorker
     code: int
-    """As of os.waitstatus_to_exitcode."""
+    """As from os.waitstatus_to_exitcode."""
     ended_s: float
     signalled: bool
-    """The agent had sent its group a signal before."""
+    """The agent had sent the workers a signal before."""
 
 
 class WorkerPool:
-    """Starts, signals and sweeps the workers of a round at a time. Tells through the callbacks it is given."""
+    """Starts, signals and sweeps the workers of one round at a time. Reports through the callbacks it is given."""
 
     def __init__(
         self,
@@ -47,98 +47,98 @@ class WorkerPool:
         on_started: Callable[[LiveWorker], None],
         on_spawn_failed: Callable[[int, int, str], None],
         on_ended: Callable[[WorkerEnd], None],
-        note_workers: Callable[[list[int]], None] | None = None,
+        report_workers: Callable[[list[int]], None] | None = None,
     ) -> None:
         """Callbacks get: a started worker; (round number, local rank, reason); a worker's end.
 
-        `note_workers`, if given, hears the live workers' process ids whenever they change: for a guard that cannot
-        find orphans by itself. Then stops go by process group too.
+        `report_workers`, if given, gets the live workers' process ids whenever they change: for a guard that cannot
+        find orphans by itself. The pool then also kills the workers' process groups.
         """
         self._loop = loop
         self._starter = starter
         self._on_started = on_started
         self._on_spawn_failed = on_spawn_failed
         self._on_ended = on_ended
-        self._note_workers = note_workers
+        self._report_workers = report_workers
         self._by_pid: dict[int, LiveWorker] = {}
-        self._unclaimed: dict[int, int] = {}
+        self._unknown_exits: dict[int, int] = {}
         self._signalled = False
         self._on_swept: Callable[[], None] | None = None
         self._timer: Timer | None = None
 
     @property
     def live(self) -> list[LiveWorker]:
-        """Workers whose end has not been seen."""
+        """Workers that have not been reaped."""
         return list(self._by_pid.values())
 
     def start(self, number: int, specs: list[WorkerSpec]) -> None:
         """Start one worker per spec for round `number`."""
         self._signalled = False
-        self._unclaimed.clear()
+        self._unknown_exits.clear()
         self._starter.start(
             specs,
-            lambda local_rank, pid: self._claim(number, local_rank, pid),
+            lambda local_rank, pid: self._add_worker(number, local_rank, pid),
             lambda local_rank, reason: self._on_spawn_failed(number, local_rank, reason),
         )
 
     def cancel_starts(self) -> None:
-        """Workers asked for that do not exist yet are forgotten."""
+        """Cancel the starts of workers that do not exist yet."""
         self._starter.cancel()
 
-    def _claim(self, number: int, local_rank: int, pid: int) -> None:
+    def _add_worker(self, number: int, local_rank: int, pid: int) -> None:
         worker = LiveWorker(number=number, local_rank=local_rank, pid=pid, started_s=self._loop.clock.now_s())
         self._by_pid[pid] = worker
-        self._note()
+        self._report_pids()
         self._on_started(worker)
-        if pid in self._unclaimed:  # a warm worker's end may be seen before its start is reported
-            self._end(worker, self._unclaimed.pop(pid))
+        if pid in self._unknown_exits:  # a warm worker's end may be seen before its start is reported
+            self._record_end(worker, self._unknown_exits.pop(pid))
 
-    def reaped(self, pid: int, code: int) -> None:
+    def handle_exit(self, pid: int, code: int) -> None:
         """A child of the agent has ended: a worker, the starter's own, or an adopted orphan."""
         worker = self._by_pid.get(pid)
         if worker is not None:
-            self._end(worker, code)
+            self._record_end(worker, code)
         else:
-            self._unclaimed[pid] = code
-            self._starter.reaped(pid, code)
+            self._unknown_exits[pid] = code
+            self._starter.handle_exit(pid, code)
         if self._on_swept is not None:
-            self._loop.call_soon(self._sweep_again)
+            self._loop.call_soon(self._kill_descendants)
 
-    def _end(self, worker: LiveWorker, code: int) -> None:
+    def _record_end(self, worker: LiveWorker, code: int) -> None:
         del self._by_pid[worker.pid]
-        if self._note_workers is not None:
-            _processes.kill_groups([worker.pid])  # no subreaper: nobody finds its orphans later
-        self._note()
+        if self._report_workers is not None:
+            _processes.kill_groups([worker.pid])  # without a subreaper its orphans cannot be found later
+        self._report_pids()
         ended_s = self._loop.clock.now_s()
         self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled=self._signalled))
 
-    def _note(self) -> None:
-        if self._note_workers is not None:
-            self._note_workers(list(self._by_pid))
+    def _report_pids(self) -> None:
+        if self._report_workers is not None:
+            self._report_workers(list(self._by_pid))
 
     def send(self, signum: int) -> None:
-        """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would never hear."""
+        """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would not handle the signal."""
         self._signalled = True
         pids = list(self._by_pid)
         _processes.send(pids, signum)
         _processes.send(pids, signal.SIGCONT)
 
     def sweep(self, on_swept: Callable[[], None]) -> None:
-        """SIGKILL everything that descends from this agent, save the starter's own, until nothing is left."""
+        """SIGKILL all descendants of this agent except the starter's own, until none is left."""
         self._signalled = True
         self._on_swept = on_swept
-        self._sweep_again()
+        self._kill_descendants()
 
-    def _sweep_again(self) -> None:
+    def _kill_descendants(self) -> None:
         if self._on_swept is None:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if self._note_workers is not None:
+        if self._report_workers is not None:
             _processes.kill_groups(self._by_pid)
-        left = _processes.kill_descendants(os.getpid(), keep=self._starter.keep_pids())
+        left = _processes.kill_descendants(os.getpid(), keep=self._starter.list_own_pids())
         if left or self._by_pid:
-            self._timer = self._loop.call_later(_RESWEEP_S, self._sweep_again)
+            self._timer = self._loop.call_later(_SWEEP_INTERVAL_S, self._kill_descendants)
             return
         done, self._on_swept = self._on_swept, None
         done()

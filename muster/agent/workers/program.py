@@ -1,16 +1,16 @@
 """The user's program inside a worker, cold and warm: run it as `python main.py` or `python -m module` would.
 
-A cold worker is `python <flags> entry.py --muster-worker ...`; in the bundle, the zip stands for `entry.py` and its
-`__main__` hands on to `main`. A warm worker is a fork of the template and calls `run`. Both run the program in a fresh
-`__main__`, from the interpreter's outermost frames, and let every exception leave through the interpreter itself: what
-`sys.exit`, KeyboardInterrupt, atexit and non-daemon threads mean is never imitated.
+A cold worker is `python <flags> entry.py --muster-worker ...`; in the bundle, the zip replaces `entry.py` and its
+`__main__` calls `main`. A warm worker is a fork of the template and calls `run`. Both run the program in a new
+`__main__`, from the interpreter's outermost frames, and let every exception leave through the interpreter itself: the
+effects of `sys.exit`, KeyboardInterrupt, atexit and non-daemon threads are never imitated.
 
-What a worker has beyond plain Python: an uncaught exception is also written in torch's error.json format, faulthandler
-is on, and one real-time signal writes all threads' stacks to a file. What cannot be hidden: three frames of this file
-lie below the program's own in `inspect.stack()`.
+Beyond plain Python, a worker also writes an uncaught exception in torch's error.json format, has faulthandler on, and
+writes all threads' stacks to a file on one real-time signal. What cannot be hidden: three frames of this file lie below
+the program's own in `inspect.stack()`.
 
-This file runs before the user's `sys.path` is right, and its time is added to every cold start: only `sys` and `os`,
-which every interpreter has loaded by then, are imported at the top.
+This file runs before the user's `sys.path` is set, and its time is added to every cold start: it imports only `sys` and
+`os` at the top, which every interpreter has already loaded.
 """
 
 import os
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from muster.agent.workers.spec import Program
 
 WORKER_FLAG = "--muster-worker"
-"""First argument of our own processes; in the bundle, `__main__` hands what follows it to `main`."""
+"""First argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
 
 TEMPLATE = "template"
-"""Stands where a worker's kind stands, to be a template instead."""
+"""In place of a worker's kind: become a template."""
 _FLAGS_WITH_VALUE = "XW"
 _LAST_FLAGS = "cm"
 _DROPPED_FLAGS = "ixhV?"
-"""-i waits for a terminal at the end; -x skips the first line of *our* file; the rest print and leave."""
+"""-i waits for a terminal at the end; -x skips the first line of *our* file; the others print and exit."""
 
 
 # -- in the agent -----------------------------------------------------------------------------------------------------
 
 
-def cold_argv(program: "Program", *, error_file: "str | None", stack_file: "str | None") -> "list[str]":
-    """The command line of a cold Python worker, all that follows the interpreter.
+def build_cold_argv(program: "Program", *, error_file: "str | None", stack_file: "str | None") -> "list[str]":
+    """Build the command line of a cold Python worker, without the interpreter.
 
     Args:
         program: of kind SCRIPT, MODULE or RUN_PATH.
         error_file: where an uncaught exception is written; None: nowhere.
-        stack_file: where stacks go; None: the stack signal is not caught.
+        stack_file: where stacks are written; None: the stack signal is not caught.
     """
-    from muster.agent.workers.spec import stack_signal
+    from muster.agent.workers.spec import get_stack_signal
 
-    signum = stack_signal() if stack_file else None
-    flags = interpreter_flags(sys.orig_argv)
+    signum = get_stack_signal() if stack_file else None
+    flags = list_interpreter_flags(sys.orig_argv)
     return [
         *flags,
-        entry_path(),
+        find_entry_path(),
         WORKER_FLAG,
         program.kind.value,
         error_file or "",
@@ -63,18 +63,18 @@ def cold_argv(program: "Program", *, error_file: "str | None", stack_file: "str 
     ]
 
 
-def entry_path() -> str:
-    """What the interpreter is given to run: `entry.py` beside this file, or the zip it is in."""
+def find_entry_path() -> str:
+    """Find the file that the interpreter must run: `entry.py` beside this file, or the zip this file is in."""
     entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
     if os.path.isfile(entry):
         return entry
     return os.path.abspath(__loader__.archive)  # type: ignore[name-defined, no-any-return]  # a zipimporter
 
 
-def interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
-    """The options the agent's own Python was given (-X, -W, -E, -I, ...), to be given to its workers too.
+def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
+    """List the options of the agent's own Python (-X, -W, -E, -I, ...), which its workers get too.
 
-    `-u` is always among them, as with torchrun: a worker that is killed loses no output.
+    `-u` is always among them, as with torchrun: a killed worker loses no output.
 
     Args:
         orig_argv: `sys.orig_argv` of the agent.
@@ -88,11 +88,11 @@ def interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
             continue
         if not word.startswith("-") or word.startswith("--") or word == "-":
             break
-        letters, value, last = _split_cluster(word)
-        letters = "".join(letter for letter in letters if letter not in _DROPPED_FLAGS)
-        if letters:
-            flags.append(f"-{letters}")
-            unbuffered = unbuffered or "u" in letters
+        options, value, last = _split_options(word)
+        options = "".join(option for option in options if option not in _DROPPED_FLAGS)
+        if options:
+            flags.append(f"-{options}")
+            unbuffered = unbuffered or "u" in options
         if value:
             flags += [value] if len(value) > 2 else [value, next(words, "")]
         if last:
@@ -100,12 +100,12 @@ def interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
     return flags if unbuffered else ["-u", *flags]
 
 
-def _split_cluster(word: str) -> "tuple[str, str, bool]":
+def _split_options(word: str) -> "tuple[str, str, bool]":
     """`-sEm` -> ("sE", "", True); `-uXdev` -> ("u", "-Xdev", False)."""
-    for at, letter in enumerate(word[1:], start=1):
-        if letter in _LAST_FLAGS:
+    for at, option in enumerate(word[1:], start=1):
+        if option in _LAST_FLAGS:
             return word[1:at], "", True
-        if letter in _FLAGS_WITH_VALUE:
+        if option in _FLAGS_WITH_VALUE:
             return word[1:at], f"-{word[at:]}", False
     return word[1:], "", False
 
@@ -114,9 +114,9 @@ def _split_cluster(word: str) -> "tuple[str, str, bool]":
 
 
 def main(argv: "list[str]") -> None:
-    """Be a worker, or the template that forks them. `argv` is what follows `WORKER_FLAG`."""
-    interpreter_words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
-    own_root = _leave_own_folder(sys.argv[0])
+    """Run as a worker, or as the template that forks them. `argv` is what follows `WORKER_FLAG`."""
+    interpreter_argv = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
+    own_root = _remove_own_folder(sys.argv[0])
     if argv[0] == TEMPLATE:
         serve = _import_template(own_root)
         kind, error_file, stack_signum, stack_file, target, args = serve(
@@ -125,11 +125,11 @@ def main(argv: "list[str]") -> None:
     else:
         kind, error_file, stack_signum, stack_file, target = argv[0], argv[1], int(argv[2]), argv[3], argv[4]
         args = argv[5:]
-    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_words)
+    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv)
 
 
-def _leave_own_folder(entry: str) -> str:
-    """Take off `sys.path` what the interpreter put there for our sake; the folder that holds the package."""
+def _remove_own_folder(entry: str) -> str:
+    """Remove from `sys.path` the entry that the interpreter added for us; returns the folder that holds the package."""
     folder = os.path.dirname(os.path.realpath(entry))
     if sys.path and sys.path[0] in (entry, folder):
         del sys.path[0]
@@ -152,39 +152,39 @@ def run(
     error_file: str,
     stack_signum: int,
     stack_file: str,
-    interpreter_words: "list[str]",
+    interpreter_argv: "list[str]",
 ) -> None:
-    """Run the user's program in this process; what it raises passes through.
+    """Run the user's program in this process; its exceptions pass through.
 
     Args:
-        kind: value of a `base.ProgramKind`, not COMMAND.
+        kind: value of a `spec.ProgramKind`, not COMMAND.
         target: script path or module name.
         args: the program's own.
         error_file: "" for none.
         stack_signum: 0 for none.
         stack_file: "" for none.
-        interpreter_words: the interpreter and its flags, for `sys.orig_argv`.
+        interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
     """
     for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
-        del sys.modules[name]  # ours, from the bundle or the template; the user's `import muster` finds their own
-    words = [*interpreter_words, *(("-m", target) if kind == "module" else (target,)), *args]
+        del sys.modules[name]  # ours, from the bundle or the template; the program imports the installed one
+    words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
     sys.orig_argv[:] = words
     rename_process(words)
-    _watch_faults(stack_signum, stack_file)
-    began = (os.getpid(), _signature(error_file))
+    _enable_faulthandler(stack_signum, stack_file)
+    before = (os.getpid(), _stat_file(error_file))
     try:
         prepare_main(kind, target, args)
         call, arguments = choose_call(kind, target)
         call(*arguments)
     except SystemExit as stop:
-        if error_file and _is_runpys(stop.__context__) and began == (os.getpid(), _signature(error_file)):
-            _record(ImportError(str(stop.__context__)), None, error_file)
+        if error_file and _is_runpy_error(stop.__context__) and before == (os.getpid(), _stat_file(error_file)):
+            _write_error_file(ImportError(str(stop.__context__)), None, error_file)
         raise
-    except BaseException as error:  # every end but sys.exit is recorded, GeneratorExit too, and all of them go on
-        shown = _user_frames(error.__traceback__)
-        _show_only(error, shown)
-        if error_file and not isinstance(error, KeyboardInterrupt) and began == (os.getpid(), _signature(error_file)):
-            _record(error, shown, error_file)
+    except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
+        shown = _find_user_frames(error.__traceback__)
+        _limit_traceback(error, shown)
+        if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
+            _write_error_file(error, shown, error_file)
         raise
 
 
@@ -194,23 +194,23 @@ def prepare_main(kind: str, target: str, args: "list[str]") -> None:
     Source: pymain_run_python in CPython's Modules/main.c.
     """
     sys.argv[:] = ["-m" if kind == "module" else target, *args]
-    _fresh_main()
+    _create_main()
     if kind == "module":
-        _put_first(os.getcwd())
+        _insert_first(os.getcwd())
     elif kind == "script" and _is_importable(target):  # a folder or a zip with a __main__.py
         sys.path.insert(0, target)
     else:
-        _put_first(os.path.dirname(os.path.realpath(target)))
+        _insert_first(os.path.dirname(os.path.realpath(target)))
 
 
 def choose_call(kind: str, target: str) -> "tuple[Callable[..., None], tuple[Any, ...]]":
-    """What runs the prepared program, and its arguments: as few of our frames as can be lie below the program's."""
+    """The callable that runs the prepared program, and its arguments; it leaves as few of our frames as possible."""
     if kind == "module":
         return _find_module_runner(), (target, True)
     if kind == "run_path":
         import runpy
 
-        return runpy.run_path, (target, None, "__main__")  # type: ignore[return-value]  # its result is dropped
+        return runpy.run_path, (target, None, "__main__")  # type: ignore[return-value]  # its result is ignored
     if _is_importable(target):
         return _find_module_runner(), ("__main__", False)
     main_module = sys.modules["__main__"]
@@ -218,13 +218,13 @@ def choose_call(kind: str, target: str) -> "tuple[Callable[..., None], tuple[Any
     return exec, (_load_script(path, main_module), main_module.__dict__)
 
 
-def _put_first(folder: str) -> None:
+def _insert_first(folder: str) -> None:
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path.insert(0, folder)
 
 
-def _fresh_main() -> None:
-    """A new `__main__` with what the interpreter puts into its own, in that order."""
+def _create_main() -> None:
+    """Create a new `__main__` with the attributes that the interpreter gives its own, in the same order."""
     main_module = type(sys)("__main__")
     if sys.version_info < (3, 14):
         main_module.__annotations__ = {}
@@ -251,7 +251,7 @@ def _find_module_runner() -> "Callable[..., None]":
 
 
 def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
-    """Compile a script file, or take it as compiled when it is a .pyc, and complete its `__main__`."""
+    """Compile a script file, or load it when it is a .pyc, and complete its `__main__`."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -272,10 +272,10 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
 # -- faults and exceptions --------------------------------------------------------------------------------------------
 
 
-def _watch_faults(stack_signum: int, stack_file: str) -> None:
-    """Fatal signals print the Python stack; the stack signal appends it to `stack_file`, whatever the main thread does.
+def _enable_faulthandler(stack_signum: int, stack_file: str) -> None:
+    """Make fatal signals print the Python stack, and the stack signal append it to `stack_file` at any time.
 
-    PYTHONFAULTHANDLER, set to anything, is the user's decision and is left alone.
+    PYTHONFAULTHANDLER, set to anything, is the user's decision and is respected.
     """
     import faulthandler
 
@@ -286,47 +286,47 @@ def _watch_faults(stack_signum: int, stack_file: str) -> None:
     try:
         number = _open_stack_file(stack_file)
     except OSError:
-        return  # no folder to write to: the agent sees that the signal is not caught and does not send it
-    # Even if the disk is full now: it may have room again when stacks are wanted.
+        return  # no folder: the agent sees that the signal is not caught and does not send it
+    # Also when the disk is full now: it may have room when stacks are requested.
     faulthandler.register(stack_signum, number, all_threads=True, chain=False)
 
 
 def _open_stack_file(path: str) -> int:
-    """A descriptor that appends to the file. A full disk is no reason to fail: the program can do without stacks.
+    """Open the file for appending. A full disk is no reason to fail: the program can do without stacks.
 
-    The agent says that log files are incomplete, once for all its workers: its own are on the same disk.
+    The agent reports incomplete log files, once for all its workers: its own are on the same disk.
     """
     opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    # Out of the way: the program's own files get the numbers they get in plain Python.
+    # A high number: the program's own files get the numbers they get in plain Python.
     number = min(os.sysconf("SC_OPEN_MAX"), 1024) - 1
     os.dup2(opened, number, inheritable=False)
-    _try(os.close, opened)  # a network file system may say only now that there is no room
-    _try(os.write, number, f"--- stacks of process {os.getpid()}\n".encode())
+    _call_ignoring_errors(os.close, opened)  # a network file system may report a full disk only now
+    _call_ignoring_errors(os.write, number, f"--- stacks of process {os.getpid()}\n".encode())
     return number
 
 
-def _try(call: "Callable[..., object]", *args: "Any") -> None:
-    """Do something to a file that the program can do without: a full disk or a closed stream never ends a worker."""
+def _call_ignoring_errors(call: "Callable[..., object]", *args: "Any") -> None:
+    """Call, for output that the program can do without: a full disk or a closed stream never ends a worker."""
     try:
         call(*args)
     except (OSError, ValueError):
         return
 
 
-def _is_runpys(error: "BaseException | None") -> bool:
-    """Whether it is what runpy found wrong, before it exits with 1: no such module, or one that cannot be run."""
+def _is_runpy_error(error: "BaseException | None") -> bool:
+    """Whether runpy raised it before it exits with 1: there is no such module, or it cannot be run."""
     return error is not None and (type(error).__module__, type(error).__name__) == ("runpy", "_Error")
 
 
-def _user_frames(tb: "TracebackType | None") -> "TracebackType | None":
-    """The traceback without the frames of this file at its outer end."""
+def _find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
+    """The traceback without this file's frames at its outer end."""
     while tb is not None and tb.tb_frame.f_globals is globals():
         tb = tb.tb_next
     return tb
 
 
-def _show_only(error: BaseException, shown: "TracebackType | None") -> None:
-    """Let the interpreter's last word on `error`, through whatever hook the user set, show the user's frames only."""
+def _limit_traceback(error: BaseException, shown: "TracebackType | None") -> None:
+    """Make the interpreter's report of `error`, through any hook the user set, show the user's frames only."""
     hook = getattr(sys, "excepthook", None)
 
     def show(kind: type[BaseException], value: BaseException, tb: "TracebackType | None") -> None:
@@ -343,8 +343,8 @@ def _show_only(error: BaseException, shown: "TracebackType | None") -> None:
     sys.excepthook = show
 
 
-def _signature(path: str) -> "tuple[int, int, int] | None":
-    """Changes when the file is written: torch's @record, if the user has it, knows more than we do."""
+def _stat_file(path: str) -> "tuple[int, int, int] | None":
+    """A value that changes when the file is written: what torch's @record wrote has more detail and is kept."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -352,7 +352,7 @@ def _signature(path: str) -> "tuple[int, int, int] | None":
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _record(error: BaseException, shown: "TracebackType | None", error_file: str) -> None:
+def _write_error_file(error: BaseException, shown: "TracebackType | None", error_file: str) -> None:
     """Write torch's error.json: `{"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}}`.
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
@@ -361,7 +361,7 @@ def _record(error: BaseException, shown: "TracebackType | None", error_file: str
     path = sys.path[:]
     temporary = f"{error_file}.{os.getpid()}"
     try:
-        del sys.path[:1]  # a json.py beside the user's script is not what we mean
+        del sys.path[:1]  # not a json.py beside the user's script
         import json
         import time
         import traceback
@@ -370,22 +370,22 @@ def _record(error: BaseException, shown: "TracebackType | None", error_file: str
             "py_callstack": "".join(traceback.format_exception(type(error), error, shown)),
             "timestamp": str(int(time.time())),
         }
-        data = {"message": {"message": f"{type(error).__name__}: {_read_text(error)}", "extraInfo": extra}}
+        data = {"message": {"message": f"{type(error).__name__}: {_format_message(error)}", "extraInfo": extra}}
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)
-    # Their exceptions' __str__, __notes__ and __cause__ are user code that may raise anything, and whatever goes wrong
-    # in making a record must not take the place of the exception it is about.
-    except Exception as trouble:  # noqa: BLE001
-        _try(os.unlink, temporary)
-        reason = (isinstance(trouble, OSError) and trouble.strerror) or type(trouble).__name__
+    # An exception's __str__, __notes__ and __cause__ are user code that may raise anything, and an error here must not
+    # replace the exception that is being recorded.
+    except Exception as failure:  # noqa: BLE001
+        _call_ignoring_errors(os.unlink, temporary)
+        reason = (isinstance(failure, OSError) and failure.strerror) or type(failure).__name__
         if sys.stderr is not None:
-            _try(sys.stderr.write, f"muster: cannot record the exception in {error_file}: {reason}\n")
+            _call_ignoring_errors(sys.stderr.write, f"muster: cannot record the exception in {error_file}: {reason}\n")
     finally:
         sys.path[:] = path
 
 
-def _read_text(error: BaseException) -> str:
+def _format_message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001  # __str__ is user code: it may raise anything
@@ -393,7 +393,7 @@ def _read_text(error: BaseException) -> str:
 
 
 def rename_process(words: "list[str]") -> None:
-    """Make `ps` and `pgrep -f` show these words as the command line, as far as they fit over the real one.
+    """Make `ps` and `pgrep -f` show these words as the command line, as far as they fit into the real one.
 
     Source: proc(5), arg_start and arg_end in /proc/<pid>/stat.
     """
@@ -406,4 +406,4 @@ def rename_process(words: "list[str]") -> None:
             memory.seek(start)
             memory.write(text.ljust(end - start, b"\0"))
     except OSError:
-        return  # not Linux, or a kernel that forbids it: the name is a courtesy
+        return  # not Linux, or the kernel forbids it: the name is optional

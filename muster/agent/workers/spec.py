@@ -1,4 +1,4 @@
-"""What a worker is, however it is started: the user's program, its ranks' environment, its descriptors."""
+"""What a worker is, cold or warm: the user's program, its environment, its descriptors."""
 
 import signal
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Protocol
 
 
-def stack_signal() -> int | None:
+def get_stack_signal() -> int | None:
     """The signal that makes a Python worker append its threads' stacks to its stack file; None where there is none.
 
-    A real-time signal near the upper end: the low ones are taken by glibc, Go and JVM runtimes, SIGUSR1 and SIGUSR2 by
-    everybody. Its default action ends a process: send it only to one that catches it (see `agent.stacks`).
+    A real-time signal near the upper end: glibc, Go and JVM runtimes use the low ones, and many programs use SIGUSR1
+    and SIGUSR2. Its default action ends a process: send it only to one that catches it (see `diagnosis.stacks`).
     """
     highest = getattr(signal, "SIGRTMAX", None)
     return None if highest is None else int(highest) - 5
@@ -42,7 +42,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Everything needed to start one worker."""
+    """Everything that is needed to start one worker."""
 
     local_rank: int
     program: Program
@@ -50,35 +50,34 @@ class WorkerSpec:
     env: Mapping[str, str]
     """The worker's whole environment."""
     stdout_fd: int | None = None
-    """Write end the worker gets as its descriptor 1; None: the agent's own. Stays the caller's to close."""
+    """Write end the worker gets as its descriptor 1; None: the agent's own. The caller closes it."""
     stderr_fd: int | None = None
     cpus: frozenset[int] | None = None
     """CPU affinity; None: the agent's own."""
     command_prefix: tuple[str, ...] = field(default=())
-    """Words put before the command (numactl ...); only possible cold."""
+    """Words put before the command (numactl ...); cold workers only."""
     error_file: str | None = None
     """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE."""
     store_port: int | None = None
-    """Where this worker, which has global rank 0, will listen for the others; None: it is another one, there are no
-    others, or somebody else listens."""
+    """Where this worker, which has global rank 0, will listen for the others; None: it has another rank, it is the only
+    worker, or another process listens."""
     stack_file: str | None = None
-    """Where the worker appends its Python stacks when it receives `STACK_SIGNAL`."""
+    """Where the worker appends its Python stacks when it receives `get_stack_signal()`."""
 
 
 class WorkerStarter(Protocol):
-    """Starts workers: `command.CommandStarter` (cold) or `template.TemplateStarter` (warm).
+    """Starts workers: `cold.CommandStarter` or `warm.starter.TemplateStarter`.
 
-    A started worker is a direct child of the agent, leads its own session, dies by SIGKILL when the agent dies, has
-    default signal dispositions and an empty signal mask, and only the descriptors 0, 1, 2. The agent's one reaper
-    (SIGCHLD, `waitpid(-1)`) learns of its end; a starter never waits for a worker.
+    A started worker is a direct child of the agent, leads its own session, is killed by SIGKILL when the agent dies,
+    has default signal dispositions and an empty signal mask, and only the descriptors 0, 1, 2. Only the agent's reaper
+    (SIGCHLD, `waitpid(-1)`) waits for workers; a starter never does.
     """
 
     def prepare(self, on_prepared: Callable[[], None]) -> None:
-        """Begin whatever can begin before ranks are known (the template's imports). Returns at once.
+        """Start what needs no ranks (the template's imports). Returns at once.
 
         Args:
-            on_prepared: called once, possibly before this returns, when nothing is left to wait for: from then on
-                workers start at once.
+            on_prepared: called once, possibly before this returns; from then on workers start at once.
         """
         ...
 
@@ -93,29 +92,29 @@ class WorkerStarter(Protocol):
         Args:
             specs: length nproc, in order of local rank.
             on_started: called with (local_rank, pid) once the worker exists.
-            on_failed: called with (local_rank, one line why) for a worker that could not be started; the
+            on_failed: called with (local_rank, reason in one line) for a worker that could not be started; the
                 supervisor then stops those that were.
         """
         ...
 
     def park(self, count: int) -> None:
-        """A start of `count` workers is soon to come: make ready what can be made ready without ranks."""
+        """Prepare a start of `count` workers that will come soon, as far as it needs no ranks."""
         ...
 
-    def when_ahead(self, then: Callable[[], None]) -> None:
-        """Call `then` when no worker that was started is being given a head start any more: mostly at once."""
+    def run_after_head_start(self, then: Callable[[], None]) -> None:
+        """Call `then` when no started worker has a head start any more: usually at once."""
         ...
 
     def cancel(self) -> None:
-        """Forget starts that have not happened yet; no callback of theirs comes after this returns."""
+        """Cancel starts that have not happened yet; none of their callbacks is called after this returns."""
         ...
 
-    def reaped(self, pid: int, status: int) -> None:
-        """The agent's reaper saw the end of a child that is no known worker; it may be the starter's own."""
+    def handle_exit(self, pid: int, status: int) -> None:
+        """Handle the end of a child that is not a known worker; it may be the starter's own."""
         ...
 
-    def keep_pids(self) -> Container[int]:
-        """Processes that belong to the starter (the template) and outlive a stop of the workers."""
+    def list_own_pids(self) -> Container[int]:
+        """Processes of the starter (the template) that a stop of the workers must not kill."""
         ...
 
     def close(self) -> None:

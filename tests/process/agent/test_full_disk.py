@@ -1,4 +1,4 @@
-"""A log folder that takes nothing any more costs log files, and one line that says so: no worker and no restart."""
+"""A full log folder loses log files and prints one line about it, but ends no worker and causes no restart."""
 
 import sys
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def test_the_job_runs_on_and_one_line_says_that_logs_are_incomplete(
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_failure_of_the_program_is_reported_and_restarted_all_the_same(start: str, tmp_path: Path) -> None:
+def test_a_failure_of_the_program_is_still_reported_and_restarted(start: str, tmp_path: Path) -> None:
     flags = ["--max-restarts", "1", "--start", start, "--tee", "3"]
     outcome = run_agent(FULL, tmp_path, flags, [str(PROGRAMS / "ready.py"), "crash-once", "done"])
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
@@ -67,7 +67,7 @@ def test_the_programs_exception_is_not_lost(start: str, setup: str, tmp_path: Pa
 
 
 @pytest.mark.skipif("warm" not in STARTS, reason="cold workers print what they import themselves")
-def test_what_imports_have_printed_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_output_of_imports_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
     """Standard output goes to a full disk; the program itself prints nothing."""
     (tmp_path / "loud.py").write_text("print('imported')\n")
     script = tmp_path / "train.py"

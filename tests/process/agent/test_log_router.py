@@ -1,4 +1,4 @@
-"""Real children writing through the router: nothing lost, nothing mixed, nobody held up."""
+"""Real children write through the router: nothing is lost or mixed, and no child is blocked."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def make_round(nproc: int, **changes: Any) -> Round:
 
 
 class Node:
-    """One agent's loop, router and children; the console is two pipes that somebody reads, or nobody."""
+    """One agent's loop, router and children; the console is two pipes, with or without a reader."""
 
     def __init__(self, base_dir: str | None, *, nproc: int = 2, reads: bool = True, **config: Any) -> None:
         self.nproc = nproc
@@ -79,7 +79,7 @@ class Node:
             self.router.close_child_ends(rank)
 
     def wait(self) -> None:
-        """Until all children have ended."""
+        """Wait until all children have ended."""
         for child in self.children:
             child.wait(timeout=60)
         self.children.clear()
@@ -91,7 +91,7 @@ class Node:
             self.loop.turn(0.01)
 
     def finish(self, limit_s: float = 20.0) -> None:
-        """Wait for the children and for what they wrote to be on disk."""
+        """Wait until the children have ended and their output is on disk."""
         self.wait()
         self.drain(limit_s)
 
@@ -103,7 +103,7 @@ class Node:
         assert done == [True]
 
     def close(self, limit_s: float = 20.0) -> None:
-        """Everything out; `printed` is whole afterwards."""
+        """Write out everything; `printed` is complete afterwards."""
         self.router.close(limit_s)
         for _, write_fd in self.console_fds.values():
             os.close(write_fd)
@@ -183,18 +183,18 @@ def test_by_rank_and_filtered(tmp_path: Path) -> None:
     assert lines_of(node.printed["out"], b"[w1]:") == spewed(1, 10) + b"\n"
 
 
-def test_what_it_wrote_last_is_there_when_a_worker_has_died(tmp_path: Path) -> None:
+def test_the_last_output_of_a_dead_worker_is_available(tmp_path: Path) -> None:
     node = Node(str(tmp_path), redirects=TEE)
     node.start(spew(30_000))
     node.wait()
-    assert node.router.stderr_tail(1) == ("rank 1 warns", "rank 1 dies")
+    assert node.router.read_stderr_tail(1) == ("rank 1 warns", "rank 1 dies")
     node.drain()
-    assert node.router.stderr_tail(1) == ("rank 1 warns", "rank 1 dies")
-    assert node.router.bytes_seen(1) == len(spewed(1, 30_000)) + len(b"rank 1 warns\nrank 1 dies")
+    assert node.router.read_stderr_tail(1) == ("rank 1 warns", "rank 1 dies")
+    assert node.router.count_captured_bytes(1) == len(spewed(1, 30_000)) + len(b"rank 1 warns\nrank 1 dies")
     node.close()
 
 
-def test_a_console_nobody_reads_holds_no_worker_up_and_gets_everything_later(tmp_path: Path) -> None:
+def test_a_console_without_a_reader_blocks_no_worker_and_gets_everything_later(tmp_path: Path) -> None:
     node = Node(str(tmp_path), tee=TEE, reads=False)
     node.start(spew(100_000))
     node.finish()
@@ -206,7 +206,7 @@ def test_a_console_nobody_reads_holds_no_worker_up_and_gets_everything_later(tmp
         assert lines_of(node.printed["out"], b"[w%d]:" % rank) == spewed(rank, 100_000) + b"\n"
 
 
-def test_a_descendant_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_a_descendant_that_holds_the_pipe_does_not_delay_the_end(tmp_path: Path) -> None:
     node = Node(str(tmp_path), nproc=1, tee=TEE)
     ready = tmp_path / "pid"
     node.start(["sh", "-c", f"sleep 600 & echo $! > {ready}; echo last"])
@@ -256,15 +256,15 @@ def test_dev_null_means_no_files_and_no_complaint() -> None:
 def test_a_disk_that_hangs_does_not_hang_the_agent(tmp_path: Path) -> None:
     folder = tmp_path / "job/attempt_0/0"
     folder.mkdir(parents=True)
-    os.mkfifo(folder / "stdout.log")  # opened for reading and writing, it takes one pipe's worth and then waits
+    os.mkfifo(folder / "stdout.log")  # opened for reading and writing, it accepts one pipe's size and then blocks
     node = Node(str(tmp_path), nproc=1, redirects=TEE)
     node.start(spew(20_000), number=2)
     ticks: list[int] = []
-    node.turn_until(lambda: node.router.bytes_seen(0) > 64 << 10)
+    node.turn_until(lambda: node.router.count_captured_bytes(0) > 64 << 10)
     node.loop.call_later(0.01, lambda: ticks.append(1))
     node.turn_until(lambda: bool(ticks))
-    assert node.router.stderr_tail(0) == ()
-    assert node.router.stderr_tail(0) == ()
+    assert node.router.read_stderr_tail(0) == ()
+    assert node.router.read_stderr_tail(0) == ()
     for child in node.children:
         child.kill()
     node.finish(limit_s=0.05)
@@ -289,7 +289,7 @@ def test_lines_that_match_go_to_the_filtered_log_too(tmp_path: Path) -> None:
     assert not (tmp_path / "job/attempt_0/filtered_stderr.log").exists()
 
 
-def test_a_membership_change_appends_and_a_new_attempt_begins_anew(tmp_path: Path) -> None:
+def test_a_membership_change_appends_and_a_new_attempt_starts_new_files(tmp_path: Path) -> None:
     node = Node(str(tmp_path), nproc=1, tee=TEE)
     node.start(["echo", "first"], number=1)
     node.finish()
@@ -305,7 +305,7 @@ def test_a_membership_change_appends_and_a_new_attempt_begins_anew(tmp_path: Pat
     assert node.printed["out"] == b"[w0]:first\n[w0|n1.r4]:second\n[w0]:third\n"
 
 
-def test_closing_without_finishing_still_gets_everything_out(tmp_path: Path) -> None:
+def test_closing_without_finishing_still_writes_everything(tmp_path: Path) -> None:
     node = Node(str(tmp_path), tee=TEE)
     node.start(spew(5000))
     node.wait()
@@ -314,12 +314,12 @@ def test_closing_without_finishing_still_gets_everything_out(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_agent_whose_log_thread_broke_ends_rather_than_let_its_workers_hang(tmp_path: Path) -> None:
+def test_an_agent_whose_log_thread_failed_ends_instead_of_letting_its_workers_hang(tmp_path: Path) -> None:
     node = Node(str(tmp_path), nproc=1, tee=TEE)
     node.start(["true"])
     assert node.router._thread is not None
     node.router._thread.submit(lambda: int("no number"))
-    with pytest.raises(InternalError, match="log thread has ended"):
+    with pytest.raises(InternalError, match="log thread has failed"):
         node.turn_until(lambda: False)
     for child in node.children:
         child.wait(timeout=60)

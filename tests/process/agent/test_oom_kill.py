@@ -16,13 +16,13 @@ AGENT = """
 import json, os, signal, sys
 from muster.agent.diagnosis.oom import OomWatch
 watch = OomWatch()
-before = watch.look()
+before = watch.check()
 pid = os.fork()
 if not pid:
     hog = [bytearray(os.urandom(1 << 20)) for _ in range(200)]
     os._exit(0)
 _, status = os.waitpid(pid, 0)
-found = watch.look()
+found = watch.check()
 print(json.dumps([before is None, os.waitstatus_to_exitcode(status), found and
     [found.certain, found.limit_bytes, found.peak_bytes, found.source]]))
 """

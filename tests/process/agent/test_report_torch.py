@@ -23,16 +23,16 @@ main()
 """
 
 
-def test_what_torchs_record_writes_is_read(tmp_path: Path) -> None:
+def test_the_file_of_torchs_record_can_be_read(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="no torch in this environment")
     path = tmp_path / "error.json"
     env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
     ended = subprocess.run([sys.executable, "-c", RECORDED], env=env, capture_output=True, timeout=120)
     assert ended.returncode == 1
-    told = read_error_file(str(path))
-    assert told is not None
-    assert told[0] == 'KeyError: "of the user\'s"'
-    assert "in main" in str(told[1])
+    found = read_error_file(str(path))
+    assert found is not None
+    assert found[0] == 'KeyError: "of the user\'s"'
+    assert "in main" in str(found[1])
 
 
 def test_what_we_write_is_read_by_torch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What two nodes on this machine say when their job fails, hangs, or is asked for its stacks."""
+"""What two nodes on this machine print when their job fails, hangs, or gets a request for stacks."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
         "in step",
         "raise ValueError(f'bad batch {batch}')",
         "attempt_0/1/stderr.log",
-        "Died because of it",
+        "Ended because of it",
     ):
         assert expected in page, page
     report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
@@ -78,8 +78,8 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
     assert "bad batch 17" in error_file["message"]["message"]
 
 
-def test_on_kubernetes_nobody_leaves_before_all_have_told(nodes: list[list[str]], tmp_path: Path) -> None:
-    """There the first failed pod has the others removed; each agent here looks at both messages when it has ended."""
+def test_on_kubernetes_no_agent_ends_before_all_have_the_report(nodes: list[list[str]], tmp_path: Path) -> None:
+    """There the others are removed when the first pod fails; here each agent copies both messages at its end."""
     script = tmp_path / "train.py"
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(7)\ntime.sleep(60)\n")
     messages = [tmp_path / f"message{index}" for index in (0, 1)]
@@ -98,7 +98,7 @@ def test_on_kubernetes_nobody_leaves_before_all_have_told(nodes: list[list[str]]
 
 
 class TestHangs:
-    def test_a_job_in_which_nobody_moves_has_failed(self, nodes: list[list[str]], tmp_path: Path) -> None:
+    def test_a_job_in_which_no_worker_moves_has_failed(self, nodes: list[list[str]], tmp_path: Path) -> None:
         hung = [[*node, "--hang-timeout", "1"] for node in nodes]
         with running(hung, str(PROGRAMS / "idle.py"), str(tmp_path / "never"), "0", "1", "2", "3") as trees:
             outcomes = [tree.wait() for tree in trees]
@@ -111,7 +111,7 @@ class TestHangs:
         assert {stack["global_rank"] for stack in report["stacks"]} == {0, 1, 2, 3}
 
     def test_a_node_that_waits_for_another_does_not_hang(self, nodes: list[list[str]], tmp_path: Path) -> None:
-        """Node 0 sits still for longer than the timeout while rank 3 computes; the job ends well."""
+        """Node 0 is idle for longer than the timeout while rank 3 computes; the job succeeds."""
         done = tmp_path / "done"
         hung = [[*node, "--hang-timeout", "2"] for node in nodes]
         with running(hung, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2") as trees:
@@ -126,7 +126,7 @@ class TestHangs:
 
     @pytest.mark.parametrize("rank", [0, 1], ids=["worker", "child of a worker"])
     @pytest.mark.parametrize("start", STARTS)
-    def test_a_line_now_and_then_that_the_agent_does_not_see_is_life(
+    def test_an_occasional_line_that_the_agent_does_not_capture_is_activity(
         self, start: str, rank: int, tmp_path: Path
     ) -> None:
         """For three times the timeout one worker prints to the agent's own output, and the other sits still."""
@@ -141,21 +141,21 @@ class TestHangs:
         assert "hung" not in outcome.stderr, outcome.explain()
 
     @pytest.mark.parametrize("start", STARTS)
-    def test_stacks_that_were_asked_for_are_no_life(self, start: str, tmp_path: Path) -> None:
-        """The workers write them, but only because the agent asks."""
+    def test_requested_stacks_are_not_activity(self, start: str, tmp_path: Path) -> None:
+        """The workers write them, but only because the agent requests them."""
         flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "2", "--tee", "3"]
         flags += ["--log-dir", str(tmp_path)]
         program = [str(PROGRAMS / "idle.py"), str(tmp_path / "never"), "0", "1"]
         with Tree([sys.executable, "-m", "muster.agent", *flags, "--start", start, *program]) as tree:
             tree.wait_for_line("ready", count=2)
-            asked, ended = 0, threading.Event()
-            while tree.descendants() and asked < 60:
+            requests, ended = 0, threading.Event()
+            while tree.descendants() and requests < 60:
                 with contextlib.suppress(ProcessLookupError):
                     tree.send(signal.SIGUSR2)
-                asked += 1
+                requests += 1
                 ended.wait(0.3)
             outcome = tree.wait()
-        assert asked < 60, "it ended only when no stacks were asked for any more"
+        assert requests < 60, "it ended only when no more stacks were requested"
         assert outcome.exit_code == 1, outcome.explain()
         assert "stacks of ranks 0-1:" in outcome.stderr, outcome.explain()
         assert "hung: no CPU time used and nothing written for " in outcome.stderr, outcome.explain()
@@ -184,7 +184,7 @@ class TestHangs:
         assert sorted(each["global_rank"] for each in report["failures"]) == [0, 1, 2, 3]
 
 
-def test_sigusr2_prints_stacks_and_disturbs_nobody(nodes: list[list[str]], tmp_path: Path) -> None:
+def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tmp_path: Path) -> None:
     done = tmp_path / "done"
     with running(nodes, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2", "3") as trees:
         for tree in trees:
@@ -199,8 +199,8 @@ def test_sigusr2_prints_stacks_and_disturbs_nobody(nodes: list[list[str]], tmp_p
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_stacks_asked_for_again_and_again_hold_up_no_stop(start: str, tmp_path: Path) -> None:
-    """Rank 0 lets no signal through, so that each collection lasts as long as it may and all of them overlap."""
+def test_repeated_requests_for_stacks_do_not_delay_a_stop(start: str, tmp_path: Path) -> None:
+    """Rank 0 blocks all signals, so that each collection lasts up to its limit and all of them overlap."""
     fail_file = tmp_path / "fail"
     flags = ["--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", str(tmp_path)]
     program = [str(PROGRAMS / "deaf.py"), str(fail_file)]
@@ -208,20 +208,20 @@ def test_stacks_asked_for_again_and_again_hold_up_no_stop(start: str, tmp_path: 
         tree.wait_for_line("ready", count=2)
         ended = threading.Event()
 
-        def ask_for_stacks() -> None:
+        def request_stacks() -> None:
             while not ended.wait(0.05):
                 with contextlib.suppress(ProcessLookupError):
                     tree.send(signal.SIGUSR2)
 
-        asker = threading.Thread(target=ask_for_stacks)
-        asker.start()
+        requester = threading.Thread(target=request_stacks)
+        requester.start()
         try:
             tree.wait_for_line("stacks of rank 1", stream="stderr")
             fail_file.touch()
             outcome = tree.wait(30)
         finally:
             ended.set()
-            asker.join()
+            requester.join()
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
     assert "JOB FAILED" in outcome.stderr, outcome.explain()
 
@@ -241,7 +241,7 @@ def test_the_same_start_up_error_twice_is_not_retried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "program", [["-m", "no_such_module"], ["-m", "email"], ["no_such.py"], ["--no-python", "no_such_command"]]
 )
-def test_a_program_that_is_not_there_is_not_retried(start: str, program: list[str], tmp_path: Path) -> None:
+def test_a_program_that_does_not_exist_is_not_retried(start: str, program: list[str], tmp_path: Path) -> None:
     """Nor is it where nothing is captured, so that its words are on the console only."""
     flags = ["--max-restarts", "3", "--log-dir", str(tmp_path), *(["--start", start] if "-m" in program else [])]
     outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, *program])

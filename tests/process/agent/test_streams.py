@@ -1,4 +1,4 @@
-"""The agent whose own standard streams are closed, full or gone: the job and the exit code do not care."""
+"""An agent whose own standard streams are closed, full or gone: the job runs and the exit code stays right."""
 
 import sys
 from pathlib import Path
@@ -28,12 +28,12 @@ def test_the_job_runs_without_streams(redirections: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("redirections", CLOSED)
-def test_wrong_usage_is_2_whoever_listens(redirections: str) -> None:
+def test_wrong_usage_is_2_for_any_streams(redirections: str) -> None:
     outcome = run_tree(wrap(redirections, "--no-such-flag", "main.py"))
     assert outcome.exit_code == 2, outcome.explain()
 
 
 @pytest.mark.parametrize("redirections", [">&-", "> /dev/full", "| true"])
-def test_help_that_nobody_reads_is_no_error(redirections: str) -> None:
+def test_help_without_a_reader_is_not_an_error(redirections: str) -> None:
     outcome = run_tree(wrap(redirections, "--help"))
     assert (outcome.exit_code, outcome.stderr) == (0, ""), outcome.explain()

@@ -1,4 +1,4 @@
-"""A worker, cold and warm, is what `python script args` would have been: one probe program per item."""
+"""A cold and a warm worker behave like `python script args`: one probe program per item."""
 
 import shutil
 import sys
@@ -106,7 +106,7 @@ def test_process_state_in_the_c_locale(tmp_path: Path) -> None:
 
 
 def test_process_state_that_the_agent_was_given(tmp_path: Path) -> None:
-    """What a worker inherits from the agent's own start: below nohup, with limits."""
+    """A worker inherits from the agent's own start: below nohup, with limits."""
     given = ("sh", "-c", "trap '' HUP; umask 027; ulimit -n 777; exec \"$@\"", "sh")
     env = {"TMPDIR": str(tmp_path), "PYTHONIOENCODING": "latin-1", "PWD": str(PROBES)}  # a shell sets PWD
     compare(Probe(target="process_state.py", env=env, prefix=given), tmp_path)
@@ -117,12 +117,12 @@ def test_process_state_that_the_agent_was_given(tmp_path: Path) -> None:
 
 
 def test_descriptors_that_the_agent_was_given(tmp_path: Path) -> None:
-    """They are the agent's, not its workers'; plain Python would have them."""
+    """Workers do not get them; plain Python would."""
     given = ("sh", "-c", 'exec 7</dev/null; exec "$@"', "sh")
     compare(Probe(target="process_state.py", prefix=given), tmp_path, plain=False)
     assert "descriptors [0, 1, 2]\n" in (tmp_path / "warm" / "0.0.out").read_text()
 
 
 def test_recursion(tmp_path: Path) -> None:
-    """Not as plain Python to the frame: three of ours lie below."""
+    """Not compared with plain Python: three frames of ours lie below."""
     compare(Probe(target="exits.py", args=("recursion",)), tmp_path, plain=False)

@@ -1,4 +1,4 @@
-"""What must be fresh in every worker, what is said about exceptions and stacks, terminals, start-up hooks, torch."""
+"""What must be new in every worker, how exceptions and stacks are reported, terminals, start-up hooks, torch."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 from fidelity import DRIVER, PROBES, Probe, build_env, clean, compare, run_started
 from harness import Tree, wait_until
 
-from muster.agent.workers.spec import stack_signal
+from muster.agent.workers.spec import get_stack_signal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])
@@ -52,7 +52,7 @@ def test_random_states_of_torch(tmp_path: Path) -> None:
 @needs_numpy
 @pytest.mark.parametrize("threads", [None, "2"])
 def test_numpy_keeps_warm_start_on(threads: str | None, tmp_path: Path) -> None:
-    """OpenBLAS runs a pool from its import on; it has fork handlers of its own."""
+    """OpenBLAS runs a thread pool from its import on and has its own fork handlers."""
     env = {} if threads is None else {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
     probe = Probe(target="states.py", args=("numpy",), preload="numpy", env=env)
     started = run_started(probe, "warm", tmp_path, nproc=2, rounds=2)
@@ -118,7 +118,7 @@ def test_a_fatal_signal_leaves_the_python_stack(how: str, tmp_path: Path) -> Non
 
 
 @BOTH
-def test_faulthandler_is_left_to_who_sets_its_variable(how: str, tmp_path: Path) -> None:
+def test_faulthandler_is_left_alone_when_its_variable_is_set(how: str, tmp_path: Path) -> None:
     shown = run_started(Probe(target="segfault.py", env={"PYTHONFAULTHANDLER": ""}), how, tmp_path).shown[0][0]
     assert (shown.code, shown.stderr) == (-signal.SIGSEGV, "")
 
@@ -129,7 +129,7 @@ def test_stacks_of_a_worker_stuck_in_c(how: str, tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps({**request, "stacks": True}))
     command = [sys.executable, str(DRIVER), str(tmp_path / "request.json")]
     out, stacks = tmp_path / "0.0.out", tmp_path / "0.0.stack"
-    number = stack_signal()
+    number = get_stack_signal()
     assert number is not None
     with Tree(command, env=build_env({}), cwd=PROBES) as tree:
         wait_until(lambda: out.exists() and out.read_text() == "waiting\n", what="the worker")
@@ -148,7 +148,7 @@ def test_stacks_of_a_worker_stuck_in_c(how: str, tmp_path: Path) -> None:
 
 
 def run_on_terminal(command: list[str], typed: bytes, prompt: bytes) -> str:
-    """Run a command on a terminal of its own; answer each prompt with a line."""
+    """Run a command on its own terminal; answer each prompt with a line."""
     main_fd, terminal_fd = pty.openpty()
     process = subprocess.Popen(
         command, stdin=terminal_fd, stdout=terminal_fd, stderr=terminal_fd, cwd=PROBES, env=build_env({"TERM": "dumb"})
@@ -163,7 +163,7 @@ def run_on_terminal(command: list[str], typed: bytes, prompt: bytes) -> str:
             try:
                 data = os.read(main_fd, 4096)
             except OSError:
-                break  # the last one has closed the terminal
+                break  # the last process has closed the terminal
             seen += data
             if seen.count(prompt) > answered and answered < len(lines):
                 os.write(main_fd, lines[answered])
@@ -212,7 +212,7 @@ def test_start_up_hooks_that_a_fork_would_break_start_cold(text: str, reason: st
 
 
 def test_a_profiler_of_a_pth_file_starts_cold(tmp_path: Path) -> None:
-    """As coverage starts itself: a line of a .pth file in site-packages, run before any script."""
+    """Coverage starts like this: by a line of a .pth file in site-packages, run before any script."""
     venv.create(tmp_path / "env", with_pip=False)
     (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
     (packages / "profiler.pth").write_text("import sys; sys.setprofile(lambda *_: None)\n")
@@ -223,7 +223,7 @@ def test_a_profiler_of_a_pth_file_starts_cold(tmp_path: Path) -> None:
 
 
 def expect_cold(probe: Probe, reason: str, folder: Path) -> None:
-    """Assert that a warm start says once why it is none, and is what a cold one is."""
+    """Assert that a warm start gives one notice why it is cold, and shows what a cold start shows."""
     cold = run_started(probe, "cold", folder / "cold", nproc=2)
     warm = run_started(probe, "warm", folder / "warm", nproc=2)
     assert set(warm.ways) == {"cold"}
@@ -249,7 +249,7 @@ def test_torch_with_bound_cpus(tmp_path: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_template_with_another_number_of_cpus_than_its_worker(count: int, tmp_path: Path) -> None:
-    """As many threads work as there are CPUs; one that waits may be left over from making a pool fit."""
+    """As many threads work as there are CPUs; one idle thread may be left from resizing a pool."""
     cpus = sorted(os.sched_getaffinity(0))[:2]
     cold, warm = (run_bound(how, tmp_path, cpus[:count], cpus[: 3 - count]) for how in ("cold", "warm"))
     words = [next(line for line in text.splitlines() if line.startswith("threads")).split() for text in (cold, warm)]
@@ -267,7 +267,7 @@ def run_bound(how: str, folder: Path, cpus: list[int], template_cpus: list[int])
 @needs_torch
 @pytest.mark.parametrize("args", [("plain",), ("rich",), ("exit",)], ids=" ".join)
 def test_torchs_own_record(args: tuple[str, ...], tmp_path: Path) -> None:
-    """What it writes stays; what it does not write is not invented."""
+    """What it writes stays, and we add nothing to it."""
     errors = []
     for how in ("cold", "warm"):
         folder = tmp_path / how

@@ -1,4 +1,4 @@
-"""The template of a whole agent: what it does while the old workers are stopped, and when nodes come and go."""
+"""The template in a whole agent: while old workers are stopped, and when nodes join and leave."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def read_events(log_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_successors_are_forked_while_the_old_workers_are_being_stopped(tmp_path: Path) -> None:
-    """The old one ignores the polite signal, so that stopping it takes the whole grace period."""
+    """The old worker ignores SIGTERM, so that stopping it takes the whole grace period."""
     script = tmp_path / "main.py"
     script.write_text(
         "import os, signal, sys, threading\n"
@@ -49,7 +49,7 @@ def test_successors_are_forked_while_the_old_workers_are_being_stopped(tmp_path:
 def test_one_template_serves_all_memberships(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))  # held, not listening: nobody else is given the port
+        holder.bind(("127.0.0.1", 0))  # held, not listening: no other process gets the port
         first, second = (build_node(index, holder.getsockname()[1], tmp_path) for index in (0, 1))
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with Tree(first, env=env) as survivor:

@@ -1,4 +1,4 @@
-"""Warm workers on a machine with an NVIDIA GPU: CUDA and NCCL start in them as in cold ones, counts, binding."""
+"""Warm workers on a machine with an NVIDIA GPU: CUDA and NCCL work as in cold ones; device counts; binding."""
 
 import json
 import os
@@ -26,7 +26,7 @@ ENV = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 @pytest.fixture(scope="module")
 def gpus() -> list[str]:
-    """PCI addresses, in CUDA's order, from a process of its own: this one must not hold a CUDA context."""
+    """PCI addresses, in CUDA's order, from another process: this one must not hold a CUDA context."""
     reason = "" if Path("/dev/nvidiactl").exists() else "no NVIDIA driver"
     found: list[str] = []
     if not reason:
@@ -96,7 +96,7 @@ def test_torchs_compiler_in_the_template_leaves_cuda_alone(tmp_path: Path) -> No
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("line", ["torch.cuda.is_available()", "torch.ones(1, device='cuda')"])
 def test_an_import_that_uses_cuda_starts_workers_cold(line: str, tmp_path: Path) -> None:
-    """torch knows of its own context only; the first of these makes none, and breaks CUDA in a fork all the same."""
+    """torch detects only its own context; the first of these makes none, but still breaks CUDA in a fork."""
     (tmp_path / "touches.py").write_text(f"import torch\n{line}\n")
     script = tmp_path / "main.py"
     script.write_text("import touches, torch\nprint(torch.ones(3, device='cuda').sum().item())\n")
@@ -123,7 +123,7 @@ def test_random_states_of_the_device(tmp_path: Path) -> None:
 
 @BOTH
 def test_nccl_before_and_after_a_restart(how: str, gpus: list[str], tmp_path: Path) -> None:
-    """Also: as many workers as GPUs, and neither agent nor guard ever held the driver's files."""
+    """Also: there are as many workers as GPUs, and neither agent nor guard ever opened the driver's files."""
     outcome = run_agent(how, "nccl_sum.py", tmp_path, "--nproc-per-node", "gpu", "--max-restarts", "1")
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     count = len(gpus)
@@ -150,7 +150,7 @@ def test_no_visible_device_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def list_near_cpus(address: str) -> frozenset[int]:
-    """CPUs of the NUMA node a GPU is on that this process may use."""
+    """The CPUs of a GPU's NUMA node that this process may use."""
     try:
         node = max(0, int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text()))
         near = parse_ranges(Path(f"/sys/devices/system/node/node{node}/cpulist").read_text().strip())

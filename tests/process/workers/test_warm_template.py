@@ -1,4 +1,4 @@
-"""The template: what it refuses to fork, what happens when it dies, that nothing of it is left."""
+"""The template: what it refuses to fork, what happens when it dies, and that it leaves no process behind."""
 
 import json
 import os
@@ -32,7 +32,7 @@ ENV = dict(os.environ)
 
 
 class Agent:
-    """A starter on a loop with a reaper, in this very process."""
+    """A starter on a loop with a reaper, in this process."""
 
     def __init__(self, script: str, *, nproc: int = 2, preload: str = "auto", kind: str = "script") -> None:
         self.loop = Loop()
@@ -51,16 +51,16 @@ class Agent:
             on_record=lambda what, **detail: self.records.append({"what": what, **detail}),
         )
         self.watch = SignalWatch(
-            self.loop, handled=(), on_signal=lambda _: None, on_child=self.note_end, on_stacks=lambda: None
+            self.loop, handled=(), on_signal=lambda _: None, on_child=self.record_end, on_stacks=lambda: None
         )
 
-    def note_end(self, pid: int, code: int) -> None:
+    def record_end(self, pid: int, code: int) -> None:
         self.ended[pid] = code
         if pid not in self.started.values():
-            self.starter.reaped(pid, code)
+            self.starter.handle_exit(pid, code)
 
     def turn_until(self, holds: Callable[[], object]) -> None:
-        self.loop.call_later(60, lambda: pytest.fail(f"waited in vain: {self.records} {self.notices}"))
+        self.loop.call_later(60, lambda: pytest.fail(f"timed out: {self.records} {self.notices}"))
         while not holds():
             self.loop.turn()
 
@@ -93,8 +93,8 @@ class Agent:
 
     @property
     def template_pid(self) -> int:
-        assert self.starter._link is not None
-        return self.starter._link.pid
+        assert self.starter._template is not None
+        return self.starter._template.pid
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_parked_workers_are_used_and_the_template_survives(make_agent: Callable[
     agent.turn_until(lambda: agent.has("workers_parked"))
     template, parked = agent.template_pid, {one.pid for one in agent.starter._parked}
     assert len(parked) == 2
-    keep = agent.starter.keep_pids()
+    keep = agent.starter.list_own_pids()
     assert all(pid in keep for pid in (template, *parked))
     agent.start()
     assert set(agent.started.values()) == parked
@@ -181,7 +181,7 @@ def test_a_sweep_spares_workers_being_forked(make_agent: Callable[..., Agent], s
     for count in range(2, 8):
         agent.starter.park(2)
         while not agent.has("workers_parked", count):
-            _processes.kill_descendants(os.getpid(), keep=agent.starter.keep_pids())
+            _processes.kill_descendants(os.getpid(), keep=agent.starter.list_own_pids())
             agent.loop.turn(0.001)
         parked = {one.pid for one in agent.starter._parked}
         agent.start()
@@ -197,7 +197,7 @@ def test_no_descriptor_left_is_a_failed_start_and_the_next_one_is_warm(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     with ExitStack() as stack:
-        while (filler := os.dup(0)) <= highest:  # this process may have been given a high one, with room below
+        while (filler := os.dup(0)) <= highest:  # this process may have inherited a high one, with free numbers below
             stack.callback(os.close, filler)
         stack.callback(os.close, filler)
         resource.setrlimit(resource.RLIMIT_NOFILE, (filler + 3, hard))
@@ -235,7 +235,7 @@ def store_port() -> Iterator[int]:
 
 @pytest.fixture
 def make_listeners(make_agent: Callable[..., Agent], tmp_path: Path, store_port: int) -> Iterator[Callable[..., Agent]]:
-    """An agent whose workers are asked to start: rank 0 listens after a time, the others are refused if it does not."""
+    """An agent that starts workers: rank 0 listens after a time; the others fail if they connect before."""
     agents: list[Agent] = []
 
     def make(late_s: float, *, preload: str = "torch", nproc: int = 3) -> Agent:
@@ -256,50 +256,50 @@ def test_the_others_wait_until_global_rank_0_listens(
     make_listeners: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_start, "LIMIT_S", 60.0)
-    agent, told = make_listeners(0.3), []
-    agent.starter.when_ahead(lambda: told.append(len(agent.started)))
-    assert (list(agent.started), told) == ([0], [])
+    agent, called = make_listeners(0.3), []
+    agent.starter.run_after_head_start(lambda: called.append(len(agent.started)))
+    assert (list(agent.started), called) == ([0], [])
     assert agent.wait_for_end(3)[1:] == [0, 0]  # neither was refused
-    assert told == [1]
-    agent.starter.when_ahead(lambda: told.append(3))
-    assert told == [1, 3]
+    assert called == [1]
+    agent.starter.run_after_head_start(lambda: called.append(3))
+    assert called == [1, 3]
 
 
 def test_a_head_start_is_short(make_listeners: Callable[..., Agent]) -> None:
-    agent, began_s = make_listeners(1000.0), time.monotonic()
+    agent, started_s = make_listeners(1000.0), time.monotonic()
     agent.turn_until(lambda: len(agent.started) == 3)
-    assert 0.09 < time.monotonic() - began_s < 5.0
+    assert 0.09 < time.monotonic() - started_s < 5.0
     assert agent.ways == ["warm"] * 3
 
 
-def test_who_is_cancelled_during_a_head_start_does_not_start(make_listeners: Callable[..., Agent]) -> None:
-    agent, told = make_listeners(1000.0), []
-    agent.starter.when_ahead(lambda: told.append(True))
+def test_workers_cancelled_during_a_head_start_do_not_start(make_listeners: Callable[..., Agent]) -> None:
+    agent, called = make_listeners(1000.0), []
+    agent.starter.run_after_head_start(lambda: called.append(True))
     agent.starter.cancel()
     over: list[bool] = []
     agent.loop.call_later(0.3, lambda: over.append(True))
     agent.turn_until(lambda: over)
-    assert (list(agent.started), told) == ([0], [])
-    agent.starter.when_ahead(lambda: told.append(True))
-    assert told == [True]
+    assert (list(agent.started), called) == ([0], [])
+    agent.starter.run_after_head_start(lambda: called.append(True))
+    assert called == [True]
 
 
 def test_a_head_start_ends_with_its_round(
     make_listeners: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one worker on the node there is nothing to cancel when the round breaks."""
+    """With one worker on the node there is no start to cancel when the round ends."""
     monkeypatch.setattr(head_start, "LIMIT_S", 60.0)
-    agent, told = make_listeners(1000.0, nproc=1), []
-    agent.starter.when_ahead(lambda: told.append(True))
+    agent, called = make_listeners(1000.0, nproc=1), []
+    agent.starter.run_after_head_start(lambda: called.append(True))
     (first,) = agent.started.values()
     _processes.send([first], signal.SIGKILL)
     agent.turn_until(lambda: first in agent.ended)
     agent.start(2)
     agent.turn_until(lambda: len(agent.started) == 2)
-    assert not told
+    assert not called
 
 
-def test_without_torch_nobody_gets_a_head_start(make_listeners: Callable[..., Agent]) -> None:
+def test_without_torch_there_is_no_head_start(make_listeners: Callable[..., Agent]) -> None:
     assert len(make_listeners(1000.0, preload="json").started) == 3
 
 
@@ -415,15 +415,15 @@ def test_what_imports_print_is_printed_by_every_worker(tmp_path: Path) -> None:
         assert [(shown.stdout, shown.stderr) for shown in workers] == [("imported\nruns\n", "warned\n")] * 2
 
 
-@pytest.mark.parametrize("told", ["pass", "gc.disable()", "gc.set_threshold(5000, 50, 50)", "gc.set_threshold(0)"])
-def test_the_collector_is_as_the_imports_leave_it(told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("statement", ["pass", "gc.disable()", "gc.set_threshold(5000, 50, 50)", "gc.set_threshold(0)"])
+def test_the_collector_is_as_the_imports_leave_it(statement: str, tmp_path: Path) -> None:
     """The template pauses it while it imports; a worker must not see that."""
-    (tmp_path / "tunes.py").write_text(f"import gc\n{told}\n")
+    (tmp_path / "tunes.py").write_text(f"import gc\n{statement}\n")
     script = tmp_path / "main.py"
     script.write_text("import gc, tunes\nprint(gc.isenabled(), gc.get_threshold())\n")
     compare(Probe(target=str(script), preload="tunes"), tmp_path / "out")
     text = (tmp_path / "out" / "warm" / "0.0.out").read_text()
-    assert text.startswith("False" if "disable" in told else "True")
+    assert text.startswith("False" if "disable" in statement else "True")
 
 
 FILTER = "import warnings\nwarnings.filterwarnings('ignore', {!r}, UserWarning)\n"
@@ -450,7 +450,7 @@ def test_imports_warn_as_the_programs_own_would(before: str, shown: list[str], t
         "import warnings\n"
         "warnings.warn('to main', DeprecationWarning, stacklevel=2)\n"
         "warnings.warn('to all')\n"
-        "warnings.warn('to nobody', ImportWarning)\n"
+        "warnings.warn('hidden by default', ImportWarning)\n"
     )
     (tmp_path / "quiet.py").write_text("import warnings\nwarnings.filterwarnings('ignore')\n")
     script = tmp_path / "main.py"
@@ -465,11 +465,14 @@ def test_imports_warn_as_the_programs_own_would(before: str, shown: list[str], t
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"command_prefix": ("env",)}, "workers are run by env"),
-        ({"env": {**ENV, "RANK": "0", "OMP_NUM_THREADS": "77"}}, "OMP_NUM_THREADS is not the same"),
+        ({"command_prefix": ("env",)}, "workers are started through env"),
+        (
+            {"env": {**ENV, "RANK": "0", "OMP_NUM_THREADS": "77"}},
+            "OMP_NUM_THREADS differs between the workers",
+        ),
     ],
 )
-def test_what_cannot_be_taken_over_starts_cold(
+def test_workers_that_a_fork_cannot_become_start_cold(
     changes: dict[str, object], reason: str, make_agent: Callable[..., Agent], script: str
 ) -> None:
     agent = make_agent(script)
@@ -481,11 +484,11 @@ def test_what_cannot_be_taken_over_starts_cold(
     assert reason in agent.notices[0]
 
 
-def test_a_command_is_no_business_of_the_templates(make_agent: Callable[..., Agent]) -> None:
+def test_a_command_starts_cold_without_a_template(make_agent: Callable[..., Agent]) -> None:
     agent = make_agent("true", kind="command")
     agent.start()
     assert agent.wait_for_end() == [0, 0]
-    assert (agent.ways, agent.starter._link) == (["cold", "cold"], None)
+    assert (agent.ways, agent.starter._template) == (["cold", "cold"], None)
 
 
 @pytest.mark.parametrize("moment", ["importing", "parked", "running"])

@@ -1,4 +1,4 @@
-"""Rank 0 lets no signal through and never ends; the others fail when a file appears."""
+"""Rank 0 blocks all signals and never ends; the others fail when a file appears."""
 import os
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""The agent as on a system without subreapers, death signals, timers to share and /proc: as on macOS."""
+"""The agent as on a system without subreapers, death signals, shared timers and /proc: as on macOS."""
 import sys
 
 from muster import _processes

@@ -1,4 +1,4 @@
-"""In the first attempt rank 0 is done at once, and the others fail when a file appears; afterwards all end well."""
+"""In the first attempt rank 0 exits with 0 at once, and the others fail when a file appears; later all succeed."""
 import os
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Ranks named on the command line sit still for ever; the others work until a file appears, then end."""
+"""Ranks named on the command line are idle for ever; the others work until a file appears, then end."""
 import os
 import sys
 import time
@@ -19,4 +19,4 @@ if rank in still:
 began = time.monotonic()
 while not os.path.exists(done_file):
     if time.monotonic() - began > 60:
-        sys.exit("nobody made the file")
+        sys.exit("the file was not created")

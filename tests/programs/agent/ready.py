@@ -1,4 +1,4 @@
-"""Says which attempt of which rank it is, then does what its arguments say (for the first attempt, or for all)."""
+"""Prints its rank and attempt, then does what its arguments say (for the first attempt, or for all)."""
 import os
 import signal
 import subprocess
@@ -22,7 +22,7 @@ if "grandchildren" in words:
     for _ in range(200):
         subprocess.Popen(["sleep", "1000"])
 if "term-witness" in words:
-    # The child notes a SIGTERM of its own; the worker takes a moment to end politely.
+    # The child records its own SIGTERM; the worker takes a moment to clean up.
     witness = sys.argv[-1]
     code = f"import signal,time;signal.signal(15,lambda *a: open({witness!r},'w').close());print('watching',flush=True);time.sleep(1000)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""One all-reduce over everybody; each rank says what it got."""
+"""One all-reduce over all ranks; each prints its result."""
 import os
 import warnings
 

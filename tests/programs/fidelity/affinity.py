@@ -1,4 +1,4 @@
-"""Says on which CPUs it runs, and how many threads torch would use there."""
+"""Prints its CPUs and the number of threads that torch would use."""
 
 import os
 

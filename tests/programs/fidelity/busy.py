@@ -1,4 +1,4 @@
-"""Waits in C without letting go of the interpreter's lock, with a second thread in Python, until it is killed."""
+"""Waits in C without releasing the interpreter's lock, with a second thread in Python, until it is killed."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""multiprocessing from inside a worker: all three ways, with classes of this very file."""
+"""multiprocessing from inside a worker: all three ways, with classes of this file."""
 
 import multiprocessing
 import os

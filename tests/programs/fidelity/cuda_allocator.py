@@ -1,4 +1,4 @@
-"""Chooses CUDA's own allocator, as many training scripts set theirs: before torch is imported."""
+"""Chooses CUDA's own allocator as many training scripts do: before torch is imported."""
 
 import os
 

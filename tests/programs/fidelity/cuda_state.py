@@ -1,4 +1,4 @@
-"""CUDA from a worker's first call on: what it finds, what it computes, what its children can do."""
+"""CUDA from a worker's first call on: devices, results, and what its children can do."""
 
 import multiprocessing
 import os

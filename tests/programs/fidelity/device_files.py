@@ -1,4 +1,4 @@
-"""Who holds the GPU driver's files open: whoever has a CUDA context, or has only asked CUDA something, holds some."""
+"""Which processes hold the GPU driver's files open: any with a CUDA context, or that has only called CUDA."""
 
 import os
 
@@ -9,5 +9,5 @@ def list_device_files(pid):
         try:
             found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except OSError:
-            pass  # the one the listing used
+            pass  # the descriptor that listed them
     return sorted(name for name in found if name.startswith("/dev/nvidia"))

@@ -1,4 +1,4 @@
-"""Ends in the way its argument names."""
+"""Ends in the way that its argument names."""
 
 import atexit
 import os

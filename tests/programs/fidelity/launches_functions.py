@@ -1,4 +1,4 @@
-"""Starts a job from Python, with functions of this very file."""
+"""Starts a job from Python, with functions of this file."""
 
 import os
 import sys

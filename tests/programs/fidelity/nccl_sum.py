@@ -1,4 +1,4 @@
-"""One all-reduce over NCCL, one rank per GPU; the first attempt ends in a crash. Says who holds the driver's files."""
+"""One all-reduce over NCCL, one rank per GPU; the first attempt crashes. Prints which processes hold the driver's files."""
 
 import os
 

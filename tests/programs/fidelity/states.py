@@ -1,4 +1,4 @@
-"""Things that must differ from worker to worker, and from one start to the next."""
+"""Values that must differ between workers and between starts."""
 
 import hashlib
 import json

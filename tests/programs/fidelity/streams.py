@@ -1,4 +1,4 @@
-"""Who writes when: buffered text, raw writes, children."""
+"""The order of writes: buffered text, raw writes, children."""
 
 import os
 import subprocess

@@ -6,7 +6,7 @@ try:
     import numpy
 
     ones = numpy.ones((600, 600))
-    print("blas", (ones @ ones).sum())  # its pool of threads is stopped by a fork and starts again when it is used
+    print("blas", (ones @ ones).sum())  # a fork stops its thread pool, which starts again when used
 except ImportError:
     pass
 try:

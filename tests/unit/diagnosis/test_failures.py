@@ -10,7 +10,7 @@ import pytest
 from muster.agent.diagnosis.failures import (
     FailureCollector,
     FailureContext,
-    collect_failure,
+    build_failure,
     name_signal,
     read_error_file,
     read_stderr,
@@ -40,11 +40,11 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <modu
 
 
 def make_context(**changes: Any) -> FailureContext:
-    return FailureContext(**{"round": ROUND, "local_rank": 2, "host": "h", "code": 1, "lived_s": 1.0, **changes})
+    return FailureContext(**{"round": ROUND, "local_rank": 2, "host": "h", "code": 1, "run_time_s": 1.0, **changes})
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (
             {"message": {"message": "E: t", "extraInfo": {"py_callstack": "stack\n", "timestamp": "12"}}},
@@ -58,13 +58,13 @@ def make_context(**changes: Any) -> FailureContext:
         ("", None),
     ],
 )
-def test_error_files(tmp_path: Path, content: object, told: object) -> None:
+def test_error_files(tmp_path: Path, content: object, expected: object) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps(content))
-    assert read_error_file(str(path)) == told
+    assert read_error_file(str(path)) == expected
 
 
-def test_error_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_not_error_files(tmp_path: Path) -> None:
     half = tmp_path / "half.json"
     half.write_text('{"message": {"mess')
     assert read_error_file(str(half)) is None
@@ -72,7 +72,7 @@ def test_error_files_that_are_none(tmp_path: Path) -> None:
     assert read_error_file(None) is None
 
 
-def test_what_python_prints_when_it_dies() -> None:
+def test_pythons_own_output_about_its_end() -> None:
     assert read_stderr(f"noise\n{TRACEBACK}\n") == ("NameError: name", TRACEBACK)
     chained = f"{TRACEBACK}\n\nDuring handling ...:\n\n{TRACEBACK.replace('NameError', 'KeyError')}\nmore noise\n"
     assert read_stderr(chained) == ("KeyError: name", TRACEBACK.replace("NameError", "KeyError"))
@@ -94,13 +94,13 @@ def test_long_tracebacks_keep_the_frames_that_matter() -> None:
     assert len(fatal) < 70
 
 
-def test_a_failure_knows_its_place_and_its_end() -> None:
-    failure = collect_failure(make_context(code=-signal.SIGSEGV, stderr_text=TRACEBACK, pid=9))
+def test_a_failure_has_its_rank_and_its_end() -> None:
+    failure = build_failure(make_context(code=-signal.SIGSEGV, stderr_text=TRACEBACK, pid=9))
     assert (failure.node, failure.node_index, failure.global_rank, failure.round, failure.attempt) == (1, 5, 6, 3, 1)
     assert (failure.exit_code, failure.signal, failure.pid) == (None, "SIGSEGV", 9)
     assert failure.exception == "NameError: name"
     assert not failure.collateral
-    assert collect_failure(make_context(stopped_by_us=True)).collateral
+    assert build_failure(make_context(stopped_by_us=True)).collateral
 
 
 def test_signals_have_names() -> None:
@@ -109,7 +109,7 @@ def test_signals_have_names() -> None:
 
 
 def early(**changes: Any) -> bool:
-    return collect_failure(make_context(**changes)).early
+    return build_failure(make_context(**changes)).early
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def early(**changes: Any) -> bool:
 )
 def test_start_up_errors(changes: dict[str, Any]) -> None:
     assert early(**changes)
-    assert not early(**changes, lived_s=3600.0) or changes.get("code") == 0
+    assert not early(**changes, run_time_s=3600.0) or changes.get("code") == 0
     assert not early(**changes, stopped_by_us=True)
 
 
@@ -140,29 +140,29 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
         {"code": None, "reason": "no CPU time used"},
     ],
 )
-def test_other_ends_are_worth_another_try(changes: dict[str, Any]) -> None:
+def test_other_ends_may_be_retried(changes: dict[str, Any]) -> None:
     assert not early(**changes)
 
 
-class Memory:
-    """Stands for the log router."""
+class FakeStderr:
+    """In place of the log router."""
 
-    def stderr_text(self, local_rank: int) -> str:
+    def read_stderr_text(self, local_rank: int) -> str:
         return TRACEBACK if local_rank == 2 else ""
 
-    def stderr_tail(self, local_rank: int) -> tuple[str, ...]:
+    def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
         return ("last line",) if local_rank == 2 else ()
 
 
-class Watch:
-    """Stands for `OomWatch`."""
+class FakeOomWatch:
+    """In place of `OomWatch`."""
 
     def __init__(self, evidence: OomEvidence | None) -> None:
         self.evidence = evidence
 
-    def begin(self) -> None: ...
+    def reset(self) -> None: ...
 
-    def look(self) -> OomEvidence | None:
+    def check(self) -> OomEvidence | None:
         return self.evidence
 
 
@@ -175,7 +175,7 @@ class FixedClock(SystemClock):
 
 
 def collect(evidence: OomEvidence | None, code: int, *, signalled: bool = False) -> Any:
-    collector = FailureCollector(host="h", clock=FixedClock(), logs=Memory(), oom=Watch(evidence))  # type: ignore[arg-type]
+    collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(evidence))  # type: ignore[arg-type]
     worker = LiveWorker(number=3, local_rank=2, pid=7, started_s=90.0)
     end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled=signalled)
     streams = WorkerStreams(
@@ -184,7 +184,7 @@ def collect(evidence: OomEvidence | None, code: int, *, signalled: bool = False)
     return collector.collect(ROUND, 2, end, streams)
 
 
-def test_the_collector_puts_it_together() -> None:
+def test_the_collector_combines_all_evidence() -> None:
     failure = collect(None, 1)
     assert (failure.age_s, failure.time_s, failure.pid) == (0.5, 4999.5, 7)
     assert failure.exception == "NameError: name"
@@ -192,17 +192,17 @@ def test_the_collector_puts_it_together() -> None:
     assert failure.log_path == "/e"
 
 
-def test_memory_evidence_goes_where_it_explains_something() -> None:
+def test_memory_evidence_is_kept_only_where_it_explains_the_end() -> None:
     sure, guess = OomEvidence(certain=True), OomEvidence(certain=False)
     assert collect(sure, -9).oom == sure
-    assert collect(sure, 1).oom == sure  # a child of the worker was killed, and the worker gave up
+    assert collect(sure, 1).oom == sure  # a child of the worker was killed, and the worker failed
     assert collect(guess, -9).oom == guess
     assert collect(guess, 1).oom is None
     assert collect(sure, -9, signalled=True).oom is None
 
 
-def test_a_worker_that_never_was() -> None:
-    collector = FailureCollector(host="h", clock=FixedClock(), logs=Memory(), oom=Watch(None))  # type: ignore[arg-type]
+def test_a_worker_that_could_not_be_started() -> None:
+    collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(None))  # type: ignore[arg-type]
     failure = collector.collect(ROUND, 0, None, None, "cannot start x: Permission denied")
     assert (failure.exit_code, failure.signal, failure.pid) == (None, None, 0)
     assert failure.reason == "cannot start x: Permission denied"

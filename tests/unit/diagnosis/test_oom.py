@@ -1,4 +1,4 @@
-"""The OOM killer's traces in both versions of cgroups, on a copy of the files."""
+"""Evidence of the OOM killer in both versions of cgroups, on a copy of the files."""
 
 from pathlib import Path
 
@@ -55,9 +55,9 @@ def test_a_counted_kill_is_certain_and_names_limit_and_peak(machine: Machine) ->
     machine.set_limit(machine.own, "max" if machine.version == 2 else "9223372036854771712", 7)
     machine.set_limit(machine.own.parent, "4096", 4000)
     watch = OomWatch(str(machine.proc))
-    assert watch.look() is None
+    assert watch.check() is None
     machine.set_kills(own=1, machine=1)
-    evidence = watch.look()
+    evidence = watch.check()
     assert evidence is not None
     assert (evidence.certain, evidence.limit_bytes, evidence.peak_bytes) == (True, 4096, 4000)
     assert evidence.source == str(machine.own / ("memory.events" if machine.version == 2 else "memory.oom_control"))
@@ -66,14 +66,14 @@ def test_a_counted_kill_is_certain_and_names_limit_and_peak(machine: Machine) ->
 def test_kills_before_the_round_do_not_count(machine: Machine) -> None:
     watch = OomWatch(str(machine.proc))
     machine.set_kills(own=3, machine=3)
-    watch.begin()
-    assert watch.look() is None
+    watch.reset()
+    assert watch.check() is None
 
 
 def test_a_kill_elsewhere_on_the_machine_is_a_guess(machine: Machine) -> None:
     watch = OomWatch(str(machine.proc))
     machine.set_kills(own=0, machine=1)
-    evidence = watch.look()
+    evidence = watch.check()
     assert evidence is not None
     assert not evidence.certain
     assert evidence.source == str(machine.proc / "vmstat")
@@ -84,19 +84,19 @@ def test_an_old_kernel_that_counts_only_hits_of_the_limit_gives_a_guess(tmp_path
     machine.set_kills(own=None, machine=0)
     watch = OomWatch(str(machine.proc))
     machine.set_kills(own=None, machine=0, hits=5)
-    evidence = watch.look()
+    evidence = watch.check()
     assert evidence is not None
     assert not evidence.certain
     assert evidence.source.endswith("memory.failcnt")
 
 
-def test_hits_of_the_limit_alone_are_no_evidence_where_kills_are_counted(machine: Machine) -> None:
+def test_hits_of_the_limit_alone_are_not_evidence_where_kills_are_counted(machine: Machine) -> None:
     watch = OomWatch(str(machine.proc))
     machine.set_kills(own=0, machine=0, hits=5)
-    assert watch.look() is None
+    assert watch.check() is None
 
 
-def test_a_container_that_sees_only_its_own_part_of_the_tree(tmp_path: Path) -> None:
+def test_a_container_that_sees_only_its_part_of_the_tree(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 2, inside="/docker/abc", mount_root="/docker/abc")
     cgroup = find_memory_cgroup(str(machine.proc))
     assert cgroup is not None
@@ -107,5 +107,5 @@ def test_a_container_that_sees_only_its_own_part_of_the_tree(tmp_path: Path) -> 
 def test_a_machine_without_cgroups(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     watch = OomWatch(str(tmp_path / "proc"))
-    watch.begin()
-    assert watch.look() is None
+    watch.reset()
+    assert watch.check() is None

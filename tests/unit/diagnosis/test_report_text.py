@@ -1,4 +1,4 @@
-"""The report on one page, as JSON, in torch's format, and cut down to a termination message."""
+"""The report on one page, as JSON, in torch's format, and shortened to a termination message."""
 
 import json
 from dataclasses import replace
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
 from muster.agent.diagnosis.report_files import (
+    build_termination_message,
     build_torch_error,
-    termination_message,
     write_report,
     write_torch_error_file,
 )
@@ -84,7 +84,7 @@ def test_the_page_names_everything_once() -> None:
     assert "ranks 0-1:" in page
 
 
-def test_collateral_is_never_the_root_however_early_it_came() -> None:
+def test_collateral_is_never_the_root_even_when_it_came_first() -> None:
     root = make_failure()
     assert find_root(make_report(make_collateral(0), root)) is root
     assert find_root(make_report()) is None
@@ -92,21 +92,24 @@ def test_collateral_is_never_the_root_however_early_it_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("certain", "words"),
-    [(True, "the OOM killer struck in this node's cgroup (limit 4.00 GiB, peak 3.99 GiB"), (False, "a guess")],
+    ("certain", "text"),
+    [
+        (True, "the OOM killer killed a process in this node's cgroup (limit 4.00 GiB, peak 3.99 GiB"),
+        (False, "a guess"),
+    ],
 )
-def test_an_oom_kill_is_called_what_it_is(certain: bool, words: str) -> None:
+def test_an_oom_kill_is_named_and_a_guess_is_called_one(certain: bool, text: str) -> None:
     oom = OomEvidence(certain=certain, limit_bytes=4 << 30, peak_bytes=int(3.99 * (1 << 30)), source="/sys/x")
     page = format_report(make_report(make_failure(exit_code=None, signal="SIGKILL", oom=oom)))
     assert "killed by SIGKILL" in page
-    assert words in page
+    assert text in page
 
 
 def test_a_thousand_dead_ranks_take_one_line_per_node() -> None:
     others = [replace(make_collateral(rank), node=rank // 8, host=f"h{rank // 8}") for rank in range(1000)]
     page = format_report(make_report(make_failure(), *others))
     assert "ranks 0-7 (node 0, h0)" in page
-    assert "... and 109 such lines more" in page
+    assert "... and 109 more such lines" in page
     assert len(page.splitlines()) < 50
 
 
@@ -115,7 +118,7 @@ def test_rank_lists() -> None:
     assert name_ranks([2, 0, 1, 8]) == "ranks 0-2, 8"
 
 
-def test_json_round_trip_and_nothing_half_written(tmp_path: Path) -> None:
+def test_json_round_trip_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     report = make_report(make_failure(oom=OomEvidence(certain=True, limit_bytes=1)), make_collateral(0))
     path = tmp_path / "report.json"
     write_report(report, str(path))
@@ -139,18 +142,18 @@ def test_torch_format_keeps_what_the_worker_recorded(tmp_path: Path) -> None:
     own = {"message": {"message": "Own: text", "extraInfo": {"py_callstack": "s", "timestamp": "1", "more": 1}}, "x": 2}
     error_file = tmp_path / "worker.json"
     error_file.write_text(json.dumps(own))
-    told = build_torch_error(make_failure(error_file=str(error_file), exit_code=17))
-    assert told == {**own, "message": {**own["message"], "errorCode": 17}}
+    error = build_torch_error(make_failure(error_file=str(error_file), exit_code=17))
+    assert error == {**own, "message": {**own["message"], "errorCode": 17}}
 
 
-def test_nothing_known_to_have_failed_writes_no_torch_file(tmp_path: Path) -> None:
+def test_without_a_failure_no_torch_file_is_written(tmp_path: Path) -> None:
     write_torch_error_file(make_report(), str(tmp_path / "error.json"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_report_fits_whole_into_the_termination_message() -> None:
     report = make_report(make_failure(local_rank=0, global_rank=0, node=0))
-    assert Report.from_json(json.loads(termination_message(report))) == report
+    assert Report.from_json(json.loads(build_termination_message(report))) == report
 
 
 @settings(deadline=None, max_examples=40)
@@ -165,7 +168,7 @@ def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
 ) -> None:
     root = make_failure(exception=text * repeats, traceback=text * repeats, stderr_tail=(text * repeats,) * 20)
     collateral = [make_collateral(rank) for rank in range(others)]
-    message = termination_message(make_report(*collateral, root, run_id=run_id, reason=text))
+    message = build_termination_message(make_report(*collateral, root, run_id=run_id, reason=text))
     assert len(message) <= TERMINATION_LOG_LIMIT_BYTES
     first = Report.from_json(json.loads(message)).failures[0]
     assert (first.global_rank, first.host, first.exit_code) == (3, "host-b", 1)

@@ -1,4 +1,4 @@
-"""The stack collector on a clock of the test's own, over workers that write when the test says so."""
+"""The stack collector on the test's own clock, with workers whose writes the test controls."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from muster.agent.runtime.loop import Loop
 
 
 class HandClock:
-    """Moves when told."""
+    """Advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.at_s = 100.0
@@ -28,19 +28,19 @@ class HandClock:
 
 
 class World:
-    """Two workers; what each has been asked, and what it writes, is the test's affair."""
+    """Two workers; the test controls what they write and sees which were signalled."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = HandClock()
         self.loop = Loop(self.clock)
         self.collector = StackCollector(self.loop)
         self.targets = {rank: StackTarget(pid=1000 + rank, stack_file=str(folder / f"{rank}")) for rank in (0, 1)}
-        self.asked: list[int] = []
+        self.signalled: list[int] = []
         self.alive = {1000, 1001}
         self.answers: list[tuple[str, dict[int, str]]] = []
 
-    def take(self, name: str) -> None:
-        self.collector.take(self.targets, lambda texts: self.answers.append((name, texts)))
+    def collect(self, name: str) -> None:
+        self.collector.collect(self.targets, lambda texts: self.answers.append((name, texts)))
 
     def write(self, rank: int, text: str) -> None:
         with open(self.targets[rank].stack_file, "a", encoding="utf-8") as file:
@@ -56,23 +56,23 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     monkeypatch.setattr(stacks, "can_dump", lambda pid: pid in world.alive)
-    monkeypatch.setattr(stacks, "stack_signal", lambda: 59)
-    monkeypatch.setattr(_processes, "send", lambda pids, _signum: world.asked.extend(pids))
+    monkeypatch.setattr(stacks, "get_stack_signal", lambda: 59)
+    monkeypatch.setattr(_processes, "send", lambda pids, _signum: world.signalled.extend(pids))
     monkeypatch.setattr(_processes, "read_stat", lambda pid: ["S"] if pid in world.alive else None)
     yield world
     world.loop.close()
 
 
 def test_all_stacks_as_soon_as_they_are_written(world: World) -> None:
-    world.take("stop")
+    world.collect("stop")
     world.write(0, "at a")
     world.write(1, "at b")
     world.pass_s(0.02)
     assert world.answers == [("stop", {0: "at a", 1: "at b"})]
 
 
-def test_a_worker_that_gives_none_is_waited_for_no_longer_than_the_limit(world: World) -> None:
-    world.take("stop")
+def test_the_wait_for_a_worker_without_stacks_ends_at_the_limit(world: World) -> None:
+    world.collect("stop")
     world.write(0, "at a")
     world.pass_s(LIMIT_S - 0.02)
     assert world.answers == []
@@ -80,52 +80,52 @@ def test_a_worker_that_gives_none_is_waited_for_no_longer_than_the_limit(world: 
     assert world.answers == [("stop", {0: "at a"})]
 
 
-def test_requests_that_keep_coming_take_nothing_from_the_first(world: World) -> None:
+def test_repeated_requests_do_not_delay_the_first(world: World) -> None:
     """Each gets its own answer, and none puts off another's."""
     world.write(0, "of earlier days")
-    world.take("stop")
+    world.collect("stop")
     for number in range(30):
         world.pass_s(0.1)
-        world.take(f"print {number}")
+        world.collect(f"print {number}")
     world.pass_s(LIMIT_S + 0.1)
     assert [name for name, _ in world.answers] == ["stop", *(f"print {number}" for number in range(30))]
     assert all(texts == {} for _, texts in world.answers)
 
 
 def test_a_stop_is_answered_while_stacks_are_being_printed(world: World) -> None:
-    world.take("print")
+    world.collect("print")
     world.pass_s(1.0)
-    world.take("stop")
+    world.collect("stop")
     world.pass_s(LIMIT_S - 0.5)
     assert [name for name, _ in world.answers] == ["print"]
     world.pass_s(0.6)
     assert [name for name, _ in world.answers] == ["print", "stop"]
 
 
-def test_a_worker_is_not_asked_again_before_it_has_answered(world: World) -> None:
-    world.take("print")
-    world.take("stop")
-    assert world.asked == [1000, 1001]
+def test_a_worker_is_not_signalled_again_before_it_has_answered(world: World) -> None:
+    world.collect("print")
+    world.collect("stop")
+    assert world.signalled == [1000, 1001]
     for rank in (0, 1):
         world.write(rank, "at a")
     world.pass_s(0.02)
     assert world.answers == [("print", {0: "at a", 1: "at a"}), ("stop", {0: "at a", 1: "at a"})]
 
 
-def test_stacks_that_were_taken_before_the_request_are_taken_anew(world: World) -> None:
+def test_stacks_from_before_the_request_are_collected_again(world: World) -> None:
     """While the first request waits for rank 1, rank 0 has gone on; each request gets its own and nothing else."""
-    world.take("print")
+    world.collect("print")
     world.write(0, "then")
     world.pass_s(0.5)
-    world.take("stop")
-    assert world.asked == [1000, 1001, 1000]
+    world.collect("stop")
+    assert world.signalled == [1000, 1001, 1000]
     world.write(0, "now")
     world.pass_s(LIMIT_S + 0.1)
     assert world.answers == [("print", {0: "then"}), ("stop", {0: "now"})]
 
 
-def test_a_worker_that_ends_is_not_waited_for(world: World) -> None:
-    world.take("stop")
+def test_the_wait_for_a_worker_ends_with_the_worker(world: World) -> None:
+    world.collect("stop")
     world.write(0, "at a")
     world.alive.discard(1001)
     world.pass_s(0.02)
@@ -134,13 +134,13 @@ def test_a_worker_that_ends_is_not_waited_for(world: World) -> None:
 
 def test_a_request_can_follow_from_an_answer(world: World) -> None:
     world.alive.clear()
-    world.collector.take({}, lambda _: world.take("second"))
+    world.collector.collect({}, lambda _: world.collect("second"))
     world.pass_s(0.02)
     assert world.answers == [("second", {})]
 
 
 def test_a_stack_file_that_cannot_be_read_gives_no_stack(world: World) -> None:
-    world.take("stop")
+    world.collect("stop")
     world.write(0, "at a")
     world.pass_s(0.01)
     Path(world.targets[0].stack_file).unlink()

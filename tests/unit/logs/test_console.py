@@ -1,4 +1,4 @@
-"""The console with a reader that is slow, gone, or a terminal. Threads and pipes, no processes."""
+"""The console with a slow reader, no reader, or a terminal. Threads and pipes, no processes."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from muster.agent.runtime.clock import SystemClock
 
 
 class FakeClock(SystemClock):
-    """Stands still until told."""
+    """Advances only when the test sets it."""
 
     time_s = 0.0
 
@@ -28,7 +28,7 @@ class FakeClock(SystemClock):
 
 
 class Pipe:
-    """A console's other end: reads nothing until asked."""
+    """A console's other end: reads nothing until `collect`."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
@@ -66,12 +66,12 @@ def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:
 def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
     reader = pipe.collect()
-    feeds = [console.feed(std, b"[%d]:" % number) for number, std in enumerate((Std.OUT, Std.ERR, Std.OUT))]
+    feeds = [console.open_feed(std, b"[%d]:" % number) for number, std in enumerate((Std.OUT, Std.ERR, Std.OUT))]
     for step in range(300):
         for number, feed in enumerate(feeds):
             feed.offer(b"stream %d line %d begins " % (number, step))
             feed.offer(b"and ends\n" if step % 2 else b"and ends\nshort\n")
-        console.say(f"own line {step}")
+        console.print_line(f"own line {step}")
     for feed in feeds:
         feed.offer(b"no newline")
         feed.end()
@@ -85,10 +85,10 @@ def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("data", [bytes(range(256)) * 40 + b"\n", b"\xff\xfe\x00\x80\n", b"y" * (10 << 20) + b"\n"])
-def test_bytes_pass_unharmed(pipe: Pipe, data: bytes) -> None:
+def test_bytes_pass_unchanged(pipe: Pipe, data: bytes) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
     reader = pipe.collect()
-    feed = console.feed(Std.OUT, b"")
+    feed = console.open_feed(Std.OUT, b"")
     for start in range(0, len(data), 100_000):
         feed.offer(data[start : start + 100_000])
     feed.end()
@@ -97,7 +97,7 @@ def test_bytes_pass_unharmed(pipe: Pipe, data: bytes) -> None:
 
 def test_a_console_that_falls_behind_reads_the_rest_from_the_log(pipe: Pipe, tmp_path: Path) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
-    feeds = [console.feed(Std.OUT, b"[%d]:" % number) for number in range(2)]
+    feeds = [console.open_feed(Std.OUT, b"[%d]:" % number) for number in range(2)]
     logs = [os.open(tmp_path / f"{number}.log", os.O_RDWR | os.O_CREAT) for number in range(2)]
     sizes = [0, 0]
     for step in range(20_000):
@@ -107,7 +107,7 @@ def test_a_console_that_falls_behind_reads_the_rest_from_the_log(pipe: Pipe, tmp
             feeds[number].offer(chunk, logs[number], sizes[number])
     for feed in feeds:
         feed.end()
-    console.say("the end")
+    console.print_line("the end")
     for log in logs:
         os.close(log)
     lines = finish(console, pipe, pipe.collect()).splitlines()
@@ -123,7 +123,7 @@ def test_a_console_that_falls_behind_reads_the_rest_from_the_log(pipe: Pipe, tmp
 
 def test_without_a_log_lines_are_left_out_whole_and_counted(pipe: Pipe) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
-    feed = console.feed(Std.OUT, b"[0]:")
+    feed = console.open_feed(Std.OUT, b"[0]:")
     total = 40_000
     text = b"".join(b"line %07d and some more text to fill the pipe\n" % step for step in range(total))
     for start in range(0, len(text), 1000):
@@ -147,7 +147,7 @@ def test_without_descriptors_left_lines_are_left_out_and_counted(
     monkeypatch.setattr("muster.agent.logs.console.os.dup", refuse)
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=1)
     log = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
-    feed = console.feed(Std.OUT, b"[0]:")
+    feed = console.open_feed(Std.OUT, b"[0]:")
     size = 0
     for step in range(3000):
         chunk = b"line %04d %s\n" % (step, b"x" * 80)
@@ -161,26 +161,26 @@ def test_without_descriptors_left_lines_are_left_out_and_counted(
     assert left_out + sum(line.startswith(b"[0]:") for line in lines) == 3000
 
 
-def test_a_stuck_console_holds_nobody_up(pipe: Pipe) -> None:
+def test_a_stuck_console_blocks_no_caller(pipe: Pipe) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
-    feed = console.feed(Std.OUT, b"")
+    feed = console.open_feed(Std.OUT, b"")
     for _ in range(1000):
         feed.offer(b"x" * 999 + b"\n")
     assert not console.close(limit_s=0.05)
 
 
-def test_the_agents_own_lines_survive_when_the_rest_is_given_up(pipe: Pipe) -> None:
+def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> None:
     clock = FakeClock()
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=clock)
-    feed = console.feed(Std.OUT, b"")
+    feed = console.open_feed(Std.OUT, b"")
     for _ in range(1000):
         feed.offer(b"x" * 999 + b"\n")
-    console.print_page("the report")
+    console.print_text("the report")
     closing = threading.Thread(target=lambda: console.close(limit_s=0.05))
     closing.start()
     device = console._devices[Std.OUT]
     assert device is not None
-    while device._queued_bytes:  # until close has given up on the stuck console
+    while device._queued_bytes:  # until `close` has discarded what the stuck console did not read
         clock.time_s += 0.06
         closing.join(0.001)
     reader = pipe.collect()
@@ -195,28 +195,28 @@ def test_the_agents_own_lines_survive_when_the_rest_is_given_up(pipe: Pipe) -> N
 def test_a_closed_console_is_ignored(pipe: Pipe) -> None:
     os.close(pipe.read_fd)
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
-    feed = console.feed(Std.OUT, b"")
+    feed = console.open_feed(Std.OUT, b"")
     for _ in range(100):
         feed.offer(b"x" * 9999 + b"\n")
-    console.say("to nobody")
+    console.print_line("ignored")
     feed.end()
     assert console.close(limit_s=20.0)
 
 
 def test_no_console_at_all() -> None:
     console = Console(stdout_fd=12345, stderr_fd=12346)
-    feed = console.feed(Std.OUT, b"")
+    feed = console.open_feed(Std.OUT, b"")
     feed.offer(b"x\n")
     feed.end()
-    console.say("to nobody")
+    console.print_line("ignored")
     assert console.close()
 
 
-def test_somebody_elses_non_blocking_descriptor_still_gets_everything(pipe: Pipe) -> None:
+def test_a_descriptor_that_another_process_made_non_blocking_gets_everything(pipe: Pipe) -> None:
     os.set_blocking(pipe.write_fd, False)
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
     reader = pipe.collect()
-    feed = console.feed(Std.OUT, b"")
+    feed = console.open_feed(Std.OUT, b"")
     for _ in range(500):
         feed.offer(b"x" * 9999 + b"\n")
     feed.end()
@@ -225,7 +225,7 @@ def test_somebody_elses_non_blocking_descriptor_still_gets_everything(pipe: Pipe
 
 def test_off_a_terminal_a_bar_is_printed_once_per_interval_and_at_its_end(pipe: Pipe) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, bar_interval_s=0.01)
-    feed = console.feed(Std.ERR, b"[0]:")
+    feed = console.open_feed(Std.ERR, b"[0]:")
     feed.offer(b"\r 10%")
     with os.fdopen(pipe.read_fd, "rb", buffering=0, closefd=False) as reader:
         assert reader.read(100) == b"[0]: 10%\n"
@@ -264,8 +264,8 @@ def terminal() -> Iterator[Terminal]:
 
 def test_on_a_terminal_every_worker_has_its_live_row_and_lines_go_above(terminal: Terminal) -> None:
     console = Console(stdout_fd=terminal.fd, stderr_fd=terminal.fd)
-    bars = [console.feed(Std.ERR, b"[%d]:" % number) for number in range(2)]
-    out = console.feed(Std.OUT, b"[0]:")
+    bars = [console.open_feed(Std.ERR, b"[%d]:" % number) for number in range(2)]
+    out = console.open_feed(Std.OUT, b"[0]:")
     bars[0].offer(b"\rfirst 10%")
     terminal.read_until(b"[0]:first 10%")
     bars[1].offer(b"\rsecond 20%")
@@ -282,12 +282,12 @@ def test_on_a_terminal_every_worker_has_its_live_row_and_lines_go_above(terminal
     assert console.close(limit_s=20.0)
 
 
-def test_a_terminal_that_does_not_know_its_size_has_80_columns() -> None:
+def test_a_terminal_without_a_size_has_80_columns() -> None:
     master_fd, fd = pty.openpty()
     tty.setraw(fd)
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
     console = Console(stdout_fd=fd, stderr_fd=fd)
-    feed = console.feed(Std.ERR, b"")
+    feed = console.open_feed(Std.ERR, b"")
     feed.offer(b"\r" + b"x" * 200)
     seen = b""
     while len(seen) < 79:

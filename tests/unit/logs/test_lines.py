@@ -1,4 +1,4 @@
-"""Bytes to whole prefixed lines, however they are cut into chunks."""
+"""Whole prefixed lines from bytes, for any cut into chunks."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.agent.logs.lines import LineAssembler, is_bar, last_frame
+from muster.agent.logs.lines import LineAssembler, find_last_frame, is_bar
 
 PREFIX = b"[w0]:"
 
@@ -22,7 +22,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.binary().map(lambda data: data.replace(b"\r", b"")), st.lists(st.integers(0, 500)))
-def test_every_line_comes_out_once_prefixed_and_unharmed(data: bytes, places: list[int]) -> None:
+def test_every_line_comes_out_once_prefixed_and_unchanged(data: bytes, places: list[int]) -> None:
     lines = data.split(b"\n")
     expected = b"".join(PREFIX + line + b"\n" for line in lines[:-1])
     expected += PREFIX + lines[-1] + b"\n" if lines[-1] else b""
@@ -30,7 +30,7 @@ def test_every_line_comes_out_once_prefixed_and_unharmed(data: bytes, places: li
 
 
 @given(st.text(alphabet="ab\r\n\t").map(str.encode), st.lists(st.integers(0, 100)))
-def test_bars_come_out_the_same_however_they_are_cut(data: bytes, places: list[int]) -> None:
+def test_bars_come_out_the_same_for_any_cut(data: bytes, places: list[int]) -> None:
     assert assemble(cut(data, places)) == assemble([data])
 
 
@@ -52,16 +52,16 @@ def test_what_is_printed(data: bytes, shown: bytes) -> None:
     assert assemble([data[i : i + 1] for i in range(len(data))]) == shown
 
 
-def test_a_line_beyond_the_limit_is_broken_not_lost() -> None:
+def test_a_line_beyond_the_limit_is_split_not_lost() -> None:
     printed = assemble([b"x" * 7, b"y" * 7, b"z" * 3 + b"\n"], limit_bytes=10)
     assert printed.replace(PREFIX, b"").replace(b"\n", b"") == b"x" * 7 + b"y" * 7 + b"z" * 3
 
 
-def test_a_bar_that_runs_for_long_does_not_pile_up() -> None:
+def test_a_bar_that_runs_for_long_does_not_grow() -> None:
     assembler = LineAssembler(PREFIX, limit_bytes=1000)
     for step in range(5000):
         assert assembler.push(b"\r%04d of 5000" % step) == b""
-    assert assembler.live() == b"4999 of 5000"
+    assert assembler.get_visible_text() == b"4999 of 5000"
     assert assembler.holds_bar
 
 
@@ -69,4 +69,4 @@ def test_what_a_bar_is() -> None:
     assert is_bar(b"\r1%")
     assert not is_bar(b"text\r")
     assert not is_bar(b"\x00\r1%")
-    assert last_frame(b"1%\r2%\r") == b"2%"
+    assert find_last_frame(b"1%\r2%\r") == b"2%"

@@ -1,4 +1,4 @@
-"""Where streams go, what stands in front of their lines, and what the folders are called."""
+"""Where streams go, the prefixes of their lines, and the names of the folders."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from muster.agent.cli.command_line import format_help
 from muster.agent.config import LogConfig, Std, StdChoice
-from muster.agent.logs.files import LogFile, RunFolder, name_log
+from muster.agent.logs.files import LogFile, RunFolder, build_log_path
 from muster.agent.logs.lines import build_prefix
 from muster.agent.logs.routing import DISCARDED, INHERITED, StreamRoute, route_stream
 from muster.agent.round import Round
@@ -38,7 +38,7 @@ OUT_LOG = "/a/0/stdout.log"
 
 
 @pytest.mark.parametrize(
-    ("config", "attempt_dir", "plan"),
+    ("config", "attempt_dir", "route"),
     [
         (make_config(), "/a", INHERITED),
         (make_config(redirects=TEE), "/a", StreamRoute(captured=True, path=OUT_LOG)),
@@ -62,11 +62,11 @@ OUT_LOG = "/a/0/stdout.log"
         (make_config(tee=TEE, duplicate_stdout_filters=("x",)), None, StreamRoute(captured=True, to_console=True)),
     ],
 )
-def test_plan_of_stdout_of_rank_0(config: LogConfig, attempt_dir: str | None, plan: StreamRoute) -> None:
-    assert route_stream(config, Std.OUT, 0, attempt_dir) == plan
+def test_route_of_stdout_of_rank_0(config: LogConfig, attempt_dir: str | None, route: StreamRoute) -> None:
+    assert route_stream(config, Std.OUT, 0, attempt_dir) == route
 
 
-def test_stderr_of_a_silenced_rank_is_remembered_for_the_report() -> None:
+def test_stderr_of_a_silent_rank_is_kept_for_the_report() -> None:
     config = make_config(local_ranks_filter=frozenset({1}))
     assert route_stream(config, Std.ERR, 0, "/a") == StreamRoute(captured=True)
 
@@ -80,7 +80,7 @@ def test_prefixes() -> None:
     assert build_prefix(role="t", local_rank=1, round=two, template=template) == b"<t 5 1 5 1 7 2 2 ${other}>"
 
 
-def test_help_names_what_a_prefix_template_knows() -> None:
+def test_help_names_the_variables_of_a_prefix_template() -> None:
     about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.*?\n\n", format_help(), re.DOTALL)
     assert about is not None
     names = set(re.findall(r"\$\{\w+\}", about[0]))
@@ -94,11 +94,11 @@ def test_one_node_has_the_plain_layout_and_appends_within_an_attempt(tmp_path: P
     folder = RunFolder(str(tmp_path), "job")
     first = folder.open_attempt(make_round(), 2)
     assert first == str(tmp_path / "job/attempt_0")
-    Path(name_log(first, 1, Std.ERR)).write_text("kept")
+    Path(build_log_path(first, 1, Std.ERR)).write_text("kept")
     assert folder.open_attempt(make_round(number=2), 2) == first
     assert Path(first, "1/stderr.log").read_text() == "kept"
     assert folder.open_attempt(make_round(number=3, attempt=1), 2) == str(tmp_path / "job/attempt_1")
-    folder.tidy()
+    folder.close()
 
 
 def test_agents_that_share_a_folder_never_share_a_file(tmp_path: Path) -> None:
@@ -109,28 +109,28 @@ def test_agents_that_share_a_folder_never_share_a_file(tmp_path: Path) -> None:
     assert nodes == [str(tmp_path / f"job/node_{index}/attempt_0") for index in (0, 1)]
 
 
-def test_a_second_live_agent_with_the_same_id_goes_elsewhere(tmp_path: Path) -> None:
+def test_a_second_live_agent_with_the_same_id_gets_another_folder(tmp_path: Path) -> None:
     first, second = RunFolder(str(tmp_path), "job"), RunFolder(str(tmp_path), "job")
     path = first.open_attempt(make_round(), 1)
     other = second.open_attempt(make_round(), 1)
     assert path != other
     assert Path(other).parent.parent == tmp_path / "job"
-    first.tidy()
-    second.tidy()
+    first.close()
+    second.close()
 
 
-def test_what_an_earlier_run_left_is_set_aside(tmp_path: Path) -> None:
+def test_files_of_an_earlier_run_are_moved(tmp_path: Path) -> None:
     for text in ("one", "two", "three"):
         folder = RunFolder(str(tmp_path), "job")
         path = Path(folder.open_attempt(make_round(), 1), "0/stdout.log")
         assert not path.exists()
         path.write_text(text)
-        folder.tidy()
+        folder.close()
     assert (tmp_path / "job/earlier_1/attempt_0/0/stdout.log").read_text() == "one"
     assert (tmp_path / "job/earlier_2/attempt_0/0/stdout.log").read_text() == "two"
 
 
-def test_an_earlier_report_of_several_nodes_is_set_aside_by_the_first(tmp_path: Path) -> None:
+def test_the_first_node_moves_an_earlier_report_of_several_nodes(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job/report.json").write_text("old")
     folders = [RunFolder(str(tmp_path), "job") for _ in range(2)]
@@ -139,27 +139,27 @@ def test_an_earlier_report_of_several_nodes_is_set_aside_by_the_first(tmp_path: 
         assert (tmp_path / "job/report.json").exists() == (index == 1)
     assert (tmp_path / "job/node_0/earlier_1/report.json").read_text() == "old"
     for folder in folders:
-        folder.tidy()
+        folder.close()
 
 
-def test_an_agent_that_joins_a_running_job_sets_nothing_aside(tmp_path: Path) -> None:
+def test_an_agent_that_joins_a_running_job_moves_nothing(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "job")
     log = Path(folder.open_attempt(make_round(), 1), "0/stdout.log")
     log.write_text("of the agent before")
-    folder.tidy()
+    folder.close()
     again = RunFolder(str(tmp_path), "job")
     again.open_attempt(make_round(number=2), 1)
     assert log.read_text() == "of the agent before"
-    again.tidy()
+    again.close()
 
 
-def test_an_unused_temporary_folder_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = RunFolder(None, "job")
     path = Path(folder.open_attempt(make_round(), 2))
     (path / "0/stacks.txt").write_text("--- stacks of process 7\n")
     (path.parent / "events.jsonl").write_text("{}")
-    folder.tidy()
+    folder.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,14 +168,14 @@ def test_a_used_temporary_folder_stays(tmp_path: Path, monkeypatch: pytest.Monke
     folder = RunFolder(None, "job")
     log = Path(folder.open_attempt(make_round(), 2), "0/stdout.log")
     log.write_text("x")
-    folder.tidy()
+    folder.close()
     assert log.read_text() == "x"
 
 
-def test_a_full_disk_is_told_once_and_nothing_more_is_tried() -> None:
-    told: list[str] = []
-    file = LogFile("/dev/full", told.append)
+def test_a_full_disk_is_reported_once_and_the_file_is_closed() -> None:
+    reported: list[str] = []
+    file = LogFile("/dev/full", reported.append)
     assert file.write(b"x") == 0
     assert file.write(b"y") == 0
     assert file.fd is None
-    assert told == ["cannot write /dev/full: No space left on device"]
+    assert reported == ["cannot write /dev/full: No space left on device"]

@@ -28,12 +28,12 @@ ROUND = Round(
 )
 
 
-def config(words: str = "--nproc-per-node 2", **environ: str) -> AgentConfig:
-    return parse_args([*words.split(), "--nnodes", "3", "--rdzv-backend", "c10d", "--rdzv-id", "job", "x.py"], environ)
+def config(flags: str = "--nproc-per-node 2", **environ: str) -> AgentConfig:
+    return parse_args([*flags.split(), "--nnodes", "3", "--rdzv-backend", "c10d", "--rdzv-id", "job", "x.py"], environ)
 
 
-def build(words: str = "--nproc-per-node 2", local_rank: int = 1, **environ: str) -> dict[str, str]:
-    return build_worker_env(config(words, **environ), ROUND, local_rank, error_file="/e/error.json")
+def build(flags: str = "--nproc-per-node 2", local_rank: int = 1, **environ: str) -> dict[str, str]:
+    return build_worker_env(config(flags, **environ), ROUND, local_rank, error_file="/e/error.json")
 
 
 def test_the_whole_environment() -> None:
@@ -122,7 +122,7 @@ def test_macros(kind: ProgramKind, target: str, args: tuple[str, ...], expected:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("text", ["${local_rank}", "a$local_rank.b", "$$", "${x}", "$", "${local_rank", "$localrank"])
-def test_macros_are_torchruns(text: str) -> None:
+def test_macros_match_torchrun(text: str) -> None:
     api: Any = pytest.importorskip("torch.distributed.elastic.utils")
     program = substitute_macros(Program(kind=ProgramKind.SCRIPT, target=text, args=(text,)), 3)
     assert [program.target, *program.args] == api.macros.substitute([text, text], "3")

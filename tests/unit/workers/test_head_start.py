@@ -1,4 +1,4 @@
-"""Whether somebody listens on a port, as the agent asks while global rank 0 has a head start."""
+"""Whether a process listens on a port, as the agent checks while global rank 0 has a head start."""
 
 import socket
 
@@ -11,7 +11,7 @@ from muster.agent.workers.warm.head_start import is_listening
 @pytest.mark.parametrize(
     ("family", "host"), [(socket.AF_INET, ""), (socket.AF_INET6, "::"), (socket.AF_INET, "127.0.0.1")]
 )
-def test_a_listener_beside_the_reservation_is_seen_and_the_reservation_is_not_taken_for_one(
+def test_a_listener_beside_the_reservation_is_found_and_the_reservation_does_not_count_as_one(
     family: socket.AddressFamily, host: str
 ) -> None:
     reservation = PortReservation()
@@ -29,7 +29,7 @@ def test_a_listener_beside_the_reservation_is_seen_and_the_reservation_is_not_ta
     reservation.close()
 
 
-def test_nobody_waits_where_it_cannot_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_fails_counts_as_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise OSError(24, "Too many open files")
 

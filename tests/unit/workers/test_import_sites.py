@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.workers.warm.import_sites import FilterCall, Filters, ImportSite, ImportSites, import_in_place
+from muster.agent.workers.warm.import_sites import FilterCall, Filters, ImportSite, ImportSites, import_at_site
 
 IGNORE = FilterCall(name="filterwarnings", args=("ignore",))
 SIMPLE = FilterCall(name="simplefilter", args=("ignore",))
@@ -65,29 +65,29 @@ def test_keywords_and_categories(folder: Path) -> None:
     assert find(folder, f"{line}\nimport torch").filters == (call,)
 
 
-def test_the_place_is_where_it_is_imported_first(folder: Path) -> None:
+def test_the_site_is_where_it_is_imported_first(folder: Path) -> None:
     (folder / "trainer.py").write_text("import warnings\nwarnings.filterwarnings('ignore')\n\nimport torch.nn\n")
-    place = find(folder, "import trainer\nimport torch")
-    assert place == ImportSite(filters=(IGNORE,), path=str(folder / "trainer.py"), lineno=4, module="trainer")
+    site = find(folder, "import trainer\nimport torch")
+    assert site == ImportSite(filters=(IGNORE,), path=str(folder / "trainer.py"), lineno=4, module="trainer")
     assert find(folder, "import torch\nimport trainer").path == str(folder / "main.py")
 
 
-def test_what_the_program_does_not_name_comes_after_all_else(folder: Path) -> None:
+def test_a_module_that_the_program_does_not_name_is_imported_after_all_others(folder: Path) -> None:
     assert find(folder, "warnings.filterwarnings('ignore')", "numpy") == ImportSite(filters=(IGNORE,))
 
 
-def test_filters_are_taken_back_and_those_of_the_import_stay(folder: Path) -> None:
+def test_filters_are_removed_and_those_of_the_import_stay(folder: Path) -> None:
     (folder / "sets_filter.py").write_text("import warnings\nwarnings.filterwarnings('ignore', 'of the import')\n")
     with warnings.catch_warnings():
         before = list(warnings.filters)
-        import_in_place("sets_filter", ImportSite(filters=(IGNORE,)))
+        import_at_site("sets_filter", ImportSite(filters=(IGNORE,)))
         assert len(warnings.filters) == len(before) + 1
         assert warnings.filters[1:] == before
 
 
-def test_a_name_that_is_no_module_is_reported_as_such() -> None:
+def test_a_name_that_is_not_a_module_raises() -> None:
     with pytest.raises(ModuleNotFoundError):
-        import_in_place("no-such", ImportSite(filters=()))
+        import_at_site("no-such", ImportSite(filters=()))
 
 
 @pytest.mark.parametrize(("filters", "shown"), [((), [("importer.py", 7)]), (None, []), ((IGNORE,), [])])
@@ -95,6 +95,6 @@ def test_a_warning_names_the_importing_line(folder: Path, filters: Filters, show
     (folder / "odd_import.py").write_text("import warnings\nwarnings.warn('odd', stacklevel=2)\n")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
-        import_in_place("odd_import", ImportSite(filters=filters, path="importer.py", lineno=7))
+        import_at_site("odd_import", ImportSite(filters=filters, path="importer.py", lineno=7))
     assert [(warning.filename, warning.lineno) for warning in seen] == shown
     del sys.modules["odd_import"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.agent.workers import program
-from muster.agent.workers.spec import Program, ProgramKind, stack_signal
+from muster.agent.workers.spec import Program, ProgramKind, get_stack_signal
 from muster.agent.workers.warm.fork_safety import find_early_difference, is_read_early
 
 
@@ -27,24 +27,24 @@ from muster.agent.workers.warm.fork_safety import find_early_difference, is_read
         (["python"], ["-u"]),
     ],
 )
-def test_flags_of_the_interpreter_are_handed_on(orig_argv: list[str], flags: list[str]) -> None:
-    assert program.interpreter_flags(orig_argv) == flags
+def test_workers_get_the_interpreters_flags(orig_argv: list[str], flags: list[str]) -> None:
+    assert program.list_interpreter_flags(orig_argv) == flags
 
 
 def test_cold_argv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-E", "-m", "muster.agent"])
     mine = Program(kind=ProgramKind.MODULE, target="a.b", args=("-x", ""))
-    argv = program.cold_argv(mine, error_file="/e", stack_file="/s")
-    expected = ["--muster-worker", "module", "/e", str(stack_signal()), "/s", "a.b", "-x", ""]
+    argv = program.build_cold_argv(mine, error_file="/e", stack_file="/s")
+    expected = ["--muster-worker", "module", "/e", str(get_stack_signal()), "/s", "a.b", "-x", ""]
     assert argv == ["-u", "-E", str(Path(program.__file__).with_name("entry.py")), *expected]
-    silent = program.cold_argv(mine, error_file=None, stack_file=None)
+    silent = program.build_cold_argv(mine, error_file=None, stack_file=None)
     assert silent[3:] == ["--muster-worker", "module", "", "0", "", "a.b", "-x", ""]
 
 
 def test_the_stack_signal_is_one_a_process_may_catch() -> None:
     import signal
 
-    number = stack_signal()
+    number = get_stack_signal()
     if number is not None:
         assert number in signal.valid_signals()
         assert signal.SIGRTMIN < number < signal.SIGRTMAX

@@ -1,9 +1,9 @@
 """Warm workers: forked in milliseconds from a template process that has imported the program's modules.
 
-In the agent: `starter` starts workers from templates, `template_handle` is one template process as the agent sees it,
-`head_start` lets global rank 0 run first. In the template: `template` is the process, `preload` and `import_sites`
-choose what it imports and how, `fork_safety` says whether it may be forked. In a forked worker: `forked_worker` and
-`thread_pools` make it what a cold worker would be.
+In the agent: `starter` starts workers from templates, `template_handle` controls one template process, `head_start`
+lets global rank 0 run first. In the template: `template` is the process, `preload` and `import_sites` choose what it
+imports and how, `fork_safety` checks whether it may be forked. In a forked worker: `forked_worker` and `thread_pools`
+make it equal to a cold worker.
 
 From outside, import `starter.TemplateStarter` and `template_handle`.
 """

@@ -1,4 +1,4 @@
-"""May this process be forked into workers? Looked at in the template, after its imports and before each fork."""
+"""Checks whether this process may be forked into workers: in the template, after its imports and before each fork."""
 
 import os
 import stat
@@ -11,22 +11,22 @@ _HARMLESS_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random"
 
 
 def list_descriptors() -> frozenset[int]:
-    """Numbers of the open descriptors."""
+    """List the open descriptors."""
     found = {int(name) for name in os.listdir("/proc/self/fd")}
-    return frozenset(fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}"))  # less the one the listing used
+    return frozenset(fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}"))  # without the one that listed them
 
 
 def find_hazard(known_fds: Container[int]) -> str | None:
-    """Why workers must not be forked from this process, as one line; None: they may.
+    """Why workers must not be forked from this process, in one line; None: they may.
 
     Args:
-        known_fds: descriptors that were open before the imports, ours.
+        known_fds: our descriptors, which were open before the imports.
     """
-    return _find_tracer() or _find_reader() or find_hazard_now() or _find_open_file(known_fds)
+    return _find_tracer() or _find_environment_reader() or find_hazard_now() or _find_open_file(known_fds)
 
 
 def find_hazard_now() -> str | None:
-    """The part of `find_hazard` that may change while the template waits."""
+    """The checks of `find_hazard` whose results may change while the template waits."""
     return _find_device() or _find_threads()
 
 
@@ -38,8 +38,8 @@ def _find_tracer() -> str | None:
     return None
 
 
-def _find_reader() -> str | None:
-    """A start-up module of the user's may look at the worker's rank, which the template does not have."""
+def _find_environment_reader() -> str | None:
+    """Find a start-up module of the user that may read the worker's rank, which the template does not have."""
     for name in ("sitecustomize", "usercustomize"):
         path = getattr(sys.modules.get(name), "__file__", None)
         if path is None:
@@ -62,15 +62,15 @@ def _find_device() -> str | None:
 
 
 def _find_threads() -> str | None:
-    """Threads do not survive a fork, and what they held stays locked.
+    """Find threads: they do not survive a fork, and the locks they held stay locked.
 
-    OpenBLAS starts its pool when numpy is imported, and has fork handlers that stop it: after a first, throw-away fork
-    only threads without such handlers are left.
+    OpenBLAS starts its pool when numpy is imported, and has fork handlers that stop it: after one discarded fork only
+    threads without such handlers are left.
     """
     if _count_threads() == 1:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns of just what is being found out here
+        warnings.simplefilter("ignore")  # Python 3.12 warns about the threads that are counted here
         pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -88,7 +88,7 @@ def _count_threads() -> int:
 
 
 def _find_open_file(known_fds: Container[int]) -> str | None:
-    """A socket or pipe opened by an import would be shared among all workers; a plain file at least shows no more."""
+    """Find a socket or pipe that an import left open and all workers would share. Regular files are allowed."""
     for fd in sorted(list_descriptors()):
         if fd in known_fds:
             continue
@@ -98,7 +98,7 @@ def _find_open_file(known_fds: Container[int]) -> str | None:
     return None
 
 
-_EARLY: Final = (
+_EARLY_PREFIXES: Final = (
     *("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON"),  # C library and interpreter
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
     *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # the compiler
@@ -108,8 +108,8 @@ _EARLY: Final = (
 )
 
 
-_LATE: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_")
-"""Exceptions: read when a process group is made. PYTORCH_CUDA_ALLOC_CONF is none: torch built for CUDA chooses its
+_LATE_PREFIXES: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_")
+"""Exceptions: read when a process group is made. PYTORCH_CUDA_ALLOC_CONF is not one: torch built for CUDA chooses its
 allocator, and since 2.9 reads all of the variable, while its libraries are loaded.
 
 Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
@@ -117,11 +117,11 @@ Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 
 
 def is_read_early(name: str) -> bool:
-    """True when a process that has already started, or imported torch, no longer takes notice of the variable."""
-    return name.startswith(_EARLY) and not name.startswith(_LATE)
+    """True when a process that has started, or imported torch, no longer reads the variable."""
+    return name.startswith(_EARLY_PREFIXES) and not name.startswith(_LATE_PREFIXES)
 
 
 def find_early_difference(template: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """The first variable that a fork of the template could not take over, in alphabetical order; None: all is well."""
+    """The first variable, in alphabetical order, that a fork of the template could not adopt; None: there is none."""
     names = (name for name in template.keys() | worker.keys() if template.get(name) != worker.get(name))
     return min((name for name in names if is_read_early(name)), default=None)

@@ -1,4 +1,4 @@
-"""What makes a fork of the template the process it would have been if it had been started cold."""
+"""Makes a fork of the template equal to a worker that was started cold."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """What the agent tells a parked worker to be."""
+    """What the agent sends to a parked worker: the worker it must become."""
 
     spec: dict[str, Any]
     """kind, target, args, env, cpus (list or None), error_file, stack_signum, stack_file."""
@@ -20,30 +20,30 @@ class Release:
 
 
 def become_worker(release: Release) -> None:
-    """Take over session, descriptors, environment, affinity, random states. The order matters: torch comes last."""
+    """Set session, descriptors, environment, affinity and random generators. The order matters: torch comes last."""
     os.setsid()
-    _take_streams(release.stdout_fd, release.stderr_fd)
-    _take_environment(release.spec["env"])
+    _replace_streams(release.stdout_fd, release.stderr_fd)
+    _replace_environment(release.spec["env"])
     if release.spec["cpus"] is not None:
-        _bind(release.spec["cpus"])
-    _renew_random_states()
-    _renew_process_records()
+        _bind_to_cpus(release.spec["cpus"])
+    _reseed_generators()
+    _renew_process_identity()
 
 
-def _take_streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Put the worker's streams in place of the template's, and first on them what the imports have printed."""
+def _replace_streams(stdout_fd: int, stderr_fd: int) -> None:
+    """Replace the template's streams by the worker's, and write to them first what the imports have printed."""
     printed = [os.pread(number, os.fstat(number).st_size, 0) for number in (1, 2)]
     os.dup2(stdout_fd, 1)
     os.dup2(stderr_fd, 2)
     for fd in (stdout_fd, stderr_fd):
         os.close(fd)
     for number, text in zip((1, 2), printed, strict=True):
-        with contextlib.suppress(OSError):  # a full disk, or a reader that has gone, takes the text but not the worker
+        with contextlib.suppress(OSError):  # a full disk or a closed pipe loses the text but must not end the worker
             _write_all(number, text)
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, f"__{name}__")
         fresh = _open_stream(name, fd, old)
-        if getattr(sys, name) is old:  # an import may have put its own in place: that one stays, as it would cold
+        if getattr(sys, name) is old:  # an import may have replaced it: its stream stays, as in a cold worker
             setattr(sys, name, fresh)
         setattr(sys, f"__{name}__", fresh)
 
@@ -54,7 +54,7 @@ def _write_all(fd: int, text: bytes) -> None:
 
 
 def _open_stream(name: str, fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A text stream as the interpreter makes it at start; its buffering depends on what the descriptor is.
+    """Open a text stream as the interpreter does at start; its buffering depends on what the descriptor is.
 
     Source: create_stdio in CPython's Python/pylifecycle.c.
     """
@@ -74,12 +74,12 @@ def _open_stream(name: str, fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _choose_buffer_bytes(fd: int) -> int:
-    """As `open` chooses it."""
+    """Choose it as `open` does."""
     size = os.fstat(fd).st_blksize
     return size if size > 1 else io.DEFAULT_BUFFER_SIZE
 
 
-def _take_environment(env: dict[str, str]) -> None:
+def _replace_environment(env: dict[str, str]) -> None:
     coerced = _find_coerced_locale()
     os.environ.clear()
     os.environ.update(env)
@@ -88,7 +88,7 @@ def _take_environment(env: dict[str, str]) -> None:
 
 
 def _find_coerced_locale() -> str | None:
-    """LC_CTYPE when the interpreter itself has set it: Python does so at start under the C locale (PEP 538)."""
+    """LC_CTYPE if the interpreter itself has set it, as it does at start under the C locale (PEP 538)."""
     value = os.environ.get("LC_CTYPE")
     if value is None:
         return None
@@ -97,29 +97,29 @@ def _find_coerced_locale() -> str | None:
     return None if given else value
 
 
-def _bind(cpus: list[int]) -> None:
+def _bind_to_cpus(cpus: list[int]) -> None:
     os.sched_setaffinity(0, cpus)
-    from muster.agent.workers.warm.thread_pools import fit_to_cpus  # only bound workers need it, and it needs ctypes
+    from muster.agent.workers.warm.thread_pools import fit_to_cpus  # needs ctypes; only bound workers need it
 
     fit_to_cpus(len(cpus))
 
 
-def _renew_random_states() -> None:
+def _reseed_generators() -> None:
     """`random` reseeds itself at a fork; numpy and torch do not."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
-        # Not torch.seed(): that also queues a seeding of the devices' generators, which a fresh process has not.
+        # Not torch.seed(): that also queues seeds for the devices' generators, which a fresh process has not.
         torch.default_generator.seed()
 
 
-def _renew_process_records() -> None:
+def _renew_process_identity() -> None:
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
     logging = sys.modules.get("logging")
-    if logging is not None:  # relativeCreated counts from here; seconds, from Python 3.13 on nanoseconds
+    if logging is not None:  # relativeCreated counts from this; in seconds, from Python 3.13 on in nanoseconds
         is_ns = isinstance(logging._startTime, int)  # noqa: SLF001
         logging._startTime = time.time_ns() if is_ns else time.time()  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,6 +1,6 @@
-"""What the template imports before it forks: found in the program's source, without running it.
+"""Chooses what the template imports before it forks, from the program's source, without running it.
 
-Only used in the template process: `ast` and the parsing are no cost of the agent's.
+Only used in the template process: the agent does not pay for `ast` and the parsing.
 """
 
 import ast
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from muster.agent.workers.warm.fork_safety import is_read_early
 
-MOST_FILES = 40
-"""Local modules followed from the program; a preload that is not found is only a slower start."""
+MAX_FILES = 40
+"""Limit on the local modules that are searched; a preload that is not found only makes the start slower."""
 
 BRING_TORCH = frozenset(
     ("accelerate", "composer", "deepspeed", "fairscale", "lightning", "peft", "pytorch_lightning", "timm", "torchaudio")
@@ -20,7 +20,7 @@ BRING_TORCH = frozenset(
 """Packages that import torch themselves."""
 
 _COMPILER = "torch._dynamo"
-"""Imported by torch when an optimizer or a data-parallel model is first made: as much work again as torch itself."""
+"""torch imports it when the first optimizer or data-parallel model is made; it takes as long as torch itself."""
 
 _NEED_COMPILER = ("torch.optim", "torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.optim")
 _COMPILED_NAMES = frozenset(("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"))
@@ -29,7 +29,7 @@ _COMPILED_ATTRIBUTES = frozenset((("torch", "optim"), ("nn", "parallel"), ("torc
 
 @dataclass(frozen=True, kw_only=True)
 class Preload:
-    """Modules to import, in order, and what to say about it."""
+    """Modules to import, in order, and a notice for the console."""
 
     modules: tuple[str, ...]
     notice: str = ""
@@ -39,25 +39,25 @@ class Preload:
 class _Findings:
     torch_modules: list[str] = field(default_factory=list)
     early_variable: str = ""
-    """The first variable read at import that the program sets itself, and where."""
+    """The first variable that the program sets itself and that is read at import, and where."""
     needs_compiler: bool = False
-    """It trains: by an optimizer, a data-parallel model or torch.compile."""
+    """It uses an optimizer, a data-parallel model or torch.compile."""
 
 
-def choose_modules(words: str, *, kind: str, target: str) -> Preload:
-    """The modules that `--preload` asks for.
+def choose_modules(requested: str, *, kind: str, target: str) -> Preload:
+    """Choose the modules for `--preload`.
 
     Args:
-        words: module names separated by commas; "auto" stands for torch and those of its modules that the program
+        requested: module names separated by commas; "auto" means torch and those of its modules that the program
             imports, when it imports any.
-        kind: value of a `base.ProgramKind`.
+        kind: value of a `spec.ProgramKind`.
         target: script path or module name; `sys.path` is already the program's.
     """
-    names = [word.strip() for word in words.split(",") if word.strip()]
+    names = [name.strip() for name in requested.split(",") if name.strip()]
     if "auto" not in names:
         return Preload(modules=tuple(names))
     named = [name for name in names if name != "auto"]
-    findings = _search(find_source(kind, target))
+    findings = _search_program(find_source(kind, target))
     if findings.torch_modules and findings.early_variable and "torch" not in named:
         notice = f"torch is not preloaded: {findings.early_variable}, which torch reads when it is imported"
         return Preload(modules=tuple(named), notice=notice)
@@ -66,7 +66,7 @@ def choose_modules(words: str, *, kind: str, target: str) -> Preload:
 
 
 def find_source(kind: str, target: str) -> str | None:
-    """The file that holds the program's first line, None when there is none."""
+    """Find the file with the program's first line; None when there is none."""
     if kind == "module":
         return find_module(target, sys.path)
     if os.path.isdir(target):
@@ -75,7 +75,7 @@ def find_source(kind: str, target: str) -> str | None:
 
 
 def find_module(name: str, folders: list[str]) -> str | None:
-    """The source file of a module; importlib's finder would import its parent packages."""
+    """Find the source file of a module; importlib's finder would import its parent packages."""
     parts = name.split(".")
     for folder in folders:
         stem = os.path.join(folder or os.getcwd(), *parts)
@@ -85,12 +85,12 @@ def find_module(name: str, folders: list[str]) -> str | None:
     return None
 
 
-def _search(path: str | None) -> _Findings:
-    """Look through the program and the modules beside it that it imports."""
+def _search_program(path: str | None) -> _Findings:
+    """Search the program and the modules beside it that it imports."""
     findings = _Findings()
     todo = [path] if path else []
     seen: set[str] = set()
-    while todo and len(seen) < MOST_FILES:
+    while todo and len(seen) < MAX_FILES:
         current = todo.pop(0)
         if current in seen:
             continue
@@ -112,16 +112,16 @@ def _search(path: str | None) -> _Findings:
 
 
 def parse(path: str) -> ast.Module | None:
-    """A file as a tree, None when it cannot be read as one."""
+    """Parse a file; None when it cannot be read or parsed."""
     try:
         with open(path, "rb") as file:
             return ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # the worker will say what is wrong with it
+        return None  # the worker will report what is wrong with it
 
 
 def _list_imports(tree: ast.Module) -> Iterator[str]:
-    """Names of modules imported anywhere, save what is only for type checkers."""
+    """Names of the modules imported anywhere, except for type checkers only."""
     for node in _walk_executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -141,7 +141,7 @@ def _walk_executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _needs_compiler(node: ast.AST) -> bool:
-    """True for an import or a use of what makes torch import its compiler."""
+    """True for an import or a use of something that makes torch import its compiler."""
     if isinstance(node, ast.Import):
         return any(alias.name.startswith(_NEED_COMPILER) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -160,7 +160,7 @@ def is_type_checking(test: ast.expr) -> bool:
 
 
 def _list_early_variables(tree: ast.Module) -> Iterator[str]:
-    """Variables the program puts into its own environment and that are read when modules are imported."""
+    """Variables that the program sets in its own environment and that modules read when they are imported."""
     for node in ast.walk(tree):
         yield from (name for name in _list_set_variables(node) if is_read_early(name))
 

@@ -1,10 +1,10 @@
 """Warm workers: forked from a template that has imported the program's modules already.
 
-The agent's side. The template's own is `template_process`; the two talk as described there. Every warm worker is first
-*parked*: forked, the agent's child, waiting on a socket of its own. Starting it is one message. Workers are parked when
-the template is ready and while older ones are being stopped, so that a restart waits for no fork.
+The agent's side; `template` is the other side and describes the protocol. Every warm worker is first *parked*: it is
+forked, is the agent's child, and waits on its own socket. One message starts it. Workers are parked when the template
+is ready and while older ones are being stopped, so that a restart waits for no fork.
 
-When forking is not safe, or the template died, the cold starter does the work and a notice says why, once.
+When forking is not safe, or the template has died, the cold starter starts the workers and a notice says why, once.
 """
 
 import signal
@@ -23,33 +23,33 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, read_memory, release_worker
 
-if TYPE_CHECKING:  # only where torch was imported
+if TYPE_CHECKING:  # only when torch was imported
     from muster.agent.workers.warm.head_start import HeadStart
 
-_MOST_DEATHS = 3
-"""A template that dies this often is not started again."""
+_MAX_TEMPLATE_ENDS = 3
+"""After so many ends of a template no new one is started."""
 
 _SESSION = 3
 """Index of the session in `_processes.read_stat`."""
 
 
 class TemplatePhase(Enum):
-    """Where the template stands."""
+    """The state of the template."""
 
     ABSENT = "absent"
-    """Not started yet, or never to be (`--no-python`, no Linux)."""
+    """Not started yet."""
     IMPORTING = "importing"
     READY = "ready"
     GONE = "gone"
-    """It gave up or died for good; `TemplateStarter.cold_reason` says why."""
+    """No template any more, or none is possible; `TemplateStarter.cold_reason` says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnPids:
-    """Known processes, and those in the template's session: workers lead their own from their release on, no sooner.
+    """Known processes, and those in the template's session: a worker leads its own session only after its release.
 
-    Whoever sweeps lists processes after asking what to keep, and more may have been forked in between: so each is
-    looked at when it is asked for.
+    A sweep lists processes after it has asked what to keep, and more may be forked in between: so each process is
+    checked when the sweep asks for it.
     """
 
     known: frozenset[int]
@@ -73,7 +73,7 @@ class _Parked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """A worker asked for that does not exist yet."""
+    """A requested start of a worker that does not exist yet."""
 
     spec: WorkerSpec
     on_started: Callable[[int, int], None]
@@ -81,7 +81,7 @@ class _Start:
 
 
 class TemplateStarter:
-    """Starts workers by forking a template (see `base.WorkerStarter`)."""
+    """Starts workers by forking a template (see `spec.WorkerStarter`)."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class TemplateStarter:
 
         Args:
             loop: the agent's.
-            cold: starts what cannot be started warm; closed by `close`.
-            options: what the template is made for.
-            on_notice: gets one line for the console, each different one once.
-            on_record: `Journal.write`, or what takes its arguments.
+            cold: starts workers that cannot be started warm; closed by `close`.
+            options: what the template is started with.
+            on_notice: called with a line for the console, with each different line once.
+            on_record: `EventLog.write`, or a function with its arguments.
             early: a template that was started already, closed by `close`; None: `prepare` starts one.
         """
         self._loop = loop
@@ -110,30 +110,30 @@ class TemplateStarter:
         self._on_notice = on_notice
         self._on_record = on_record
         self._on_prepared: Callable[[], None] | None = None
-        self._said: set[str] = set()
+        self._notices: set[str] = set()
         self._phase = TemplatePhase.ABSENT
-        self._link: TemplateHandle | None = None
-        self._deaths = 0
+        self._template: TemplateHandle | None = None
+        self._template_ends = 0
         self._parked: deque[_Parked] = deque()
         self._released: set[int] = set()
         self._waiting: deque[_Start] = deque()
         self._has_torch = False
         self._head_start: HeadStart | None = None
-        self._when_ahead: list[Callable[[], None]] = []
+        self._after_head_start: list[Callable[[], None]] = []
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
 
-    # -- what the supervisor asks -----------------------------------------------------------------------------------
+    # -- called by the supervisor -----------------------------------------------------------------------------------
 
     def prepare(self, on_prepared: Callable[[], None]) -> None:
-        """Start the template, which begins to import."""
+        """Start the template, which then imports."""
         self._on_prepared = on_prepared
         if self._options.program.kind is ProgramKind.COMMAND:
-            self._give_up(f"{self._options.program.target} is not run by this Python")
+            self._switch_to_cold(f"{self._options.program.target} is not run by this Python")
         elif not _processes.LINUX:
-            self._give_up(f"warm workers need Linux, this is {sys.platform}")
+            self._switch_to_cold(f"warm workers need Linux, this is {sys.platform}")
         else:
-            self._spawn()
+            self._start_template()
 
     def start(
         self,
@@ -141,153 +141,154 @@ class TemplateStarter:
         on_started: Callable[[int, int], None],
         on_failed: Callable[[int, str], None],
     ) -> None:
-        """See `base.WorkerStarter`. While the first template still imports, workers wait for it."""
+        """See `spec.WorkerStarter`. While the first template still imports, starts wait for it."""
         self._released.clear()
-        self._drop_head_start()  # of an older round: with one worker on the node there was no start left to cancel
+        self._cancel_head_start()  # of an older round: with one worker on the node no start was left to cancel
         reason = self._find_obstacle(specs)
         if reason is not None:
             self._start_cold(specs, on_started, on_failed, reason)
             return
         self._waiting.extend(_Start(spec=spec, on_started=on_started, on_failed=on_failed) for spec in specs)
-        self._serve()
+        self._release_waiting()
 
     def park(self, count: int) -> None:
-        """Have `count` workers forked and waiting for a start that is soon to come, if the template is ready."""
-        if self._link is not None and self._phase is TemplatePhase.READY:
-            trouble = self._link.ask(count - len(self._parked) - len(self._link.asked))
-            if trouble is not None:
-                self._fail_waiting(trouble)  # nobody, when it was for later: then the start asks again
+        """Have `count` workers forked and parked for a start that will come soon, if the template is ready."""
+        if self._template is not None and self._phase is TemplatePhase.READY:
+            pending = len(self._template.pending_sockets)
+            reason = self._template.request_forks(count - len(self._parked) - pending)
+            if reason is not None:
+                self._fail_waiting(reason)  # none waits when this was early: then the start requests again
 
-    def when_ahead(self, then: Callable[[], None]) -> None:
-        """See `base.WorkerStarter`."""
+    def run_after_head_start(self, then: Callable[[], None]) -> None:
+        """See `spec.WorkerStarter`."""
         if self._head_start is None:
             then()
         else:
-            self._when_ahead.append(then)
+            self._after_head_start.append(then)
 
     def cancel(self) -> None:
-        """See `base.WorkerStarter`. Workers already forked stay parked for the next start."""
+        """See `spec.WorkerStarter`. Workers already forked stay parked for the next start."""
         self._waiting.clear()
-        self._drop_head_start()
+        self._cancel_head_start()
         self._cold.cancel()
 
-    def reaped(self, pid: int, status: int) -> None:
-        """See `base.WorkerStarter`: the template, or a parked worker, has ended.
+    def handle_exit(self, pid: int, status: int) -> None:
+        """See `spec.WorkerStarter`: the template or a parked worker has ended.
 
         Args:
             pid: the process.
-            status: as of os.waitstatus_to_exitcode.
+            status: as from os.waitstatus_to_exitcode.
         """
-        if self._link is not None and pid == self._link.pid:
-            self._note_death(self._link, status)
+        if self._template is not None and pid == self._template.pid:
+            self._handle_template_end(self._template, status)
             return
         for one in self._parked:
             if one.pid == pid:
                 one.socket.close()
                 self._parked.remove(one)
                 return
-        self._cold.reaped(pid, status)
+        self._cold.handle_exit(pid, status)
 
-    def keep_pids(self) -> Container[int]:
-        """See `base.WorkerStarter`: the template, parked workers, and those just being forked."""
+    def list_own_pids(self) -> Container[int]:
+        """See `spec.WorkerStarter`: the template, parked workers, and those that are being forked."""
         known = frozenset(one.pid for one in self._parked)
-        if self._link is None:
+        if self._template is None:
             return known
-        return _OwnPids(known=known, session=self._link.pid, released=frozenset(self._released))
+        return _OwnPids(known=known, session=self._template.pid, released=frozenset(self._released))
 
     def close(self) -> None:
-        """End the template and all parked workers, at once: they hold nothing that needs a goodbye."""
-        own = self.keep_pids()
-        pids = [pid for pid in _processes.list_parents() if pid in own] if self._link or self._parked else []
+        """Kill the template and all parked workers: they have nothing to clean up."""
+        own = self.list_own_pids()
+        pids = [pid for pid in _processes.list_parents() if pid in own] if self._template or self._parked else []
         self._waiting.clear()
-        self._drop_head_start()
+        self._cancel_head_start()
         self._phase = TemplatePhase.GONE
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        self._drop_parked()
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+        self._close_parked()
         _processes.send(pids, signal.SIGKILL)
         self._cold.close()
 
     def template_memory(self) -> dict[str, int]:
-        """What the template holds now, see `template_link.read_memory`; empty when there is none."""
-        return read_memory(self._link.pid) if self._link is not None else {}
+        """The template's memory, see `template_handle.read_memory`; empty when there is no template."""
+        return read_memory(self._template.pid) if self._template is not None else {}
 
-    # -- the template's life ----------------------------------------------------------------------------------------
+    # -- the template -----------------------------------------------------------------------------------------------
 
-    def _spawn(self) -> None:
+    def _start_template(self) -> None:
         self._phase = TemplatePhase.IMPORTING
-        link, self._early = self._early, None
+        early, self._early = self._early, None
         try:
-            self._link = link or TemplateHandle(self._loop, self._options)
+            self._template = early or TemplateHandle(self._loop, self._options)
         except SpawnError as error:
-            self._give_up(str(error))
+            self._switch_to_cold(str(error))
             return
-        self._link.listen(self._take)
+        self._template.watch(self._handle_message)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "ready" in message and self._link is not None:
-            self._note_ready(message["ready"], self._link.began_s)
+    def _handle_message(self, message: dict[str, Any]) -> None:
+        if "ready" in message and self._template is not None:
+            self._handle_ready(message["ready"], self._template.started_s)
         elif "forked" in message:
-            self._note_forked(message)
+            self._handle_forked(message)
         elif "notice" in message:
-            self._say(message["notice"])
+            self._notify_once(message["notice"])
         elif "unsafe" in message:
-            self._give_up(message["unsafe"])
+            self._switch_to_cold(message["unsafe"])
 
-    def _note_ready(self, about: dict[str, Any], began_s: float) -> None:
+    def _handle_ready(self, about: dict[str, Any], started_s: float) -> None:
         self._phase = TemplatePhase.READY
         self._has_torch = about["has_torch"]
-        import_s = round(self._loop.clock.now_s() - began_s, 4)
+        import_s = round(self._loop.clock.now_s() - started_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **self.template_memory())
         if self._waiting:
-            self._serve()
-        elif self._deaths == 0:
+            self._release_waiting()
+        elif self._template_ends == 0:
             self.park(self._options.nproc)
-        self._tell_prepared()
+        self._call_on_prepared()
 
-    def _note_death(self, link: TemplateHandle, status: int) -> None:
-        """The template has ended. Workers that waited for it start cold; a new one is made unless that is hopeless."""
-        link.read()  # its last words may still be in the socket
-        last_line = link.read_last_line()
-        link.close()
-        self._link = None
+    def _handle_template_end(self, template: TemplateHandle, status: int) -> None:
+        """Start the workers that waited for it cold; start a new template, unless it would end the same way."""
+        template.receive()  # its last messages may still be in the socket
+        last_line = template.read_last_line()
+        template.close()
+        self._template = None
         if self._phase is TemplatePhase.GONE:
             return
         was_ready = self._phase is TemplatePhase.READY
         how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
         reason = f"the template ended ({how}){'' if was_ready else ' while importing'}"
         self._on_record("template_ended", status=status, reason=reason, last_line=last_line)
-        self._deaths += 1
-        if not was_ready or self._deaths >= _MOST_DEATHS:
-            self._give_up(f"{reason}: {last_line}" if last_line else reason)
+        self._template_ends += 1
+        if not was_ready or self._template_ends >= _MAX_TEMPLATE_ENDS:
+            self._switch_to_cold(f"{reason}: {last_line}" if last_line else reason)
             return
-        self._say(f"{reason}; workers start cold until there is a new one")
-        self._flush_cold(reason)
-        self._spawn()
+        self._notify_once(f"{reason}; workers start cold until there is a new one")
+        self._start_waiting_cold(reason)
+        self._start_template()
 
-    def _give_up(self, reason: str) -> None:
-        """Cold from now on."""
+    def _switch_to_cold(self, reason: str) -> None:
+        """Start all workers cold from now on."""
         self._phase = TemplatePhase.GONE
         self.cold_reason = reason
-        self._drop_parked()
-        self._flush_cold(reason)
-        self._tell_prepared()
+        self._close_parked()
+        self._start_waiting_cold(reason)
+        self._call_on_prepared()
 
-    def _tell_prepared(self) -> None:
+    def _call_on_prepared(self) -> None:
         on_prepared, self._on_prepared = self._on_prepared, None
         if on_prepared is not None:
             on_prepared()
 
     # -- parking and releasing --------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        """Release parked workers to those who wait; ask for more where they are too few."""
+    def _release_waiting(self) -> None:
+        """Release a parked worker for each waiting start; request forks when there are too few."""
         while self._waiting and self._parked and self._head_start is None:
             start, parked = self._waiting.popleft(), self._parked.popleft()
             try:
                 if not release_worker(parked.socket, start.spec):
-                    self._waiting.appendleft(start)  # it died while it was parked
+                    self._waiting.appendleft(start)  # it ended while it was parked
                     continue
             except SpawnError as error:
                 self._start_cold([start.spec], start.on_started, start.on_failed, str(error))
@@ -302,27 +303,28 @@ class TemplateStarter:
         if self._waiting:
             self.park(len(self._waiting))
         else:
-            self._drop_parked()
+            self._close_parked()
 
     def _end_head_start(self) -> None:
         self._head_start = None
-        then, self._when_ahead = self._when_ahead, []
+        then, self._after_head_start = self._after_head_start, []
         for call in then:
             call()
         if self._waiting:
-            self._serve()
+            self._release_waiting()
 
-    def _drop_head_start(self) -> None:
-        self._when_ahead.clear()
+    def _cancel_head_start(self) -> None:
+        self._after_head_start.clear()
         if self._head_start is not None:
             self._head_start.close()
             self._head_start = None
 
-    def _note_forked(self, message: dict[str, Any]) -> None:
-        if self._link is None:
+    def _handle_forked(self, message: dict[str, Any]) -> None:
+        if self._template is None:
             return
         pids: list[int] = message["forked"]
-        sockets, self._link.asked = self._link.asked[: message["asked"]], self._link.asked[message["asked"] :]
+        pending, asked = self._template.pending_sockets, message["asked"]
+        sockets, self._template.pending_sockets = pending[:asked], pending[asked:]
         self._parked.extend(_Parked(pid=pid, socket=one) for pid, one in zip(pids, sockets, strict=False))
         for unused in sockets[len(pids) :]:
             unused.close()
@@ -330,7 +332,7 @@ class TemplateStarter:
         if message["error"]:
             self._fail_waiting(message["error"])
         elif self._waiting:
-            self._serve()
+            self._release_waiting()
 
     def _fail_waiting(self, reason: str) -> None:
         waiting = list(self._waiting)
@@ -338,7 +340,7 @@ class TemplateStarter:
         for start in waiting:
             start.on_failed(start.spec.local_rank, reason)
 
-    def _drop_parked(self) -> None:
+    def _close_parked(self) -> None:
         while self._parked:
             self._parked.pop().socket.close()
 
@@ -347,14 +349,14 @@ class TemplateStarter:
     def _find_obstacle(self, specs: Sequence[WorkerSpec]) -> str | None:
         if self.cold_reason is not None:
             return self.cold_reason
-        if self._phase is TemplatePhase.IMPORTING and self._deaths > 0:
-            return "the template was lost and a new one is not ready yet"
+        if self._phase is TemplatePhase.IMPORTING and self._template_ends > 0:
+            return "the template has ended and a new one is not ready yet"
         for spec in specs:
             if spec.command_prefix:
-                return f"workers are run by {spec.command_prefix[0]}"
+                return f"workers are started through {spec.command_prefix[0]}"
             variable = find_early_difference(self._options.env, spec.env)
             if variable is not None:
-                return f"{variable} is not the same in the workers, and is only read at start"
+                return f"{variable} differs between the workers and the template, and is read only at start"
         return None
 
     def _start_cold(
@@ -364,21 +366,21 @@ class TemplateStarter:
         on_failed: Callable[[int, str], None],
         reason: str,
     ) -> None:
-        self._say(f"workers start cold: {reason}")
+        self._notify_once(f"workers start cold: {reason}")
 
-        def note_started(local_rank: int, pid: int) -> None:
+        def record_start(local_rank: int, pid: int) -> None:
             self._on_record("worker_released", how="cold", local_rank=local_rank, pid=pid, reason=reason)
             on_started(local_rank, pid)
 
-        self._cold.start(specs, note_started, on_failed)
+        self._cold.start(specs, record_start, on_failed)
 
-    def _flush_cold(self, reason: str) -> None:
+    def _start_waiting_cold(self, reason: str) -> None:
         waiting = list(self._waiting)
         self._waiting.clear()
         for start in waiting:
             self._start_cold([start.spec], start.on_started, start.on_failed, reason)
 
-    def _say(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+    def _notify_once(self, line: str) -> None:
+        if line not in self._notices:
+            self._notices.add(line)
             self._on_notice(line)

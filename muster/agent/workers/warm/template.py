@@ -1,15 +1,15 @@
 """The template: a Python process that has imported what the program will import, and forks workers from itself.
 
-Runs `program.main`; `serve` returns in each worker, in the interpreter's outermost frames, with what `program.run`
-needs. The life of a worker::
+Runs from `program.main`; `serve` returns in each worker, in the interpreter's outermost frames, with the arguments of
+`program.run`. How a worker starts::
 
-    template --fork--> midwife --fork--> worker (parked)      the midwife ends, so the worker becomes the agent's child
-    agent    --------- release, over a socket of its own ---> worker runs the program
+    template --fork--> intermediate --fork--> worker (parked)   the intermediate ends: the worker is the agent's child
+    agent    ------- release, over its own socket ------> worker runs the program
 
 Control is a SOCK_SEQPACKET pair, one JSON object per message; from the agent {"fork": n} with n sockets attached, to
 the agent {"ready": {...}}, {"unsafe": reason}, {"notice": text}, {"asked": n, "forked": [pids], "error": text}. A
-release is one byte with three descriptors: a memory file with JSON, standard output, standard error. End of file ends
-everybody.
+release is one byte with three descriptors: a memory file with JSON, standard output, standard error. On end of file the
+template and parked workers exit.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster.agent.workers.warm import fork_safety, forked_worker
-from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_in_place
+from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
 from muster.agent.workers.warm.preload import choose_modules
 
 Launch = tuple[str, str, int, str, str, list[str]]
@@ -34,11 +34,11 @@ Launch = tuple[str, str, int, str, str, list[str]]
 
 _MESSAGE_BYTES: Final = 65536
 _LINE_CHARACTERS: Final = 500
-_MOST_SOCKETS: Final = 250
+_MAX_SOCKETS: Final = 250
 """SCM_MAX_FD is 253."""
 _PR_SET_PDEATHSIG: Final = 1
-_NEVER: Final = 1_000_003
-"""So many objects stay after hardly any import; no module sets just this, and one that multiplies it can."""
+_PAUSED_THRESHOLD: Final = 1_000_003
+"""Hardly any import leaves so many objects; no module sets exactly this, and one that multiplies it can."""
 
 
 def serve(
@@ -47,26 +47,26 @@ def serve(
     prepare_main: Callable[[str, str, list[str]], None],
     rename_process: Callable[[list[str]], None],
 ) -> Launch:
-    """Import, then fork on demand; returns only in a worker that has been released, everything about it set.
+    """Import, then fork on demand; returns only in a worker that has been released and set up.
 
     Args:
         argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments.
         prepare_main: as in `workers.program`, which imports this module.
         rename_process: likewise.
     """
-    control_fd, agent_pid, words, kind, target, *args = argv
+    control_fd, agent_pid, requested, kind, target, *args = argv
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
-    _end_with(int(agent_pid))
+    _exit_with_agent(int(agent_pid))
     rename_process(["muster-template", target])
     path_before = len(sys.path)
     prepare_main(kind, target, args)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
-    modules = _import_all(control, words, kind, target)
-    _tell(control, ready={"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid()})
+    modules = _import_all(control, requested, kind, target)
+    _send(control, ready={"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid()})
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
-    release = _await_release(parked)
+    release = _wait_for_release(parked)
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     forked_worker.become_worker(release)
@@ -74,90 +74,90 @@ def serve(
     return spec["kind"], spec["error_file"], spec["stack_signum"], spec["stack_file"], spec["target"], spec["args"]
 
 
-def _end_with(agent_pid: int) -> None:
-    """Die when the agent dies. Setting the signal first closes the gap in which its death would go unnoticed."""
+def _exit_with_agent(agent_pid: int) -> None:
+    """Have the kernel kill this process when the agent dies. The check comes second: the agent may have died before."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)
 
 
-def _tell(control: socket.socket, **message: Any) -> None:
+def _send(control: socket.socket, **message: Any) -> None:
     control.send(json.dumps(message).encode())
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 
-def _import_all(control: socket.socket, words: str, kind: str, target: str) -> list[str]:
-    """Import what was asked for and settle memory for forking; ends the process when forking cannot be safe."""
+def _import_all(control: socket.socket, requested: str, kind: str, target: str) -> list[str]:
+    """Import the requested modules and prepare memory for forking; exits when forking cannot be safe."""
     known = fork_safety.list_descriptors()
     thresholds = _pause_collections()
-    preload = choose_modules(words, kind=kind, target=target)
+    preload = choose_modules(requested, kind=kind, target=target)
     if preload.notice:
-        _tell(control, notice=preload.notice)
-    places = ImportSites(kind, target)
-    hidden = places.find_hidden()  # before anything of the program's is imported
+        _send(control, notice=preload.notice)
+    sites = ImportSites(kind, target)
+    hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
-        _give_up(control, f"the program imports {hidden}, and another module of that name is loaded already")
+        _exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
     imported = []
     for name in preload.modules:
-        trouble = _import(name, places.find(name))
-        if trouble is None:
+        failure = _import(name, sites.find(name))
+        if failure is None:
             imported.append(name)
             continue
-        _tell(control, notice=f"cannot preload {name}: {trouble.line}; left to the workers")
-        if trouble.partial:
-            _give_up(control, f"the import of {name} failed half-way")
+        _send(control, notice=f"cannot preload {name}: {failure.line}; left to the workers")
+        if failure.partial:
+            _exit_unsafe(control, f"the import of {name} failed half-way")
     _resume_collections(thresholds)
     reason = fork_safety.find_hazard(known)
     if reason is not None:
-        _give_up(control, reason)
+        _exit_unsafe(control, reason)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # What exists now is never looked at by a collection again, so its pages stay shared with the workers.
+    # No collection visits what exists now, so its pages stay shared with the workers.
     gc.freeze()
     return imported
 
 
 def _pause_collections() -> tuple[int, int, int]:
-    """No automatic collection until `_resume_collections`: they are a seventh of what importing torch takes.
+    """Stop automatic collections until `_resume_collections`: they take a seventh of the time of importing torch.
 
-    By the threshold, not by `gc.disable`, so that a module that switches the collector off is still obeyed.
+    By the threshold, not by `gc.disable`: a module that disables the collector keeps its effect.
     """
     thresholds = gc.get_threshold()
-    gc.set_threshold(_NEVER, *thresholds[1:])
+    gc.set_threshold(_PAUSED_THRESHOLD, *thresholds[1:])
     return thresholds
 
 
 def _resume_collections(thresholds: tuple[int, int, int]) -> None:
-    """As before, unless a module has set thresholds of its own."""
-    if gc.get_threshold() == (_NEVER, *thresholds[1:]):
+    """Restore the thresholds, unless a module has set its own."""
+    if gc.get_threshold() == (_PAUSED_THRESHOLD, *thresholds[1:]):
         gc.set_threshold(*thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trouble:
+class _ImportFailure:
     """Why an import failed."""
 
     line: str
     partial: bool
-    """Parts of it may be in `sys.modules`, and trying again would not be what a fresh process does."""
+    """Parts of it may be in `sys.modules`: a second import would differ from one in a fresh process."""
 
 
-def _import(name: str, place: ImportSite) -> _Trouble | None:
+def _import(name: str, site: ImportSite) -> _ImportFailure | None:
     """Import by name; a module that does not exist leaves nothing behind, any other failure may."""
     try:
-        import_in_place(name, place)
-    except BaseException as error:  # noqa: BLE001  # whatever a user's module raises, SystemExit too, is theirs
+        import_at_site(name, site)
+    except BaseException as error:  # noqa: BLE001  # a user's module may raise anything, SystemExit too
         absent = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
         line = f"{type(error).__name__}: {error}".splitlines()[0][:_LINE_CHARACTERS]
-        return _Trouble(line=line, partial=not absent)
+        return _ImportFailure(line=line, partial=not absent)
     return None
 
 
-def _give_up(control: socket.socket, reason: str) -> None:
-    _tell(control, unsafe=reason)
+def _exit_unsafe(control: socket.socket, reason: str) -> None:
+    _send(control, unsafe=reason)
     os._exit(0)
 
 
@@ -165,22 +165,22 @@ def _give_up(control: socket.socket, reason: str) -> None:
 
 
 def _fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
-    """Answer the agent's requests; returns in a worker, with the socket its release will come by."""
+    """Answer the agent's requests; returns in a worker, with the socket that will receive its release."""
     while True:
-        message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MOST_SOCKETS)
+        message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
         if not message:
-            os._exit(0)  # the agent has closed its end; exit handlers are the workers' business
+            os._exit(0)  # the agent has closed its end; exit handlers run in workers only
         sockets = [socket.socket(fileno=fd) for fd in fds]
-        if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops what there is no room for
+        if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
             for one in sockets:
                 one.close()
-            _tell(
+            _send(
                 control, asked=requested, forked=[], error=f"cannot fork: {os.strerror(errno.EMFILE)}", duration_s=0.0
             )
             continue
         reason = fork_safety.find_hazard_now()
         if reason is not None:
-            _give_up(control, reason)
+            _exit_unsafe(control, reason)
         parked = _fork_batch(control, sockets, agent_pid)
         if parked is not None:
             return parked
@@ -189,22 +189,22 @@ def _fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
 
 
 def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid: int) -> socket.socket | None:
-    """Fork one worker per socket by way of a midwife. None in the template; in a worker, its socket."""
+    """Fork one worker per socket through an intermediate. Returns its socket in a worker, None in the template."""
     pids_read, pids_write = os.pipe()
     go_read, go_write = os.pipe()
     began_s = time.monotonic()
     try:
-        midwife = os.fork()
+        intermediate = os.fork()
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)
-        _tell(control, asked=len(sockets), forked=[], error=f"cannot fork: {error.strerror}", duration_s=0.0)
+        _send(control, asked=len(sockets), forked=[], error=f"cannot fork: {error.strerror}", duration_s=0.0)
         return None
-    if midwife == 0:
+    if intermediate == 0:
         os.close(pids_read)
         os.close(go_write)
-        own = _deliver(sockets, pids_write)
-        _await_birth(go_read, agent_pid)
+        own = _fork_workers(sockets, pids_write)
+        _wait_for_adoption(go_read, agent_pid)
         for one in sockets:
             if one is not own:
                 one.close()
@@ -213,22 +213,22 @@ def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid:
     os.close(go_read)
     with os.fdopen(pids_read, "rb") as pipe:
         answer = json.loads(pipe.read() or b'{"forked": [], "error": "the forking process died"}')
-    # Only when the midwife has been waited for have its children become the agent's.
-    os.waitpid(midwife, 0)
+    # Only once the intermediate has been reaped are its children the agent's.
+    os.waitpid(intermediate, 0)
     os.close(go_write)
-    _tell(control, asked=len(sockets), **answer, duration_s=time.monotonic() - began_s)
+    _send(control, asked=len(sockets), **answer, duration_s=time.monotonic() - began_s)
     return None
 
 
-def _deliver(sockets: list[socket.socket], pids_write: int) -> socket.socket:
-    """The midwife: fork, report and end. Returns in a worker."""
+def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:
+    """In the intermediate: fork, report the process ids and exit. Returns in a worker."""
     pids: list[int] = []
     error = ""
     for one in sockets:
         try:
             pid = os.fork()
-        except OSError as trouble:
-            error = f"cannot fork: {trouble.strerror}"
+        except OSError as failure:
+            error = f"cannot fork: {failure.strerror}"
             break
         if pid == 0:
             os.close(pids_write)
@@ -240,18 +240,18 @@ def _deliver(sockets: list[socket.socket], pids_write: int) -> socket.socket:
         os._exit(0)
 
 
-def _await_birth(go_read: int, agent_pid: int) -> None:
-    """Wait until this worker is the agent's child; only then may the death signal be set."""
+def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
+    """Wait until this worker is the agent's child; the death signal may be set only then."""
     os.read(go_read, 1)
     os.close(go_read)
-    _end_with(agent_pid)
+    _exit_with_agent(agent_pid)
 
 
-def _await_release(parked: socket.socket) -> forked_worker.Release:
-    """Sleep until the agent says what to be."""
+def _wait_for_release(parked: socket.socket) -> forked_worker.Release:
+    """Sleep until the agent sends the release."""
     message, fds, _flags, _address = socket.recv_fds(parked, 1, 3)
     if not message or len(fds) != 3:
-        os._exit(0)  # not needed after all
+        os._exit(0)  # not needed any more
     parked.close()
     with os.fdopen(fds[0], "rb") as file:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""One template process as the agent sees it: started, asked to fork, listened to, ended."""
+"""One template process, controlled by the agent: start it, request forks, receive its messages, end it."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, stack_signal
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal
 
-_MOST_PER_REQUEST = 200
+_MAX_FORKS_PER_REQUEST = 200
 """The kernel passes at most 253 descriptors with a message."""
 
 _MESSAGE_BYTES = 65536
@@ -23,40 +23,40 @@ _MESSAGE_BYTES = 65536
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateOptions:
-    """What a template is made for."""
+    """What a template is started with."""
 
     program: Program
     nproc: int
     env: Mapping[str, str]
-    """What all workers' environments have in common, OMP_NUM_THREADS included."""
+    """What all workers' environments have in common, including OMP_NUM_THREADS."""
     preload: str = "auto"
     cpus: frozenset[int] | None = None
-    """Where it runs: with bound workers on as many CPUs as the one with the fewest has, because libraries count them
-    at import, and their pools of threads can be made larger later but not smaller."""
+    """CPU affinity: with bound workers as many CPUs as the one with the fewest has, because libraries count them at
+    import, and their thread pools can grow later but not shrink."""
 
 
 class TemplateHandle:
-    """A running template. Close it to end it; its end itself comes to the agent's reaper.
+    """A running template. Close it to end it; the agent's reaper collects its exit.
 
-    Starting it needs little of the agent, hearing from it needs the rest: what it says before `listen` is kept.
+    It may start before most of the agent is imported: messages that come before `watch` are kept in the socket.
     """
 
     def __init__(self, loop: Loop, options: TemplateOptions) -> None:
         """Start the process.
 
         Args:
-            loop: where messages are called back.
-            options: what it imports.
+            loop: calls back with messages.
+            options: what to start it with.
 
         Raises:
             SpawnError: it cannot be started.
         """
         self._loop = loop
         self._on_message: Callable[[dict[str, Any]], None] | None = None
-        self.asked: list[socket.socket] = []
-        """Our ends of the sockets of workers that were asked for and not reported yet."""
-        self.began_s = loop.clock.now_s()
-        """When it was started, by the loop's clock."""
+        self.pending_sockets: list[socket.socket] = []
+        """Our ends of the sockets of workers that were requested but not reported yet."""
+        self.started_s = loop.clock.now_s()
+        """When it started, by the loop's clock."""
         self._control: socket.socket | None = None
         self._stderr_fd = -1
         with ExitStack() as on_failure, ExitStack() as stack:
@@ -64,8 +64,8 @@ class TemplateHandle:
             try:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 theirs = stack.enter_context(theirs)
-                # What the imports print belongs to each worker: the template's own streams are memory files, and a
-                # worker begins by writing their content to its streams.
+                # What the imports print belongs to each worker: the template's own streams are memory files, whose
+                # content a worker first writes to its streams.
                 out_fd = os.memfd_create("stdout")
                 stack.callback(os.close, out_fd)
                 self._stderr_fd = os.memfd_create("stderr")
@@ -80,19 +80,19 @@ class TemplateHandle:
                 stderr_fd=self._stderr_fd,
                 cpus=options.cpus,
             )
-            # As cold workers are started, so that what they inherit is what warm ones inherit. (posix_spawn is not it:
-            # glibc's leaves its two internal signals ignored.)
+            # Started like a cold worker, so that warm workers inherit the same. (Not by posix_spawn: glibc's leaves its
+            # two internal signals ignored.)
             self.pid = spawn(spec, keep_fd=theirs.fileno())
             on_failure.pop_all()
 
-    def listen(self, on_message: Callable[[dict[str, Any]], None]) -> None:
-        """Call back on the loop with each message, see `template_process`."""
+    def watch(self, on_message: Callable[[dict[str, Any]], None]) -> None:
+        """Call back on the loop with each message, see `template`."""
         self._on_message = on_message
         if self._control is not None:
-            self._loop.watch_readable(self._control.fileno(), self.read)
+            self._loop.watch_readable(self._control.fileno(), self.receive)
 
-    def read(self) -> None:
-        """Hand on what the template has said so far."""
+    def receive(self) -> None:
+        """Receive the messages that the template has sent so far, and call back with each."""
         while self._control is not None and self._on_message is not None:
             try:
                 data = self._control.recv(_MESSAGE_BYTES)
@@ -101,17 +101,17 @@ class TemplateHandle:
             except ConnectionError:
                 data = b""
             if not data:
-                self.hang_up()
+                self.close_control()
                 return
             self._on_message(json.loads(data))
 
-    def ask(self, count: int) -> str | None:
-        """Ask for `count` forks; what keeps the agent from asking, if anything does.
+    def request_forks(self, count: int) -> str | None:
+        """Request `count` forks; returns why the agent cannot request them, None when it could.
 
-        A template that is dying does not answer; its end comes to the reaper.
+        A template that is dying does not answer; the reaper collects its exit.
         """
         while count > 0 and self._control is not None:
-            batch = min(count, _MOST_PER_REQUEST)
+            batch = min(count, _MAX_FORKS_PER_REQUEST)
             try:
                 pairs = _make_pairs(batch)
             except OSError as error:
@@ -126,42 +126,42 @@ class TemplateHandle:
             finally:
                 for _, theirs in pairs:
                     theirs.close()
-            self.asked += [ours for ours, _ in pairs]
+            self.pending_sockets += [ours for ours, _ in pairs]
             count -= batch
         return None
 
     def read_last_line(self) -> str:
-        """The last line it has written on its stderr, "" for none."""
+        """The last line it has written to its stderr; "" when there is none."""
         size = os.fstat(self._stderr_fd).st_size
         lines = os.pread(self._stderr_fd, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def hang_up(self) -> None:
-        """Say nothing more to it: it ends when it next listens. Workers forked but not reported leave, too."""
+    def close_control(self) -> None:
+        """Close the control socket: the template ends at its next read, and so do workers that were not reported."""
         if self._control is not None:
             self._loop.unwatch(self._control.fileno())
             self._control.close()
             self._control = None
-        for one in self.asked:
+        for one in self.pending_sockets:
             one.close()
-        self.asked.clear()
+        self.pending_sockets.clear()
 
     def close(self) -> None:
-        """Hang up and release what is held. Idempotent."""
-        self.hang_up()
+        """Close the control socket and all descriptors. Idempotent."""
+        self.close_control()
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
             self._stderr_fd = -1
 
 
 def build_template_program(options: TemplateOptions, control_fd: int) -> Program:
-    """The template as a command: this interpreter, its flags, and what `template_process.serve` takes."""
+    """Build the template's command: this interpreter, its flags, and the arguments of `template.serve`."""
     return Program(
         kind=ProgramKind.COMMAND,
         target=sys.executable,
         args=(
-            *program.interpreter_flags(sys.orig_argv),
-            program.entry_path(),
+            *program.list_interpreter_flags(sys.orig_argv),
+            program.find_entry_path(),
             program.WORKER_FLAG,
             program.TEMPLATE,
             str(control_fd),
@@ -175,7 +175,7 @@ def build_template_program(options: TemplateOptions, control_fd: int) -> Program
 
 
 def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
-    """All of them or, with an OSError, none."""
+    """Make all pairs or, with an OSError, none."""
     with ExitStack() as stack:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         for _ in range(count):
@@ -187,18 +187,18 @@ def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
 
 
 def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
-    """Tell a parked worker what to be; False when it is gone. Closes the socket.
+    """Send a parked worker its spec; False when it has ended. Closes the socket.
 
-    The description goes by a memory file: an environment may be larger than what a socket takes without blocking.
+    The spec goes in a memory file: an environment may be larger than a socket accepts without blocking.
 
     Raises:
-        SpawnError: that file cannot be made: no descriptor is left, or files may not be so large (RLIMIT_FSIZE).
+        SpawnError: that file cannot be made: no descriptor is left, or RLIMIT_FSIZE is too small.
     """
     try:
-        memory_fd = _make_memory_file(json.dumps(describe_worker(spec)).encode())
+        memory_fd = _make_memory_file(json.dumps(encode_worker(spec)).encode())
     except OSError as error:
         parked.close()
-        raise SpawnError(f"cannot tell a parked worker what to do: {error.strerror}") from error
+        raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}") from error
     try:
         stdout_fd = 1 if spec.stdout_fd is None else spec.stdout_fd
         stderr_fd = 2 if spec.stderr_fd is None else spec.stderr_fd
@@ -221,8 +221,8 @@ def _make_memory_file(data: bytes) -> int:
     return memory_fd
 
 
-def describe_worker(spec: WorkerSpec) -> dict[str, Any]:
-    """What a released worker needs to know, as JSON types; `worker_state.Release.spec`."""
+def encode_worker(spec: WorkerSpec) -> dict[str, Any]:
+    """Encode what a released worker needs, as JSON types; see `forked_worker.Release.spec`."""
     return {
         "kind": spec.program.kind.value,
         "target": spec.program.target,
@@ -230,15 +230,15 @@ def describe_worker(spec: WorkerSpec) -> dict[str, Any]:
         "env": dict(spec.env),
         "cpus": None if spec.cpus is None else sorted(spec.cpus),
         "error_file": spec.error_file or "",
-        "stack_signum": (stack_signal() or 0) if spec.stack_file else 0,
+        "stack_signum": (get_stack_signal() or 0) if spec.stack_file else 0,
         "stack_file": spec.stack_file or "",
     }
 
 
 def read_memory(pid: int) -> dict[str, int]:
-    """Memory of a process in bytes: `rss_bytes`, `pss_bytes` (shared pages divided among those who share them).
+    """Memory of a process in bytes: `rss_bytes`, `pss_bytes` (a shared page counts in equal parts for its processes).
 
-    Source: proc(5), smaps_rollup. Empty when the process is gone or the kernel has no such file.
+    Source: proc(5), smaps_rollup. Empty when the process has ended or the kernel has no such file.
     """
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:

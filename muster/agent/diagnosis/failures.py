@@ -79,25 +79,21 @@ class StderrMemory(Protocol):
 
 
 class FailureCollector:
-    """Gathers what is known of a dead worker. Create it once; `begin` when a round's workers are about to start."""
+    """Gathers what is known of a dead worker."""
 
-    def __init__(self, *, host: str, clock: Clock, logs: StderrMemory, oom: OomWatch | None = None) -> None:
+    def __init__(self, *, host: str, clock: Clock, logs: StderrMemory, oom: OomWatch) -> None:
         """Keep what every failure of this node shares.
 
         Args:
             host: how reports call this machine.
             clock: of the agent's loop.
             logs: where the workers' stderr is remembered.
-            oom: None: one for this process's cgroup.
+            oom: has compared this process's cgroup with itself since the round's workers were started.
         """
         self._host = host
         self._clock = clock
         self._logs = logs
-        self._oom = oom or OomWatch()
-
-    def begin(self) -> None:
-        """Memory kills before this do not count."""
-        self._oom.begin()
+        self._oom = oom
 
     def collect(
         self,

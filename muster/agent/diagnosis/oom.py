@@ -8,8 +8,10 @@ guess.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from muster.agent.diagnosis.report import OomEvidence
+if TYPE_CHECKING:  # only a failure loads the report
+    from muster.agent.diagnosis.report import OomEvidence
 
 _UNLIMITED_BYTES = 1 << 60
 """cgroup v1 says "no limit" with the largest multiple of a page that fits a long."""
@@ -50,7 +52,7 @@ class OomWatch:
         """Forget what was: workers are about to start."""
         self._before = self._read()
 
-    def look(self) -> OomEvidence | None:
+    def look(self) -> "OomEvidence | None":
         """What has happened since `begin`; None when nothing speaks for the OOM killer."""
         before, now = self._before, self._read()
         if now.kills is not None and before.kills is not None and now.kills > before.kills:
@@ -61,7 +63,9 @@ class OomWatch:
             return self._describe(certain=False, source=f"{self._proc}/vmstat")
         return None
 
-    def _describe(self, *, certain: bool, source: str) -> OomEvidence:
+    def _describe(self, *, certain: bool, source: str) -> "OomEvidence":
+        from muster.agent.diagnosis.report import OomEvidence
+
         limit = find_limit(self._cgroup) if self._cgroup else None
         return OomEvidence(
             certain=certain,

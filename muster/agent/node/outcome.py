@@ -3,12 +3,15 @@
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster._contract import ExitCode, LogNames
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis.report import Report
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
+
+if TYPE_CHECKING:
+    from muster.agent.diagnosis.report import Report
 
 COMMON_EXIT_S = 0.5
 """How long after it has heard of the job's failure an agent on Kubernetes leaves: all that is told is told by then."""
@@ -27,7 +30,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
     return int(finish.code)
 
 
-def _publish_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
+def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: LogRouter) -> None:
     from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from muster._guard import GuardLease
 from muster._processes import LINUX, become_subreaper
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis import stacks
-from muster.agent.diagnosis.failures import FailureCollector
-from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
-from muster.agent.node import actions, events, outcome
+from muster.agent.node import actions, events
 from muster.agent.node.decisions import decide
 from muster.agent.node.state import NodeState
 from muster.agent.node.transition_log import TransitionLog
@@ -32,14 +30,17 @@ from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+    from muster.agent.diagnosis.failures import FailureCollector
     from muster.agent.diagnosis.hang import Activity, HangWatch
+    from muster.agent.diagnosis.report import Failure, Stack
+    from muster.agent.diagnosis.stacks import StackCollector
     from muster.agent.placement.affinity import WorkerPlacement
 
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record: what it wrote last is in the pipes by then."""
 
-_STACKS_LIMIT_S = stacks.LIMIT_S + 0.5
-"""The longest that a stop waits for stacks."""
+_STACKS_MARGIN_S = 0.5
+"""A stop waits at most this much longer for stacks than their collection may take."""
 
 HOLD_S = 5.0
 """The longest that workers are held back for global rank 0's: its node may have more to import, and a program that
@@ -91,8 +92,9 @@ class Supervisor:
         self._rendezvous = create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name
         )
-        self._failures = FailureCollector(host=config.node_name, clock=loop.clock, logs=logs)
-        self._stacks = stacks.StackCollector(loop)
+        self._oom = OomWatch()
+        self._failures: FailureCollector | None = None
+        self._stacks: StackCollector | None = None
         self._hang = self._watch_for_hangs()
         self._state = NodeState(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
@@ -155,6 +157,8 @@ class Supervisor:
             self._close()
             signals.close()
             if self._failed_s is not None:
+                from muster.agent.node import outcome
+
                 outcome.wait_for_common_exit(self._config, self._failed_s)
 
     def _take(self, event: Any) -> None:
@@ -192,6 +196,8 @@ class Supervisor:
         self._loop.post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
 
     def _note_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
+        # Where descriptors are short, the import of what describes a failure needs one of these.
+        self._logs.close_child_ends(local_rank)
         self._loop.post(events.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
 
     def _note_ended(self, end: WorkerEnd) -> None:
@@ -250,7 +256,7 @@ class Supervisor:
         self._held = None
         self._logs.open_round(formed)
         self._transcript.open_file(self._logs.run_dir)
-        self._failures.begin()
+        self._oom.begin()
         if self._hang is not None:
             self._hang.reset()
         local_rank = 0
@@ -259,6 +265,8 @@ class Supervisor:
             for local_rank in range(self._config.nproc):
                 specs.append(self._build_spec(formed, local_rank))
         except SpawnError as error:  # no descriptors left for its output
+            for opened in self._streams:
+                self._logs.close_child_ends(opened)
             self._note_spawn_failed(formed.number, local_rank, str(error))
             return
         self._group.start(formed.number, specs)
@@ -289,9 +297,13 @@ class Supervisor:
             self._logs.close_child_ends(local_rank)
 
     def _take_stacks(self, action: actions.CollectStacks) -> None:
-        self._stacks.take(self._stack_targets(), lambda texts: self._keep_stacks(action.number, texts))
+        from muster.agent.diagnosis.stacks import LIMIT_S
+
+        self._collect_stacks(lambda texts: self._keep_stacks(action.number, texts))
         # Whatever becomes of the collection, it never keeps a stop from going on.
-        self._loop.call_later(_STACKS_LIMIT_S, lambda: self._loop.post(events.StacksCollected(number=action.number)))
+        self._loop.call_later(
+            LIMIT_S + _STACKS_MARGIN_S, lambda: self._loop.post(events.StacksCollected(number=action.number))
+        )
 
     def _keep_stacks(self, number: int, texts: dict[int, str]) -> None:
         if number != self._state.number:
@@ -300,13 +312,17 @@ class Supervisor:
         self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
         self._loop.post(events.StacksCollected(number=number))
 
-    def _stack_targets(self) -> dict[int, stacks.StackTarget]:
-        targets: dict[int, stacks.StackTarget] = {}
+    def _collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
+        from muster.agent.diagnosis.stacks import StackCollector, StackTarget  # only a request for stacks needs it
+
+        targets: dict[int, StackTarget] = {}
         for worker in self._group.live:
             stack_file = self._streams[worker.local_rank].stack_file
             if stack_file is not None:
-                targets[worker.local_rank] = stacks.StackTarget(pid=worker.pid, stack_file=stack_file)
-        return targets
+                targets[worker.local_rank] = StackTarget(pid=worker.pid, stack_file=stack_file)
+        if self._stacks is None:  # one for all requests: those that overlap share their dumps
+            self._stacks = StackCollector(self._loop)
+        self._stacks.take(targets, on_done)
 
     def _print_stacks(self) -> None:
         """SIGUSR2: the stacks of all live workers on the console, equal ones once; the workers run on."""
@@ -318,7 +334,7 @@ class Supervisor:
             for line in format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
                 self._logs.say(line)
 
-        self._stacks.take(self._stack_targets(), say)
+        self._collect_stacks(say)
 
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._group.send(action.signum)
@@ -360,9 +376,15 @@ class Supervisor:
         failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in new)
         self._rendezvous.failed(action.number, failures)
 
-    def _collect(self, local_rank: int, *, reason: str = "") -> Failure:
+    def _collect(self, local_rank: int, *, reason: str = "") -> "Failure":
         formed = self._state.round
         assert formed is not None  # noqa: S101  # workers only exist in a round
+        if self._failures is None:
+            from muster.agent.diagnosis.failures import FailureCollector  # only a failure needs it
+
+            self._failures = FailureCollector(
+                host=self._config.node_name, clock=self._loop.clock, logs=self._logs, oom=self._oom
+            )
         return self._failures.collect(
             formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
         )
@@ -380,18 +402,23 @@ class Supervisor:
         late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
         formed = self._state.round
         failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
-        taken = tuple(
+        self._rendezvous.stopped(action.number, failures, self._build_stacks(formed) if formed and self._taken else ())
+
+    def _build_stacks(self, formed: Round) -> "tuple[Stack, ...]":
+        from muster.agent.diagnosis.report import Stack
+
+        return tuple(
             Stack(global_rank=formed.rank_offset + rank, node=formed.group_rank, local_rank=rank, text=text)
             for rank, text in self._taken.items()
-            if formed
         )
-        self._rendezvous.stopped(action.number, failures, taken)
 
     def _tell_leave(self, action: actions.LeaveJob) -> None:
         self._logs.say(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
     def _finish(self, action: actions.Finish) -> None:
+        from muster.agent.node import outcome
+
         self._code = outcome.report_outcome(action, self._config, self._logs)
 
 

@@ -14,7 +14,7 @@ import pytest
 from harness import Outcome, Tree, wait_until
 from launchers import ONE_START
 
-PROGRAMS = Path(__file__).parent.parent / "programs"
+PROGRAMS = Path(__file__).parents[2] / "programs"
 Launch = Callable[..., Tree]
 
 

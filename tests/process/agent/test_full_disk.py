@@ -8,7 +8,7 @@ import pytest
 from harness import Outcome, run_tree
 from launchers import STARTS
 
-PROGRAMS = Path(__file__).parent.parent / "programs" / "agent"
+PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
 FULL = 'mount -t tmpfs -o size=64k none "$1" && head -c 65536 /dev/zero > "$1/filler"'
 READ_ONLY = 'mount -t tmpfs none "$1" && mkdir "$1/job" && mount -o remount,ro "$1"'
 NO_FILE_SIZE = "ulimit -f 0"

@@ -17,7 +17,7 @@ from muster.agent.logs import Console, LogRouter, WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
-PROGRAMS = Path(__file__).parent.parent / "programs"
+PROGRAMS = Path(__file__).parents[2] / "programs"
 SPEW = PROGRAMS / "logs_spew.py"
 TEE = StdChoice(default=Std.ALL)
 

@@ -15,7 +15,7 @@ import pytest
 from harness import Tree, run_tree
 from launchers import START_FLAGS, STARTS
 
-PROGRAMS = Path(__file__).parent.parent / "programs" / "agent"
+PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ import pytest
 from harness import Tree, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-PROGRAMS = Path(__file__).parent.parent / "programs"
+PROGRAMS = Path(__file__).parents[2] / "programs"
 AGENT = (sys.executable, "-m", "muster.agent", "--start", "warm", "--tee", "3")
 
 

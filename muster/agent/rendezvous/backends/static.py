@@ -9,14 +9,17 @@ Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py and agent/
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
+
+if TYPE_CHECKING:  # only a failure loads the report
+    from muster.agent.diagnosis.report import Failure, Stack
 
 
 class StaticRendezvous:
@@ -67,11 +70,11 @@ class StaticRendezvous:
     def started(self, round_number: int) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def failed(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """See `Rendezvous`."""
         self._trial.take_failures(round_number, failures)
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """See `Rendezvous`. Nobody can be asked whether other nodes still work: an idle node has failed."""
         if failures:
             self.failed(round_number, failures)
@@ -81,7 +84,9 @@ class StaticRendezvous:
         if round_number == self._trial.number and self._trial.broken is None:
             self._trial.end(succeeded=True)
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def stopped(
+        self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
+    ) -> None:
         """See `Rendezvous`."""
         if self._trial.take_stopped(round_number, failures, stacks):
             self._form()

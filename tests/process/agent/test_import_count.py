@@ -1,0 +1,26 @@
+"""How many modules of ours an agent loads before the first line of the user's script: each delays the first worker."""
+
+import re
+import sys
+from pathlib import Path
+
+from harness import Tree
+
+LIMIT = 64
+AGENT = [sys.executable, "-v", "-m", "muster.agent", "--standalone", "--nproc-per-node", "2"]
+PROGRAM = """
+import signal, sys
+print("FIRST" + "LINE", file=sys.stderr, flush=True)
+signal.pause()  # what an agent loads at the end does not count
+"""
+
+
+def test_the_agent_loads_no_more_modules_before_the_first_line_than_the_limit(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    with Tree([*AGENT, str(script)], cwd=tmp_path) as tree:
+        tree.wait_for_line("FIRSTLINE", stream="stderr")
+        before = tree.stderr.partition("FIRSTLINE")[0]
+    loaded = sorted(set(re.findall(r"import '(muster[\w.]*)'", before)))
+    assert "muster.agent.node.supervisor" in loaded  # the pattern still matches what -v prints
+    assert len(loaded) <= LIMIT, "\n".join(loaded)

@@ -138,7 +138,7 @@ def list_descendants(root: int) -> list[int]:
     """Live descendants of a process."""
     from muster import _processes
 
-    return _processes.descendants(root)
+    return _processes.list_descendants(root)
 
 
 def pss_mb(pids: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""Samples taken in turn, their medians with spread, one row per figure, and the command line all benchmarks share.
+"""Samples sampled in turn, their medians with spread, one row per figure, and the command line all benchmarks share.
 
 The machines are shared and noisy: the launchers take turns sample by sample, and the ratio of the medians is what
 counts. A sample that fails is counted and left out. The machine's load while sampling stands beside each row.
@@ -53,14 +53,14 @@ def describe(series: Series, unit: str) -> str:
     return text + (f", {series.failures} failed)" if series.failures else ")")
 
 
-def take_turns(
+def sample_in_turn(
     count: int, samplers: Mapping[str, Callable[[], Sample]], *, warmups: int = 1
 ) -> dict[str, Samples[Sample]]:
     """Call each sampler `count` times, in turn, after uncounted warm-ups."""
-    taken: dict[str, Samples[Sample]] = {name: Samples() for name in samplers}
+    sampled: dict[str, Samples[Sample]] = {name: Samples() for name in samplers}
     for number in range(-warmups, count):
         for name, sample in samplers.items():
-            samples, load = taken[name], os.getloadavg()[0]
+            samples, load = sampled[name], os.getloadavg()[0]
             try:
                 value = sample()
             except SampleFailed:
@@ -69,7 +69,7 @@ def take_turns(
             if number >= 0:
                 samples.values.append(value)
                 samples.loads.append(load)
-    return taken
+    return sampled
 
 
 def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: float | None = None) -> None:

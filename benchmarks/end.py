@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from _launching import LAUNCHERS, TORCHRUN, Command, Mark, launched, list_descendants, read_marks, scratch, standalone
-from _sampling import SampleFailed, parse_count, show, take_turns
+from _sampling import SampleFailed, parse_count, sample_in_turn, show
 
 STAY = """
 import json, os, signal, subprocess, sys, time
@@ -74,9 +74,9 @@ def read_status(pid: int) -> str:
 
 def main(count: int) -> None:
     with scratch() as folder:
-        series = take_turns(count, {n: lambda c=c: left_after_sigkill(c, folder) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c: left_after_sigkill(c, folder) for n, c in LAUNCHERS.items()})
         show("processes left 1 s after SIGKILL of the agent", series, unit="of 4")
-        series = take_turns(count, {n: lambda c=c: crash_s(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
+        series = sample_in_turn(count, {n: lambda c=c: crash_s(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
         show("crash beside a peer that ignores SIGTERM, --shutdown-timeout 3", series)
 
 

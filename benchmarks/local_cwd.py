@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _sampling import SampleFailed, parse_count, show, take_turns
+from _sampling import SampleFailed, parse_count, sample_in_turn, show
 from torchx.specs import AppDef, Resource, Role
 
 LINES = 20
@@ -116,7 +116,7 @@ def main(count: int) -> None:
                 "muster": lambda sample=sample: sample(make_ours, folder),
                 "torchx": lambda sample=sample: sample(make_theirs, folder),
             }
-            show(name, take_turns(count, samplers), unit=unit)
+            show(name, sample_in_turn(count, samplers), unit=unit)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _launching import LAUNCHERS, scratch, standalone
-from _sampling import SampleFailed, Samples, Series, build_parser, median, show, take_turns
+from _sampling import SampleFailed, Samples, Series, build_parser, median, sample_in_turn, show
 
 LINES = 200_000
 LINE_BYTES = 88
@@ -90,8 +90,8 @@ def measure(name: str, source: str, lines: int) -> Job:
         return job
 
 
-def take(count: int, source: str, lines: int) -> dict[str, Samples[Job]]:
-    return take_turns(count, {name: lambda n=name: measure(n, source, lines) for name in LAUNCHERS})
+def sample_launchers(count: int, source: str, lines: int) -> dict[str, Samples[Job]]:
+    return sample_in_turn(count, {name: lambda n=name: measure(n, source, lines) for name in LAUNCHERS})
 
 
 def flatten(drops: Samples[Job]) -> Series:
@@ -104,13 +104,13 @@ def main() -> int:
     parser = build_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 when a figure of the design is not held")
     options = parser.parse_args()
-    flood = take(options.count, SPEW, 2 * LINES)
+    flood = sample_launchers(options.count, SPEW, 2 * LINES)
     shares = []
     for figure, read in (("wall", lambda job: job.wall_s), ("CPU", lambda job: job.cpu_s)):
         series = {name: samples.of(read) for name, samples in flood.items()}
         show(f"2 x {LINES} lines, {figure}", series, limit=MOST_SHARE)
         shares.append(median(series["muster"]) / median(series["torchrun"]))
-    drops = {name: flatten(samples) for name, samples in take(options.count, STAMP, 2 * STAMPS).items()}
+    drops = {name: flatten(samples) for name, samples in sample_launchers(options.count, STAMP, 2 * STAMPS).items()}
     show("a line until it is on the console", drops, unit="ms")
     held = max(shares) <= MOST_SHARE and median(drops["muster"]) <= MOST_LATENCY_MS
     failed = sum(samples.failures for samples in flood.values())

@@ -62,7 +62,7 @@ def create_member(index, config, loop):
 
 
 class Reservation:
-    """`addresses.PortReservation` on one address."""
+    """`runtime.ports.PortReservation` on one address."""
 
     def __init__(self, host):
         self._socket = socket.socket()
@@ -99,7 +99,7 @@ class Host:
             self.number = event.round.number
         elif kind == "RoundBroken":
             self.members[place].stopped(event.number)
-        elif kind == "RendezvousLost":
+        elif kind == "RendezvousFailed":
             raise SystemExit(event.reason)
 
     def wait_formed(self, rounds):
@@ -185,7 +185,7 @@ def measure(members, port, rounds):
         )
         for a, b in spans
     ]
-    begin = let_go(children)
+    begin = release_members(children)
     host.join()
     times, cpu = [], [time.process_time()]
     for number in range(1, rounds + 1):
@@ -220,7 +220,7 @@ def measure(members, port, rounds):
     }
 
 
-def let_go(children):
+def release_members(children):
     """When they are all ready, tell them to join; returns just before that."""
     for child in children:
         assert child.stdout.readline() == "ready\n"
@@ -294,7 +294,7 @@ def measure_torch(members, port, limit_s):
     import select
 
     try:
-        begin = let_go(children)
+        begin = release_members(children)
         last = begin
         for child in children:
             if not select.select([child.stdout], [], [], max(0.0, begin + limit_s - time.monotonic()))[0]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _launching
 from _launching import LAUNCHERS, MUSTER_COLD, TORCHRUN, Command, launched, standalone
-from _sampling import SampleFailed, parse_count, show, take_turns
+from _sampling import SampleFailed, parse_count, sample_in_turn, show
 
 MARK = """
 import json, os, time
@@ -68,13 +68,13 @@ def two_nodes_s(launcher: Command, folder: Path) -> float:
 def main(count: int) -> None:
     cold = {"muster": MUSTER_COLD, "torchrun": TORCHRUN}
     with _launching.scratch() as folder:
-        series = take_turns(count, {n: lambda c=c: first_line_s(c, folder) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c: first_line_s(c, folder) for n, c in LAUNCHERS.items()})
         show("first script line, 2 workers", series, limit=0.15)
-        series = take_turns(count, {n: lambda c=c: launcher_pss_mb(c, folder) for n, c in cold.items()}, warmups=0)
+        series = sample_in_turn(count, {n: lambda c=c: launcher_pss_mb(c, folder) for n, c in cold.items()}, warmups=0)
         show("guard and agent (PSS)", series, unit="MB")
-        series = take_turns(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in LAUNCHERS.items()})
         show("two nodes until the first all-reduce", series, limit=0.55)
-        series = take_turns(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in cold.items()})
+        series = sample_in_turn(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in cold.items()})
         show("the same, cold workers", series)
 
 

@@ -19,7 +19,7 @@ import venv
 from pathlib import Path
 
 import _launching
-from _sampling import SampleFailed, build_parser, show, take_turns
+from _sampling import SampleFailed, build_parser, sample_in_turn, show
 from start import ALL_REDUCE
 
 RUN = ("run", "-s", "local_cwd", "dist.ddp", "-j", "2x4", "--script", "main.py")
@@ -29,8 +29,8 @@ LIMIT_S = 120.0
 CHECK = """
 import importlib.metadata, importlib.util, torch
 every = list(importlib.metadata.distributions())
-taken = [point.value for d in every for point in d.entry_points if point.value.startswith("muster")]
-assert not taken and importlib.util.find_spec("muster") is None, taken
+sampled = [point.value for d in every for point in d.entry_points if point.value.startswith("muster")]
+assert not sampled and importlib.util.find_spec("muster") is None, sampled
 found = [d for d in every if d.name.startswith("torchx")]
 print(*[f"{d.name} {d.version}" for d in found], "with torch", torch.__version__)
 """
@@ -124,7 +124,7 @@ def main() -> None:
             "muster": lambda: run_s(Path(sys.executable).parent, folder / "muster-job"),
             "torchx": lambda: run_s(peer, folder / "torchx-job"),
         }
-        show("torchx run -s local_cwd dist.ddp -j 2x4, whole", take_turns(options.count, samplers), limit=0.40)
+        show("torchx run -s local_cwd dist.ddp -j 2x4, whole", sample_in_turn(options.count, samplers), limit=0.40)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from muster import _processes
 
-PASSED_ON = (
+FORWARDED_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -37,10 +37,10 @@ PASSED_ON = (
 SWEEP_LIMIT_S = 30.0
 """How long the last sweep waits for processes that cannot die (uninterruptible sleep) before it says so and goes."""
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 """How often the guard looks at the lease where there is no timer that two processes can share."""
 
-_FIRED_AT = 0
+_FENCED_AT = 0
 _DEADLINE_AT = 8
 _COUNT_AT = 16
 _PIDS_AT = 20
@@ -71,7 +71,7 @@ class GuardLease:
         """Agent's side: readable (its end) once the guard is gone; None where there is a death signal instead."""
         return None if self._alive_read < 0 else self._alive_read
 
-    def keep_side(self, *, guard: bool) -> None:
+    def close_other_side(self, *, guard: bool) -> None:
         """After the fork: drop the other side's end of the pipe."""
         if self._alive_read >= 0:
             os.close(self._alive_read if guard else self._alive_write)
@@ -90,8 +90,8 @@ class GuardLease:
         else:
             struct.pack_into("d", self._page, _DEADLINE_AT, 0.0)
 
-    def expire(self, now_s: float) -> bool:
-        """Guard's side: True when the lease has really expired; remembered for `take_fired`."""
+    def check_expiry(self, now_s: float) -> bool:
+        """Guard's side: True when the lease has really expired; remembered for `pop_fenced`."""
         if self._timer is not None:
             expired = self._timer.acknowledge()
         else:
@@ -100,16 +100,16 @@ class GuardLease:
             if expired:
                 self.release()
         if expired:
-            self._page[_FIRED_AT] = 1
+            self._page[_FENCED_AT] = 1
         return expired
 
-    def take_fired(self) -> bool:
+    def pop_fenced(self) -> bool:
         """Agent's side: did the guard kill the workers since the last call?"""
-        fired = self._page[_FIRED_AT] == 1
-        self._page[_FIRED_AT] = 0
-        return fired
+        fenced = self._page[_FENCED_AT] == 1
+        self._page[_FENCED_AT] = 0
+        return fenced
 
-    def note_workers(self, pids: Sequence[int]) -> None:
+    def record_workers(self, pids: Sequence[int]) -> None:
         """Agent's side: the live workers, each the leader of its session and process group."""
         room = (len(self._page) - _PIDS_AT) // 4
         struct.pack_into(f"i{min(len(pids), room)}i", self._page, _COUNT_AT, len(pids), *pids[:room])
@@ -127,7 +127,7 @@ class Guard:
     def __init__(self, lease: GuardLease) -> None:
         self._lease = lease
         self._parent = os.getppid()
-        self._dies_with_parent = _processes.death_signal() != 0
+        self._dies_with_parent = _processes.read_death_signal() != 0
         self._charge = 0
         self._code: int | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -145,26 +145,26 @@ class Guard:
         """
         _processes.become_subreaper()
         # nohup and shells that start jobs in the background have some signals ignored: they stay ignored.
-        passed_on = [signum for signum in PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN]
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
+        forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
         guard_pid = os.getpid()
         try:
             self._charge = os.fork()
         except OSError as error:
-            return _refuse(error)
+            return _report_shortage(error)
         if self._charge == 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
-            self._lease.keep_side(guard=False)
-            _begin_charge(guard_pid, held, body)
-        self._lease.keep_side(guard=True)
-        for signum in (*passed_on, signal.SIGCHLD):
-            signal.signal(signum, _note)
+            self._lease.close_other_side(guard=False)
+            _start_charge(guard_pid, old_mask, body)
+        self._lease.close_other_side(guard=True)
+        for signum in (*forwarded, signal.SIGCHLD):
+            signal.signal(signum, _do_nothing)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         self._wait()
         code = self._sweep()
-        for signum in passed_on:
+        for signum in forwarded:
             # Nobody is left to pass it on to, and the interpreter's shutdown restores defaults: one that came then
             # would replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
@@ -175,27 +175,27 @@ class Guard:
         poller.register(self._wake_read, select.POLLIN)
         if self._lease.fd is not None:
             poller.register(self._lease.fd, select.POLLIN)
-        look_ms = None if self._lease.fd is not None else _LOOK_S * 1000
+        poll_ms = None if self._lease.fd is not None else _POLL_S * 1000
         while self._code is None:
-            ready = [fd for fd, _ in poller.poll(look_ms)]
+            ready = [fd for fd, _ in poller.poll(poll_ms)]
             if self._wake_read in ready:
                 for signum in set(os.read(self._wake_read, 4096)):
-                    self._take(signum)
-            if look_ms is not None or self._lease.fd in ready:
+                    self._handle_signal(signum)
+            if poll_ms is not None or self._lease.fd in ready:
                 self._fence()
 
-    def _take(self, signum: int) -> None:
+    def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
         elif self._dies_with_parent and os.getppid() != self._parent:
             # Whoever started us is gone, and asked by prctl that we go with it: no grace, nobody waits for one.
-            _processes.send([self._charge], signal.SIGKILL)
+            _processes.send_signal([self._charge], signal.SIGKILL)
         else:
-            _processes.send([self._charge], signum)
+            _processes.send_signal([self._charge], signum)
 
     def _fence(self) -> None:
         """Kill the charge's descendants but not the charge: it has to learn of it and join again."""
-        if self._lease.expire(time.monotonic()):
+        if self._lease.check_expiry(time.monotonic()):
             _processes.kill_groups(self._lease.read_workers())
             while _processes.kill_descendants(self._charge):
                 time.sleep(0.001)  # only the charge can reap them, and it may be stopped: wait for no signal
@@ -220,7 +220,7 @@ class Guard:
         _processes.kill_groups(self._lease.read_workers())
         while _processes.kill_descendants(me) or self._reap():
             if time.monotonic() > limit_s:
-                left = _processes.descendants(me)
+                left = _processes.list_descendants(me)
                 print(f"muster: processes that cannot be killed are left running: {left}", file=sys.stderr, flush=True)
                 return self._code or 1
             time.sleep(0.001)
@@ -228,11 +228,11 @@ class Guard:
         return self._code
 
 
-def _note(_signum: int, _frame: object) -> None:
+def _do_nothing(_signum: int, _frame: object) -> None:
     """A handler, so that the signal reaches the wake-up descriptor; all work is done there."""
 
 
-def _begin_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
+def _start_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
     """In the child: die with the guard, have default dispositions, run."""
     _processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
@@ -274,11 +274,11 @@ def run_guarded(body: Callable[[GuardLease], int]) -> int:
         lease = GuardLease()
         guard = Guard(lease)
     except OSError as error:
-        return _refuse(error)
+        return _report_shortage(error)
     return guard.run(lambda: body(lease))
 
 
-def _refuse(error: OSError) -> int:
+def _report_shortage(error: OSError) -> int:
     """The machine has no descriptor, no memory or no process left: say which."""
     print(f"muster: cannot start: {error.strerror}", file=sys.stderr, flush=True)
     return 1

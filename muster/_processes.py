@@ -38,7 +38,7 @@ def set_death_signal(signum: int) -> None:
         _libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
-def death_signal() -> int:
+def read_death_signal() -> int:
     """The signal this process gets when its parent dies, 0 for none."""
     if not LINUX:
         return 0
@@ -128,7 +128,7 @@ def _list_parents_ps() -> dict[int, int]:
     return parents
 
 
-def descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
+def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     """Live descendants of `root`, without those in `keep` (their own descendants still count)."""
     children: dict[int, list[int]] = {}
     for pid, parent in list_parents().items():
@@ -143,7 +143,7 @@ def descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     return found
 
 
-def send(pids: Iterable[int], signum: int) -> None:
+def send_signal(pids: Iterable[int], signum: int) -> None:
     """Signal every process; one that is gone is fine, one that is not ours to signal too (a set-uid grandchild)."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -159,6 +159,6 @@ def kill_groups(leaders: Iterable[int]) -> None:
 
 def kill_descendants(root: int, *, keep: Container[int] = ()) -> bool:
     """SIGKILL all live descendants of `root` once over; True when there were any."""
-    pids = descendants(root, keep=keep)
-    send(pids, signal.SIGKILL)
+    pids = list_descendants(root, keep=keep)
+    send_signal(pids, signal.SIGKILL)
     return bool(pids)

@@ -42,14 +42,14 @@ def build_supervisor(
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
-    journal = EventLog(loop.clock, open_sinks(config.event_log_handler))
+    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler))
     starter: WorkerStarter
     if warm is None:
-        starter = CommandStarter(on_record=journal.write)
+        starter = CommandStarter(on_record=event_log.write)
     else:
         starter = TemplateStarter(
-            loop, CommandStarter(), warm, on_notice=logs.say, on_record=journal.write, early=template
+            loop, CommandStarter(), warm, on_notice=logs.say, on_record=event_log.write, early=template
         )
     return Supervisor(
-        config, loop=loop, lease=lease, logs=logs, journal=journal, starter=starter, placements=placements
+        config, loop=loop, lease=lease, logs=logs, event_log=event_log, starter=starter, placements=placements
     )

@@ -26,7 +26,7 @@ from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOp
 if TYPE_CHECKING:
     from muster.agent.placement.affinity import WorkerPlacement
 
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """What the machine has run out of, wherever it is noticed: its fault, not ours."""
 
 
@@ -41,18 +41,18 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
     try:
         return _run(args, environ, lease)
     except InternalError as error:
-        return _fail(f"{error}: this is a fault of muster's own, please report it", ExitCode.WORKERS_FAILED)
+        return _report_error(f"{error}: this is a fault of muster's own, please report it", ExitCode.WORKERS_FAILED)
     except MusterError as error:
-        return _fail(str(error), error.exit_code)
+        return _report_error(str(error), error.exit_code)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except OSError as error:
-        if error.errno not in _SCARCE:
+        if error.errno not in _EXHAUSTED:
             raise
-        return _fail(f"the agent cannot go on: {error.strerror}", ExitCode.WORKERS_FAILED)
+        return _report_error(f"the agent cannot go on: {error.strerror}", ExitCode.WORKERS_FAILED)
 
 
-def _fail(line: str, code: int) -> int:
+def _report_error(line: str, code: int) -> int:
     """Say it; the code."""
     # A console that is full or gone must not change the exit code: schedulers act on it.
     with contextlib.suppress(OSError):
@@ -61,14 +61,14 @@ def _fail(line: str, code: int) -> int:
 
 
 def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
-    args, environ = _put_node_index(args, environ)
+    args, environ = _substitute_node_index(args, environ)
     _unpack_workspace(environ)
     config = parse_args(args, environ)
     placements = _plan_placements(config)
     with ExitStack() as stack:
         loop = Loop()
         stack.callback(loop.close)
-        warm = None if _starts_cold(config) else _describe_template(config, placements)
+        warm = None if _starts_cold(config) else _build_template_options(config, placements)
         template = _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
@@ -79,7 +79,7 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
         ).run()
 
 
-def _put_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+def _substitute_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
     """Do the sum that an adapter's controller could not do, see `Env.NODE_INDEX`."""
     text = environ.get(Env.NODE_INDEX)
     if not text:
@@ -113,7 +113,7 @@ def _starts_cold(config: AgentConfig) -> bool:
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND or sys.platform != "linux"
 
 
-def _describe_template(config: AgentConfig, placements: "tuple[WorkerPlacement, ...]") -> TemplateOptions:
+def _build_template_options(config: AgentConfig, placements: "tuple[WorkerPlacement, ...]") -> TemplateOptions:
     return TemplateOptions(
         program=config.program,
         nproc=config.nproc,

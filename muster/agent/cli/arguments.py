@@ -139,7 +139,7 @@ def _choose_logs_specs(values: FlagValues) -> str | None:
 
     known = sorted({point.name for point in entry_points(group="torchrun.logs_specs")})
     if name not in known:
-        raise values.fault("logs-specs", ", ".join(dict.fromkeys(("default", *known))))
+        raise values.build_error("logs-specs", ", ".join(dict.fromkeys(("default", *known))))
     return name
 
 
@@ -165,7 +165,7 @@ def _parse_signals(values: FlagValues) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
-            raise values.fault(
+            raise values.build_error(
                 "signals-to-handle", f"names of signals that can be handled, as in SIGTERM,SIGUSR1, not {name}"
             )
     return names

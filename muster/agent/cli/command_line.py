@@ -45,9 +45,9 @@ def parse_words(argv: Sequence[str]) -> CommandLine:
         if word in ("-h", "--help"):
             return CommandLine(given=given, script=None, script_args=(), wants_help=True)
         if word.startswith("--"):
-            _take_long(word, words, given)
+            _parse_long(word, words, given)
         else:
-            _take_short(word, words, given)
+            _parse_short(word, words, given)
     if not words:
         return CommandLine(given=given, script=None, script_args=())
     script, args = words[0], words[1:]
@@ -63,18 +63,18 @@ def _is_flag(word: str) -> bool:
     return not word[1:].replace(".", "", 1).isdecimal()
 
 
-def _take_long(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
     spelling, equals, value = word.partition("=")
     flag = find_flag(spelling)
     if not flag.is_switch:
-        given[flag.dest] = value if equals else _take_value(flag, words)
+        given[flag.dest] = value if equals else _pop_value(flag, words)
     elif equals:
         raise UsageError(f"--{flag.name} takes no value, got {value!r}")
     else:
         given[flag.dest] = ON
 
 
-def _take_short(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
     """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
     letters = word[1:]
     while letters:
@@ -85,11 +85,11 @@ def _take_short(word: str, words: list[str], given: dict[str, str]) -> None:
         if flag.is_switch:
             given[flag.dest] = ON
             continue
-        given[flag.dest] = letters.removeprefix("=") if letters else _take_value(flag, words)
+        given[flag.dest] = letters.removeprefix("=") if letters else _pop_value(flag, words)
         return
 
 
-def _take_value(flag: Flag, words: list[str]) -> str:
+def _pop_value(flag: Flag, words: list[str]) -> str:
     if not words or _is_flag(words[0]):
         got = f", got the flag {words[0]!r} (write --{flag.name}=VALUE if that is the value)" if words else ""
         raise UsageError(f"--{flag.name} needs a value ({flag.metavar}){got}")
@@ -162,7 +162,7 @@ class FlagValues:
         try:
             return int(value) != 0
         except ValueError:
-            raise self.fault(name, "0 or 1") from None
+            raise self.build_error(name, "0 or 1") from None
 
     def integer(self, name: str, *, minimum: int, maximum: int | None = None) -> int | None:
         """A whole number within bounds; None when nobody gave one."""
@@ -173,9 +173,9 @@ class FlagValues:
         try:
             number = int(value)
         except ValueError:
-            raise self.fault(name, allowed) from None
+            raise self.build_error(name, allowed) from None
         if number < minimum or (maximum is not None and number > maximum):
-            raise self.fault(name, allowed)
+            raise self.build_error(name, allowed)
         return number
 
     def seconds(self, name: str, *, zero: bool) -> float | None:
@@ -185,17 +185,17 @@ class FlagValues:
             return None
         number = parse_seconds(value, zero=zero)
         if number is None:
-            raise self.fault(name, describe_seconds(zero=zero))
+            raise self.build_error(name, describe_seconds(zero=zero))
         return number
 
     def choice(self, name: str, allowed: Sequence[str]) -> str | None:
         """One of a few words; None when nobody gave one."""
         value = self.text(name)
         if value is not None and value not in allowed:
-            raise self.fault(name, ", ".join(allowed))
+            raise self.build_error(name, ", ".join(allowed))
         return value
 
-    def fault(self, name: str, allowed: str) -> UsageError:
+    def build_error(self, name: str, allowed: str) -> UsageError:
         """The error for a value that is not allowed."""
         return UsageError(f"{self.origin(name)} {self.text(name)!r}: allowed is {allowed}")
 

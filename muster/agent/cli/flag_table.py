@@ -129,7 +129,7 @@ RENDEZVOUS: Final = (
     Flag(name="master-port", metavar="PORT", default="29500", text="static only: MASTER_PORT."),
 )
 
-LIFE: Final = (
+RESTARTS: Final = (
     Flag(
         name="max-restarts",
         metavar="N",
@@ -261,7 +261,7 @@ OUTPUT: Final = (
 GROUPS: Final = (
     ("Nodes and workers", NODES),
     ("How nodes find each other", RENDEZVOUS),
-    ("Restarts and the end", LIFE),
+    ("Restarts and the end", RESTARTS),
     ("The program and how it is started", PROGRAM),
     ("Output", OUTPUT),
 )

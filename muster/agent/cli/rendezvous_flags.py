@@ -152,7 +152,7 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
         return "muster"
     if named not in _TORCHS and named not in _list_handlers():
         allowed = ("muster", "c10d", "static", *_TORCHS, *_list_handlers())
-        raise values.fault("rdzv-backend", ", ".join(dict.fromkeys(allowed)))
+        raise values.build_error("rdzv-backend", ", ".join(dict.fromkeys(allowed)))
     return named
 
 
@@ -220,7 +220,7 @@ def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
     if given:
         return given
     if given is not None and not standalone:
-        raise values.fault("rdzv-id", "a name that is the same on all nodes")
+        raise values.build_error("rdzv-id", "a name that is the same on all nodes")
     return os.urandom(8).hex() if standalone else "none"
 
 
@@ -270,13 +270,13 @@ class _ConfReader:
         text = self._conf.get(key)
         number = default if text is None else parse_seconds(text, zero=zero)
         if number is None:
-            raise self._fault(key, describe_seconds(zero=zero))
+            raise self._build_error(key, describe_seconds(zero=zero))
         return number
 
     def count(self, key: str, default: int) -> int:
         text = self._conf.get(key, str(default))
         if not text.isdecimal() or int(text) < 1:
-            raise self._fault(key, "a whole number, at least 1")
+            raise self._build_error(key, "a whole number, at least 1")
         return int(text)
 
     def truth(self, key: str) -> bool | None:
@@ -284,8 +284,8 @@ class _ConfReader:
         if text is None:
             return None
         if text.lower() not in (*_TRUE, *_FALSE):
-            raise self._fault(key, ", ".join((*_TRUE, *_FALSE)))
+            raise self._build_error(key, ", ".join((*_TRUE, *_FALSE)))
         return text.lower() in _TRUE
 
-    def _fault(self, key: str, allowed: str) -> UsageError:
+    def _build_error(self, key: str, allowed: str) -> UsageError:
         return UsageError(f"{self._origin} {key}={self._conf[key]}: allowed is {allowed}")

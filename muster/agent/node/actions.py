@@ -102,7 +102,7 @@ class Finish:
 
     code: int
     ended: JobEnded | None = None
-    lost: RendezvousFailed | None = None
+    rendezvous_failed: RendezvousFailed | None = None
 
 
 Action: TypeAlias = (

@@ -88,12 +88,14 @@ def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
 
 def _start(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     everybody = frozenset(range(state.nproc))
-    state = NodeState(nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=everybody, opened=state.opened)
-    return state, (StartWorkers(round=new, is_held=is_held and state.opened < new.number),)
+    state = NodeState(
+        nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=everybody, rank0_started=state.rank0_started
+    )
+    return state, (StartWorkers(round=new, is_held=is_held and state.rank0_started < new.number),)
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
-    state = replace(state, opened=max(state.opened, event.number))
+    state = replace(state, rank0_started=max(state.rank0_started, event.number))
     return state, (ReleaseStarts(),) if state.phase is NodePhase.RUNNING and state.number == event.number else ()
 
 
@@ -120,7 +122,7 @@ def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
 
 def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision:
     code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
-    return _end_with(state, Finish(code=code, lost=event))
+    return _end_with(state, Finish(code=code, rendezvous_failed=event))
 
 
 def _end_with(state: NodeState, finish: Finish) -> Decision:
@@ -185,19 +187,19 @@ def _begin_stop(
     if kill or not state.alive:
         return replace(state, killing=True), (*cancel, KillWorkers())
     if stacks:
-        return replace(state, taking_stacks=True), (*cancel, CollectStacks(number=state.number))
+        return replace(state, collecting_stacks=True), (*cancel, CollectStacks(number=state.number))
     return state, (*cancel, SignalWorkers(signum=signum), StartGracePeriod())
 
 
 def _on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
-    return _go_on_without_stacks(state) if event.number == state.number else (state, ())
+    return _send_deferred_signal(state) if event.number == state.number else (state, ())
 
 
-def _go_on_without_stacks(state: NodeState) -> Decision:
+def _send_deferred_signal(state: NodeState) -> Decision:
     """Send the polite signal now if it has been put off for the sake of stacks."""
-    if not state.taking_stacks:
+    if not state.collecting_stacks:
         return state, ()
-    state = replace(state, taking_stacks=False)
+    state = replace(state, collecting_stacks=False)
     if state.killing:
         return state, ()
     if not state.alive:
@@ -207,7 +209,7 @@ def _go_on_without_stacks(state: NodeState) -> Decision:
 
 def _continue_stop(state: NodeState) -> Decision:
     """Once no worker is left, what they left behind gets no grace of its own."""
-    if state.alive or state.killing or state.taking_stacks:
+    if state.alive or state.killing or state.collecting_stacks:
         return state, ()
     return replace(state, killing=True), (KillWorkers(),)
 
@@ -227,7 +229,7 @@ def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
         return state, ()
     if state.finish is not None:
         return replace(state, phase=NodePhase.ENDED), (state.finish,)
-    idle = NodeState(nproc=state.nproc, round=state.round, opened=state.opened)
+    idle = NodeState(nproc=state.nproc, round=state.round, rank0_started=state.rank0_started)
     if state.next_round is not None:
         return _start(idle, state.next_round, is_held=state.next_is_held)
     return idle, (ReportStopped(number=state.number),)
@@ -246,7 +248,7 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if state.phase is NodePhase.STOPPING:
         # The sender counts the grace period from its signal: nothing is put off any longer.
         polite = replace(state, stop_signal=event.signum)
-        state, actions = _kill_now(state) if event.guard_died else _go_on_without_stacks(polite)
+        state, actions = _kill_now(state) if event.guard_died else _send_deferred_signal(polite)
     else:
         state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
     return state, (leave, *actions)

@@ -22,9 +22,9 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
 
     Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
     """
-    if finish.lost is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
-        logs.say(finish.lost.reason)
-        _write_termination_log(config, finish.lost.reason.encode(), logs)
+    if finish.rendezvous_failed is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
+        logs.say(finish.rendezvous_failed.reason)
+        _write_termination_log(config, finish.rendezvous_failed.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
         _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
     return int(finish.code)
@@ -37,14 +37,14 @@ def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: L
         logs.print_page(report_text.format_report(report))
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
-        _attempt(path, logs, lambda: report_files.write_report(report, path))
+        _write_or_report(path, logs, lambda: report_files.write_report(report, path))
     error_file = config.agent_error_file
     if error_file is not None:
-        _attempt(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
+        _write_or_report(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
     _write_termination_log(config, report_files.termination_message(report), logs)
 
 
-def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
+def _write_or_report(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
@@ -54,7 +54,7 @@ def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
 def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:
     path = config.termination_log
     if path is not None:
-        _attempt(path, logs, lambda: _write(path, message))
+        _write_or_report(path, logs, lambda: _write(path, message))
 
 
 def _write(path: str, data: bytes) -> None:

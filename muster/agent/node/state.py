@@ -46,11 +46,11 @@ class NodeState:
     awaited: frozenset[int] = frozenset()
     """Workers asked for that neither exist nor have failed to."""
     succeeded: frozenset[int] = frozenset()
-    taking_stacks: bool = False
+    collecting_stacks: bool = False
     killing: bool = False
     """`KillTree` is under way."""
     stop_signal: int = signal.SIGTERM
-    opened: int = 0
+    rank0_started: int = 0
     """The last round whose global rank 0 is known to have been started elsewhere."""
     next_round: Round | None = None
     """A round that formed while the last one's workers were still being stopped (after a change of leader)."""

@@ -1,7 +1,7 @@
 """The loop: the only place that acts.
 
 Facts come in as events on the loop's queue: from rendezvous, from the reaper, from timers and signals. `decisions`
-says what follows; the methods below carry it out. Every transition leaves one record in the journal.
+says what follows; the methods below carry it out. Every transition leaves one record in the event_log.
 """
 
 import os
@@ -57,7 +57,7 @@ class Supervisor:
         loop: Loop,
         lease: GuardLease,
         logs: LogRouter,
-        journal: EventLog,
+        event_log: EventLog,
         starter: WorkerStarter,
         placements: "tuple[WorkerPlacement, ...]",
     ) -> None:
@@ -68,7 +68,7 @@ class Supervisor:
             loop: the queue and the clock.
             lease: the guard's fencing lease.
             logs: takes the workers' output; closed by `run`.
-            journal: takes the records; closed by `run`.
+            event_log: takes the records; closed by `run`.
             starter: how workers are started; closed by `run`.
             placements: length nproc, indexed by local rank; empty: workers run where the agent may.
         """
@@ -77,17 +77,17 @@ class Supervisor:
         self._loop = loop
         self._lease = lease
         self._logs = logs
-        self._journal = journal
-        self._transcript = TransitionLog(journal, logs.say, logs.tell_trouble)
+        self._event_log = event_log
+        self._transition_log = TransitionLog(event_log, logs.say, logs.tell_trouble)
         self._placements = placements
         self._starter = starter
-        self._group = WorkerPool(
+        self._pool = WorkerPool(
             loop,
             starter,
-            on_started=self._note_started,
-            on_spawn_failed=self._note_spawn_failed,
-            on_ended=self._note_ended,
-            note_workers=None if LINUX else lease.note_workers,
+            on_started=self._on_worker_started,
+            on_spawn_failed=self._on_spawn_failed,
+            on_ended=self._on_worker_ended,
+            note_workers=None if LINUX else lease.record_workers,
         )
         self._rendezvous = create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name
@@ -99,14 +99,14 @@ class Supervisor:
         self._state = NodeState(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
         self._ends: dict[int, WorkerEnd] = {}
-        self._told: set[int] = set()
-        self._taken: dict[int, str] = {}
-        self._grace: Timer | None = None
+        self._reported: set[int] = set()
+        self._stack_texts: dict[int, str] = {}
+        self._grace_timer: Timer | None = None
         self._delayed_start: Timer | None = None
-        self._held: Round | None = None
+        self._held_round: Round | None = None
         self._is_prepared = False
         self._code: int | None = None
-        self._failed_s: float | None = None
+        self._job_failed_s: float | None = None
 
     def _watch_for_hangs(self) -> "HangWatch | None":
         if self._config.hang_timeout_s is None:
@@ -114,13 +114,13 @@ class Supervisor:
         from muster.agent.diagnosis.hang import HangWatch
 
         return HangWatch(
-            self._loop, limit_s=self._config.hang_timeout_s, read=self._read_activity, on_idle=self._note_idle
+            self._loop, limit_s=self._config.hang_timeout_s, read=self._read_activity, on_idle=self._on_idle
         )
 
     def _read_activity(self) -> "dict[int, Activity]":
         from muster.agent.diagnosis import hang
 
-        live = self._group.live
+        live = self._pool.live
         processes = hang.read_sessions({worker.pid: self._streams[worker.local_rank].stack_file for worker in live})
         return {
             worker.local_rank: hang.Activity(
@@ -137,36 +137,36 @@ class Supervisor:
         signals = SignalWatch(
             self._loop,
             handled=self._config.signals_to_handle,
-            on_signal=self._note_signal,
-            on_child=self._group.reaped,
+            on_signal=self._on_signal,
+            on_child=self._pool.reaped,
             on_stacks=self._print_stacks,
         )
         if self._lease.guard_fd is not None:
-            self._loop.watch_readable(self._lease.guard_fd, self._note_guard_gone)
+            self._loop.watch_readable(self._lease.guard_fd, self._on_guard_gone)
         try:
-            self._journal.write("agent_started", pid=os.getpid(), start=self._config.start)
-            self._starter.prepare(self._note_prepared)
+            self._event_log.write("agent_started", pid=os.getpid(), start=self._config.start)
+            self._starter.prepare(self._on_prepared)
             self._rendezvous.join(is_prepared=self._is_prepared)
             while self._code is None:
                 self._loop.turn()
-                while self._code is None and (event := self._loop.take_event()) is not None:
-                    self._take(event)
-            self._journal.write("agent_ended", exit_code=int(self._code))
+                while self._code is None and (event := self._loop.pop_event()) is not None:
+                    self._handle_event(event)
+            self._event_log.write("agent_ended", exit_code=int(self._code))
             return self._code
         finally:
             self._close()
             signals.close()
-            if self._failed_s is not None:
+            if self._job_failed_s is not None:
                 from muster.agent.node import outcome
 
-                outcome.wait_for_common_exit(self._config, self._failed_s)
+                outcome.wait_for_common_exit(self._config, self._job_failed_s)
 
-    def _take(self, event: Any) -> None:
-        self._transcript.take(event)
+    def _handle_event(self, event: Any) -> None:
+        self._transition_log.record(event)
         if isinstance(event, Notice):
             return
         if isinstance(event, JobEnded) and not event.succeeded:
-            self._failed_s = self._loop.clock.now_s()
+            self._job_failed_s = self._loop.clock.now_s()
         if isinstance(event, RoundBroken) and event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP):
             self._starter.park(self._config.nproc)  # forked while the old ones are being stopped
         self._state, decided = decide(self._state, event)
@@ -181,55 +181,55 @@ class Supervisor:
         if self._hang is not None:
             self._hang.close()
         self._rendezvous.close()
-        self._group.close()
+        self._pool.close()
         self._logs.close()
-        self._journal.close()
+        self._event_log.close()
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
-    def _note_prepared(self) -> None:
+    def _on_prepared(self) -> None:
         self._is_prepared = True
         self._rendezvous.prepared()
 
-    def _note_started(self, worker: LiveWorker) -> None:
+    def _on_worker_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
         self._loop.post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
 
-    def _note_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
+    def _on_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
         # Where descriptors are short, the import of what describes a failure needs one of these.
         self._logs.close_child_ends(local_rank)
         self._loop.post(events.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
 
-    def _note_ended(self, end: WorkerEnd) -> None:
-        if end.code == -signal.SIGKILL and self._lease.take_fired():
+    def _on_worker_ended(self, end: WorkerEnd) -> None:
+        if end.code == -signal.SIGKILL and self._lease.pop_fenced():
             self._loop.post(events.Fenced())
         self._ends[end.worker.local_rank] = end
         self._loop.post(events.WorkerExited(number=end.worker.number, local_rank=end.worker.local_rank, code=end.code))
 
-    def _note_signal(self, signum: int) -> None:
+    def _on_signal(self, signum: int) -> None:
         self._loop.post(events.SignalReceived(signum=signum, guard_died=os.getppid() != self._guard_pid))
 
-    def _note_guard_gone(self) -> None:
+    def _on_guard_gone(self) -> None:
         if self._lease.guard_fd is not None:
             self._loop.unwatch(self._lease.guard_fd)
         self._loop.post(events.SignalReceived(signum=signal.SIGTERM, guard_died=True))
 
-    def _note_idle(self, reason: str | None) -> None:
+    def _on_idle(self, reason: str | None) -> None:
         if reason is None:
             self._loop.post(events.WorkersIdle(number=self._state.number))
             return
-        ranks = tuple(sorted(worker.local_rank for worker in self._group.live))
+        ranks = tuple(sorted(worker.local_rank for worker in self._pool.live))
         self._loop.post(events.WorkersIdle(number=self._state.number, local_ranks=ranks, reason=reason))
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
     def _start_workers(self, action: actions.StartWorkers) -> None:
         self._ends.clear()
-        self._told.clear()
-        self._taken = {}
+        self._reported.clear()
+        self._stack_texts = {}
         longest_s = self._config.longest_backoff_s(action.round.attempt)
         if action.is_held:  # the node of global rank 0 backs off for all
-            self._held = action.round
+            self._held_round = action.round
             delay_s = longest_s + HOLD_S
         elif longest_s > 0.0:
             delay_s = self._draw_backoff_s(longest_s)
@@ -239,11 +239,11 @@ class Supervisor:
             return
         self._delayed_start = self._loop.call_later(delay_s, lambda: self._start_now(action.round))
 
-    def _open_starts(self, _action: actions.ReleaseStarts) -> None:
-        if self._held is not None:
+    def _release_starts(self, _action: actions.ReleaseStarts) -> None:
+        if self._held_round is not None:
             if self._delayed_start is not None:
                 self._delayed_start.cancel()
-            self._start_now(self._held)
+            self._start_now(self._held_round)
 
     @staticmethod
     def _draw_backoff_s(longest_s: float) -> float:
@@ -253,9 +253,9 @@ class Supervisor:
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
 
     def _start_now(self, formed: Round) -> None:
-        self._held = None
+        self._held_round = None
         self._logs.open_round(formed)
-        self._transcript.open_file(self._logs.run_dir)
+        self._transition_log.open_file(self._logs.run_dir)
         self._oom.begin()
         if self._hang is not None:
             self._hang.reset()
@@ -267,9 +267,9 @@ class Supervisor:
         except SpawnError as error:  # no descriptors left for its output
             for opened in self._streams:
                 self._logs.close_child_ends(opened)
-            self._note_spawn_failed(formed.number, local_rank, str(error))
+            self._on_spawn_failed(formed.number, local_rank, str(error))
             return
-        self._group.start(formed.number, specs)
+        self._pool.start(formed.number, specs)
 
     def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
         streams = self._streams[local_rank] = self._logs.open_worker(local_rank)
@@ -289,34 +289,34 @@ class Supervisor:
         )
 
     def _cancel_starts(self, _action: actions.CancelStarts) -> None:
-        self._held = None
+        self._held_round = None
         if self._delayed_start is not None:
             self._delayed_start.cancel()
-        self._group.cancel_starts()
+        self._pool.cancel_starts()
         for local_rank in self._streams:
             self._logs.close_child_ends(local_rank)
 
-    def _take_stacks(self, action: actions.CollectStacks) -> None:
+    def _collect_stacks(self, action: actions.CollectStacks) -> None:
         from muster.agent.diagnosis.stacks import LIMIT_S
 
-        self._collect_stacks(lambda texts: self._keep_stacks(action.number, texts))
+        self._request_stacks(lambda texts: self._on_stacks_collected(action.number, texts))
         # Whatever becomes of the collection, it never keeps a stop from going on.
         self._loop.call_later(
             LIMIT_S + _STACKS_MARGIN_S, lambda: self._loop.post(events.StacksCollected(number=action.number))
         )
 
-    def _keep_stacks(self, number: int, texts: dict[int, str]) -> None:
+    def _on_stacks_collected(self, number: int, texts: dict[int, str]) -> None:
         if number != self._state.number:
             return
-        self._taken = texts
-        self._journal.write("stacks_taken", ranks=self._transcript.global_ranks(*texts), since="broken")
+        self._stack_texts = texts
+        self._event_log.write("stacks_taken", ranks=self._transition_log.global_ranks(*texts), since="broken")
         self._loop.post(events.StacksCollected(number=number))
 
-    def _collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
+    def _request_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
         from muster.agent.diagnosis.stacks import StackCollector, StackTarget  # only a request for stacks needs it
 
         targets: dict[int, StackTarget] = {}
-        for worker in self._group.live:
+        for worker in self._pool.live:
             stack_file = self._streams[worker.local_rank].stack_file
             if stack_file is not None:
                 targets[worker.local_rank] = StackTarget(pid=worker.pid, stack_file=stack_file)
@@ -330,38 +330,38 @@ class Supervisor:
         def say(texts: dict[int, str]) -> None:
             from muster.agent.diagnosis.report_text import format_stacks  # only a request for stacks needs it
 
-            ranked = {self._transcript.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
-            for line in format_stacks(ranked, missing=len(self._group.live) - len(ranked)):
+            ranked = {self._transition_log.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
+            for line in format_stacks(ranked, missing=len(self._pool.live) - len(ranked)):
                 self._logs.say(line)
 
-        self._collect_stacks(say)
+        self._request_stacks(say)
 
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
-        self._group.send(action.signum)
+        self._pool.send(action.signum)
 
-    def _arm_grace(self, _action: actions.StartGracePeriod) -> None:
-        self._grace = self._loop.call_later(
+    def _start_grace_period(self, _action: actions.StartGracePeriod) -> None:
+        self._grace_timer = self._loop.call_later(
             self._config.shutdown_timeout_s, lambda: self._loop.post(events.GraceExpired())
         )
 
-    def _kill_tree(self, _action: actions.KillWorkers) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
-        self._group.sweep(lambda: self._logs.finish_round(self._note_tree_gone))
+    def _kill_workers(self, _action: actions.KillWorkers) -> None:
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+        self._pool.sweep(lambda: self._logs.finish_round(self._on_workers_gone))
 
-    def _note_tree_gone(self) -> None:
-        self._journal.write("workers_stopped", since="broken")
+    def _on_workers_gone(self) -> None:
+        self._event_log.write("workers_stopped", since="broken")
         self._loop.post(events.WorkersGone())
 
-    def _tell_started(self, action: actions.ReportStarted) -> None:
-        self._journal.write(
-            "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
+    def _report_started(self, action: actions.ReportStarted) -> None:
+        self._event_log.write(
+            "workers_started", ranks=self._transition_log.global_ranks(*range(self._config.nproc)), since="formed"
         )
         self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
-    def _tell_failed(self, action: actions.ReportFailed) -> None:
-        self._journal.write(
-            "worker_failed", ranks=self._transcript.global_ranks(*action.local_ranks), reason=action.reason
+    def _report_failed(self, action: actions.ReportFailed) -> None:
+        self._event_log.write(
+            "worker_failed", ranks=self._transition_log.global_ranks(*action.local_ranks), reason=action.reason
         )
         self._after_turns(_SETTLE_TURNS, lambda: self._send_failed(action))
 
@@ -369,14 +369,14 @@ class Supervisor:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
     def _send_failed(self, action: actions.ReportFailed) -> None:
-        new = [local_rank for local_rank in action.local_ranks if local_rank not in self._told]
+        new = [local_rank for local_rank in action.local_ranks if local_rank not in self._reported]
         if action.number != self._state.number or not new:
             return
-        self._told.update(new)
-        failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in new)
+        self._reported.update(new)
+        failures = tuple(self._collect_failure(local_rank, reason=action.reason) for local_rank in new)
         self._rendezvous.failed(action.number, failures)
 
-    def _collect(self, local_rank: int, *, reason: str = "") -> "Failure":
+    def _collect_failure(self, local_rank: int, *, reason: str = "") -> "Failure":
         formed = self._state.round
         assert formed is not None  # noqa: S101  # workers only exist in a round
         if self._failures is None:
@@ -389,30 +389,32 @@ class Supervisor:
             formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
         )
 
-    def _tell_idle(self, action: actions.ReportIdle) -> None:
-        failures = tuple(self._collect(local_rank, reason=action.reason) for local_rank in action.local_ranks)
-        self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
-        self._told = set(action.local_ranks)  # if it comes to that, this is what they failed of
+    def _report_idle(self, action: actions.ReportIdle) -> None:
+        failures = tuple(self._collect_failure(local_rank, reason=action.reason) for local_rank in action.local_ranks)
+        self._event_log.write("workers_idle", ranks=self._transition_log.global_ranks(*action.local_ranks))
+        self._reported = set(action.local_ranks)  # if it comes to that, this is what they failed of
         self._rendezvous.idle(action.number, failures)
 
-    def _tell_succeeded(self, action: actions.ReportSucceeded) -> None:
+    def _report_succeeded(self, action: actions.ReportSucceeded) -> None:
         self._rendezvous.succeeded(action.number)
 
-    def _tell_stopped(self, action: actions.ReportStopped) -> None:
-        late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._told]
+    def _report_stopped(self, action: actions.ReportStopped) -> None:
+        late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._reported]
         formed = self._state.round
-        failures = tuple(self._collect(local_rank) for local_rank in late) if formed else ()
-        self._rendezvous.stopped(action.number, failures, self._build_stacks(formed) if formed and self._taken else ())
+        failures = tuple(self._collect_failure(local_rank) for local_rank in late) if formed else ()
+        self._rendezvous.stopped(
+            action.number, failures, self._build_stacks(formed) if formed and self._stack_texts else ()
+        )
 
     def _build_stacks(self, formed: Round) -> "tuple[Stack, ...]":
         from muster.agent.diagnosis.report import Stack
 
         return tuple(
             Stack(global_rank=formed.rank_offset + rank, node=formed.group_rank, local_rank=rank, text=text)
-            for rank, text in self._taken.items()
+            for rank, text in self._stack_texts.items()
         )
 
-    def _tell_leave(self, action: actions.LeaveJob) -> None:
+    def _leave_job(self, action: actions.LeaveJob) -> None:
         self._logs.say(f"{action.reason}: stopping")
         self._rendezvous.leave(action.reason)
 
@@ -424,17 +426,17 @@ class Supervisor:
 
 _ACTIONS: dict[type, str] = {
     actions.StartWorkers: "_start_workers",
-    actions.ReleaseStarts: "_open_starts",
+    actions.ReleaseStarts: "_release_starts",
     actions.CancelStarts: "_cancel_starts",
-    actions.CollectStacks: "_take_stacks",
+    actions.CollectStacks: "_collect_stacks",
     actions.SignalWorkers: "_signal_workers",
-    actions.StartGracePeriod: "_arm_grace",
-    actions.KillWorkers: "_kill_tree",
-    actions.ReportStarted: "_tell_started",
-    actions.ReportFailed: "_tell_failed",
-    actions.ReportIdle: "_tell_idle",
-    actions.ReportSucceeded: "_tell_succeeded",
-    actions.ReportStopped: "_tell_stopped",
-    actions.LeaveJob: "_tell_leave",
+    actions.StartGracePeriod: "_start_grace_period",
+    actions.KillWorkers: "_kill_workers",
+    actions.ReportStarted: "_report_started",
+    actions.ReportFailed: "_report_failed",
+    actions.ReportIdle: "_report_idle",
+    actions.ReportSucceeded: "_report_succeeded",
+    actions.ReportStopped: "_report_stopped",
+    actions.LeaveJob: "_leave_job",
     actions.Finish: "_finish",
 }

@@ -1,4 +1,4 @@
-"""What the supervisor goes through, told twice: as records in the journal, and as lines a person watching wants."""
+"""What the supervisor goes through, told twice: as records in the event_log, and as lines a person watching wants."""
 
 import os
 import signal
@@ -16,10 +16,10 @@ _FENCED_LINE = "this node lost touch with the job: its workers were killed, as o
 class TransitionLog:
     """Takes every event before it is decided about."""
 
-    def __init__(self, journal: EventLog, say: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, event_log: EventLog, say: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
         """`say` puts one line on the console; `on_trouble` gets a line about a file that cannot be written."""
-        self.journal = journal
-        self._say = say
+        self.event_log = event_log
+        self._print_line = say
         self._on_trouble = on_trouble
         self._offset = 0
         self._has_file = False
@@ -31,7 +31,7 @@ class TransitionLog:
         self._has_file = True
         path = os.path.join(run_dir, LogNames.EVENTS)
         try:
-            self.journal.add_sink(JsonlSink(path, self._on_trouble), replay=True)
+            self.event_log.add_sink(JsonlSink(path, self._on_trouble), replay=True)
         except OSError as error:
             self._on_trouble(f"cannot write {path}: {error.strerror}")
 
@@ -39,56 +39,56 @@ class TransitionLog:
         """This node's global ranks in the round last formed."""
         return tuple(self._offset + local_rank for local_rank in local_ranks)
 
-    def take(self, event: Any) -> None:
+    def record(self, event: Any) -> None:
         """Record one event, and say it if it is news."""
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             getattr(self, handler)(event)
 
     def _on_notice(self, event: Notice) -> None:
-        self.journal.write("notice", text=event.text)
-        self._say(event.text)
+        self.event_log.write("notice", text=event.text)
+        self._print_line(event.text)
 
     def _on_round_formed(self, event: RoundFormed) -> None:
-        formed, journal = event.round, self.journal
-        journal.node, journal.node_index = formed.group_rank, formed.node_index
-        journal.round, journal.attempt = formed.number, formed.attempt
+        formed, event_log = event.round, self.event_log
+        event_log.node, event_log.node_index = formed.group_rank, formed.node_index
+        event_log.round, event_log.attempt = formed.number, formed.attempt
         self._offset = formed.rank_offset
-        journal.write(
+        event_log.write(
             "round_formed",
             world_size=formed.world_size,
             nodes=formed.group_world_size,
             master=f"{formed.master_addr}:{formed.master_port}",
             restarts_left=formed.restarts_left,
         )
-        journal.mark("formed")
+        event_log.mark("formed")
 
     def _on_round_broken(self, event: RoundBroken) -> None:
-        self.journal.mark("broken")
-        self.journal.write("round_broken", kind=event.kind.value, reason=event.reason)
+        self.event_log.mark("broken")
+        self.event_log.write("round_broken", kind=event.kind.value, reason=event.reason)
         if event.kind is BreakKind.FAILURE:
-            self._say(f"{event.reason}; restarting all workers")
+            self._print_line(f"{event.reason}; restarting all workers")
         elif event.kind is not BreakKind.FINAL:  # of that the report tells
-            self._say(event.reason)
+            self._print_line(event.reason)
 
     def _on_worker_exited(self, event: events.WorkerExited) -> None:
-        self.journal.write("worker_exited", ranks=self.global_ranks(event.local_rank), code=event.code)
+        self.event_log.write("worker_exited", ranks=self.global_ranks(event.local_rank), code=event.code)
 
     def _on_signal(self, event: events.SignalReceived) -> None:
         name = signal.Signals(event.signum).name
-        self.journal.mark("broken")
-        self.journal.write("signal", name=name, guard_died=event.guard_died)
+        self.event_log.mark("broken")
+        self.event_log.write("signal", name=name, guard_died=event.guard_died)
 
     def _on_fenced(self, _event: events.Fenced) -> None:
-        self.journal.mark("broken")
-        self.journal.write("fenced")
-        self._say(_FENCED_LINE)
+        self.event_log.mark("broken")
+        self.event_log.write("fenced")
+        self._print_line(_FENCED_LINE)
 
     def _on_job_ended(self, event: JobEnded) -> None:
-        self.journal.write("job_ended", succeeded=event.succeeded)
+        self.event_log.write("job_ended", succeeded=event.succeeded)
 
     def _on_rendezvous_lost(self, event: RendezvousFailed) -> None:
-        self.journal.write("rendezvous_lost", reason=event.reason)
+        self.event_log.write("rendezvous_lost", reason=event.reason)
 
 
 _HANDLERS: dict[type, str] = {

@@ -47,7 +47,7 @@ def plan_affinity(
         UsageError: more workers than GPUs, or than cores with `exclusive`.
         EnvironmentFault: the topology cannot be read.
     """
-    topology = topology or _look_at_machine()
+    topology = topology or _read_machine()
     visible = choose_visible(tuple(list_gpus() if gpus is None else gpus), env)
     homes = _find_homes(nproc, visible, topology)
     if nproc > len(homes):
@@ -70,7 +70,7 @@ def plan_affinity(
     return tuple(placements)
 
 
-def _look_at_machine() -> CpuTopology:
+def _read_machine() -> CpuTopology:
     try:
         return CpuTopology()
     except AttributeError as error:  # os.sched_getaffinity: Linux only
@@ -102,7 +102,7 @@ def _choose_socket(topology: CpuTopology, homes: Sequence[int], index: int) -> f
 
 def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
     """An even share of the node's physical cores; the first ones get one more when it does not come out even."""
-    cores = _group(topology.cpus_of_node(homes[index]), topology.core_of)
+    cores = _group_cpus(topology.cpus_of_node(homes[index]), topology.core_of)
     neighbours = [other for other, home in enumerate(homes) if home == homes[index]]
     if len(cores) < len(neighbours):
         raise UsageError(
@@ -118,7 +118,7 @@ def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -
 
 def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
     """One core complex each, those with most usable CPUs first; shared when there are fewer than workers."""
-    complexes = _group(topology.cpus_of_node(homes[index]), topology.complex_of)
+    complexes = _group_cpus(topology.cpus_of_node(homes[index]), topology.complex_of)
     if not complexes:
         return frozenset()
     place = [other for other, home in enumerate(homes) if home == homes[index]].index(index)
@@ -126,7 +126,7 @@ def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int
     return frozenset(complexes[names[place % len(names)]])
 
 
-def _group(cpus: frozenset[int], name_of: Callable[[int], int]) -> dict[int, set[int]]:
+def _group_cpus(cpus: frozenset[int], name_of: Callable[[int], int]) -> dict[int, set[int]]:
     groups: dict[int, set[int]] = defaultdict(set)
     for cpu in cpus:
         groups[name_of(cpu)].add(cpu)

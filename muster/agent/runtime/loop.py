@@ -110,7 +110,7 @@ class Loop:
 
     # -- one turn ---------------------------------------------------------------------------------------------------
 
-    def take_event(self) -> Any | None:
+    def pop_event(self) -> Any | None:
         """The oldest queued event, or None."""
         return self._events.popleft() if self._events else None
 

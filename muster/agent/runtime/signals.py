@@ -43,12 +43,12 @@ class SignalWatch:
         numbers = [signal.Signals[name] for name in handled]
         self._numbers = frozenset(n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN)
         for number in (*self._numbers, signal.SIGCHLD, signal.SIGUSR2):
-            signal.signal(number, _note)
+            signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        loop.watch_readable(self._read, self._take)
+        loop.watch_readable(self._read, self._handle_wakeup)
         loop.call_soon(self.reap)  # a child may have ended before the handler stood
 
-    def _take(self) -> None:
+    def _handle_wakeup(self) -> None:
         came = set(os.read(self._read, 4096))
         # Children first: a worker's own end, seen together with a signal, is the older fact.
         if signal.SIGCHLD in came:
@@ -77,5 +77,5 @@ class SignalWatch:
         os.close(self._write)
 
 
-def _note(_signum: int, _frame: object) -> None:
+def _do_nothing(_signum: int, _frame: object) -> None:
     """The wake-up descriptor has what matters."""

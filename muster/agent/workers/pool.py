@@ -120,8 +120,8 @@ class WorkerPool:
         """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would never hear."""
         self._signalled = True
         pids = list(self._by_pid)
-        _processes.send(pids, signum)
-        _processes.send(pids, signal.SIGCONT)
+        _processes.send_signal(pids, signum)
+        _processes.send_signal(pids, signal.SIGCONT)
 
     def sweep(self, on_swept: Callable[[], None]) -> None:
         """SIGKILL everything that descends from this agent, save the starter's own, until nothing is left."""

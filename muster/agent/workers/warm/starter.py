@@ -206,7 +206,7 @@ class TemplateStarter:
             self._link.close()
             self._link = None
         self._drop_parked()
-        _processes.send(pids, signal.SIGKILL)
+        _processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
 
     def template_memory(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """From a command line to a running agent: parse, start the template, put the parts together, map errors to exit codes.
 
-What the template imports takes ten times as long as what the agent imports, so it begins first: only what parsing and
-starting it need is imported here, the rest of the agent while it imports.
+The template's imports take ten times as long as the agent's, so the template starts first: this module imports only
+what parsing and starting it need, and the rest of the agent is imported meanwhile.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from muster.agent.placement.affinity import WorkerPlacement
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""What the machine has run out of, wherever it is noticed: its fault, not ours."""
+"""The machine has run out of descriptors, memory or processes: not a bug in muster."""
 
 
 def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
@@ -41,7 +41,7 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
     try:
         return _run(args, environ, lease)
     except InternalError as error:
-        return _report_error(f"{error}: this is a fault of muster's own, please report it", ExitCode.WORKERS_FAILED)
+        return _report_error(f"{error}: this is a bug in muster; please report it", ExitCode.WORKERS_FAILED)
     except MusterError as error:
         return _report_error(str(error), error.exit_code)
     except SystemExit as stop:  # --help
@@ -49,11 +49,11 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
     except OSError as error:
         if error.errno not in _EXHAUSTED:
             raise
-        return _report_error(f"the agent cannot go on: {error.strerror}", ExitCode.WORKERS_FAILED)
+        return _report_error(f"the agent cannot continue: {error.strerror}", ExitCode.WORKERS_FAILED)
 
 
 def _report_error(line: str, code: int) -> int:
-    """Say it; the code."""
+    """Print one line to stderr; the code."""
     # A console that is full or gone must not change the exit code: schedulers act on it.
     with contextlib.suppress(OSError):
         print(f"muster: {line}", file=sys.stderr, flush=True)
@@ -80,7 +80,7 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
 
 
 def _substitute_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Do the sum that an adapter's controller could not do, see `Env.NODE_INDEX`."""
+    """Replace `NODE_INDEX_MARK` with this node's index, see `Env.NODE_INDEX`."""
     text = environ.get(Env.NODE_INDEX)
     if not text:
         return args, environ
@@ -107,7 +107,7 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
 
 
 def _starts_cold(config: AgentConfig) -> bool:
-    """Warm for Python programs on Linux, unless told otherwise; with --run-path, --start-method tells."""
+    """True unless workers are warm: Python programs on Linux by default; with --run-path, --start-method decides."""
     if config.start == "auto" and config.program.kind is ProgramKind.RUN_PATH and config.start_method == "spawn":
         return True
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND or sys.platform != "linux"
@@ -124,7 +124,7 @@ def _build_template_options(config: AgentConfig, placements: "tuple[WorkerPlacem
 
 
 def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle | None:
-    """None also when it cannot be started: the starter tries again and says what comes of it."""
+    """None also when it cannot be started: the starter tries again and reports the result."""
     if warm is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Actions of one node: what `decisions.decide` asks the supervisor to do."""
+"""Actions of one node: what `decisions.decide` tells the supervisor to do."""
 
 from typing import TypeAlias
 
@@ -13,22 +13,22 @@ class StartWorkers:
 
     round: Round
     is_held: bool = False
-    """Not before `ReleaseStarts`, or a limited time."""
+    """Start them only after `ReleaseStarts`, or after a limited time."""
 
 
 @record
 class ReleaseStarts:
-    """Global rank 0 of the round has been started elsewhere: start the workers that were held."""
+    """Global rank 0 of the round has been started on another node: start the held workers."""
 
 
 @record
 class CancelStarts:
-    """Workers asked for that do not exist yet shall not come into being; nothing is heard of them again."""
+    """Cancel the starts of workers that do not exist yet; no event about them follows."""
 
 
 @record
 class CollectStacks:
-    """Take the stacks of the live workers of round `number`; then, in any case after a limit, post `StacksTaken`."""
+    """Collect the stacks of the live workers of round `number`; then, or after a limit, post `StacksCollected`."""
 
     number: int
 
@@ -42,12 +42,12 @@ class SignalWorkers:
 
 @record
 class StartGracePeriod:
-    """Post `GraceOver` after the shutdown timeout."""
+    """Post `GraceExpired` after the shutdown timeout."""
 
 
 @record
 class KillWorkers:
-    """SIGKILL every process of the workers until none is left, drain their output, post `TreeGone`."""
+    """SIGKILL every process of the workers until none is left, drain their output, post `WorkersGone`."""
 
 
 @record
@@ -59,7 +59,7 @@ class ReportStarted:
 
 @record
 class ReportFailed:
-    """Rendezvous: these workers failed. `reason` is set when there was no exit to speak of."""
+    """Rendezvous: these workers failed. `reason` is set when there was no process to exit, or it still runs."""
 
     number: int
     local_ranks: tuple[int, ...]
@@ -68,7 +68,7 @@ class ReportFailed:
 
 @record
 class ReportIdle:
-    """Rendezvous: these workers show no life; none: they do again. It decides whether the whole job hangs."""
+    """Rendezvous: these workers are idle; empty: they are active again. It decides whether the whole job hangs."""
 
     number: int
     local_ranks: tuple[int, ...]
@@ -77,7 +77,7 @@ class ReportIdle:
 
 @record
 class ReportSucceeded:
-    """Rendezvous: all workers of the round ended well."""
+    """Rendezvous: all workers of the round exited with 0."""
 
     number: int
 
@@ -91,14 +91,14 @@ class ReportStopped:
 
 @record
 class LeaveJob:
-    """Rendezvous: this node goes."""
+    """Rendezvous: this node leaves the job."""
 
     reason: str
 
 
 @record
 class Finish:
-    """The agent's work is done; exit with `code` after `ended` has been reported, if there is one."""
+    """The agent is done: report `ended` or `rendezvous_failed`, if set, then exit with `code`."""
 
     code: int
     ended: JobEnded | None = None

@@ -1,7 +1,7 @@
-"""What one node does about what happens: a pure function from state and event to new state and actions.
+"""What one node does about each event: a pure function from state and event to new state and actions.
 
-Nothing here reads a clock, touches a process or knows a socket. `supervisor` turns facts into the events of
-`transitions` and `rendezvous`, and carries the actions out, in order.
+Nothing here reads a clock, a process or a socket. `supervisor` posts the events of `node.events`, rendezvous those of
+`rendezvous.interface`; `supervisor` carries the actions out, in order.
 
     JOINING --RoundFormed--> RUNNING --all exited 0--> SUCCEEDED --JobEnded--> ENDED
        ^                        |  ^                       |
@@ -58,10 +58,10 @@ Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
 
 
 def decide(state: NodeState, event: Any) -> Decision:
-    """What follows from one event. Events of an older round, and any after the end, change nothing.
+    """Decide what follows from one event. Events of an older round, and any after the end, change nothing.
 
     Raises:
-        TypeError: the event is none of ours.
+        TypeError: the event is of another type.
     """
     if state.phase is NodePhase.ENDED:
         return state, ()
@@ -80,16 +80,16 @@ def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
     if state.finish is not None or event.round.number <= state.number:
         return state, ()
     if state.phase is not NodePhase.JOINING:
-        # Only after a change of leader: we owe the old round's end first, then start without asking again.
+        # Only after a change of leader: end the old round first, then start without asking again.
         state = replace(state, next_round=event.round, next_is_held=event.is_held)
         return (state, ()) if state.phase is NodePhase.STOPPING else _begin_stop(state, kill=True)
     return _start(state, event.round, is_held=event.is_held)
 
 
 def _start(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    everybody = frozenset(range(state.nproc))
+    local_ranks = frozenset(range(state.nproc))
     state = NodeState(
-        nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=everybody, rank0_started=state.rank0_started
+        nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=local_ranks, rank0_started=state.rank0_started
     )
     return state, (StartWorkers(round=new, is_held=is_held and state.rank0_started < new.number),)
 
@@ -126,7 +126,7 @@ def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision
 
 
 def _end_with(state: NodeState, finish: Finish) -> Decision:
-    if state.finish is not None:  # a signal came first: its exit code stands, but what ended may still be told
+    if state.finish is not None:  # a signal came first: its exit code stays, but the job's end is still reported
         finish = replace(finish, code=state.finish.code)
     state = replace(state, finish=finish)
     if state.phase is NodePhase.STOPPING:
@@ -181,7 +181,7 @@ def _on_workers_idle(state: NodeState, event: WorkersIdle) -> Decision:
 def _begin_stop(
     state: NodeState, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM
 ) -> Decision:
-    """Politely unless `kill`: [stacks], the signal to the workers, one grace period; then everything is killed."""
+    """Stop in steps unless `kill`: [stacks], the signal to the workers, one grace period; then SIGKILL."""
     cancel = (CancelStarts(),) if state.awaited else ()
     state = replace(state, phase=NodePhase.STOPPING, stop_signal=signum, awaited=frozenset())
     if kill or not state.alive:
@@ -196,7 +196,7 @@ def _on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
 
 
 def _send_deferred_signal(state: NodeState) -> Decision:
-    """Send the polite signal now if it has been put off for the sake of stacks."""
+    """Send the stop signal now if it waits for stacks."""
     if not state.collecting_stacks:
         return state, ()
     state = replace(state, collecting_stacks=False)
@@ -208,7 +208,7 @@ def _send_deferred_signal(state: NodeState) -> Decision:
 
 
 def _continue_stop(state: NodeState) -> Decision:
-    """Once no worker is left, what they left behind gets no grace of its own."""
+    """Once no worker is left, the processes that they left behind get no grace period."""
     if state.alive or state.killing or state.collecting_stacks:
         return state, ()
     return replace(state, killing=True), (KillWorkers(),)
@@ -236,7 +236,7 @@ def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """The first one stops politely with the same signal; a second Ctrl-C kills; other repetitions change nothing."""
+    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing."""
     if state.finish is not None:
         again = event.signum == signal.SIGINT or event.guard_died
         return _kill_now(state) if again and state.phase is NodePhase.STOPPING else (state, ())
@@ -246,9 +246,9 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if state.phase is NodePhase.JOINING:
         return replace(state, phase=NodePhase.ENDED), (leave, finish)
     if state.phase is NodePhase.STOPPING:
-        # The sender counts the grace period from its signal: nothing is put off any longer.
-        polite = replace(state, stop_signal=event.signum)
-        state, actions = _kill_now(state) if event.guard_died else _send_deferred_signal(polite)
+        # The sender counts the grace period from its signal: do not wait for stacks any longer.
+        waiting = replace(state, stop_signal=event.signum)
+        state, actions = _kill_now(state) if event.guard_died else _send_deferred_signal(waiting)
     else:
         state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
     return state, (leave, *actions)

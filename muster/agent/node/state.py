@@ -1,7 +1,4 @@
-"""The words that `decisions` thinks in: events that come, actions that follow, and the node's state in between.
-
-Events of rendezvous stand in its package.
-"""
+"""The state of one node, input and output of `decisions.decide`."""
 
 import signal
 from enum import Enum
@@ -10,33 +7,25 @@ from muster.agent.node.actions import Finish
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
-# -- events ----------------------------------------------------------------------------------------------------------
-
-
-# -- actions ---------------------------------------------------------------------------------------------------------
-
-
-# -- state -----------------------------------------------------------------------------------------------------------
-
 
 class NodePhase(Enum):
-    """Where the node stands."""
+    """What the node is doing."""
 
     JOINING = "joining"
     """No workers; waiting for a round."""
     RUNNING = "running"
     """Workers of the round are being started or run."""
     SUCCEEDED = "succeeded"
-    """All workers of the round ended well; waiting for the others."""
+    """All workers of the round exited with 0; waiting for the other nodes."""
     STOPPING = "stopping"
     """The round's workers are being stopped."""
     ENDED = "ended"
-    """`Finish` has been given out; nothing matters any more."""
+    """`Finish` has been returned; later events change nothing."""
 
 
 @record
 class NodeState:
-    """All the node knows. Local ranks are 0..nproc-1."""
+    """The whole state of the node. Local ranks are 0..nproc-1."""
 
     nproc: int
     phase: NodePhase = NodePhase.JOINING
@@ -44,19 +33,19 @@ class NodeState:
     alive: frozenset[int] = frozenset()
     """Workers that exist."""
     awaited: frozenset[int] = frozenset()
-    """Workers asked for that neither exist nor have failed to."""
+    """Workers that `StartWorkers` asked for and that have neither started nor failed to start."""
     succeeded: frozenset[int] = frozenset()
     collecting_stacks: bool = False
     killing: bool = False
-    """`KillTree` is under way."""
+    """`KillWorkers` is under way."""
     stop_signal: int = signal.SIGTERM
     rank0_started: int = 0
-    """The last round whose global rank 0 is known to have been started elsewhere."""
+    """The number of the last round whose global rank 0 is known to have been started."""
     next_round: Round | None = None
     """A round that formed while the last one's workers were still being stopped (after a change of leader)."""
     next_is_held: bool = False
     finish: Finish | None = None
-    """What to finish with once the workers are gone; None: tell that they are, and go on."""
+    """What to finish with once the workers are gone; None: report that they are gone, and continue."""
 
     @property
     def number(self) -> int:

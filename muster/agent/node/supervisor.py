@@ -1,7 +1,8 @@
-"""The loop: the only place that acts.
+"""Runs the node: the only module that acts.
 
-Facts come in as events on the loop's queue: from rendezvous, from the reaper, from timers and signals. `decisions`
-says what follows; the methods below carry it out. Every transition leaves one record in the event_log.
+Rendezvous, the reaper, timers and signals post events on the loop's queue. `decisions` returns the actions that follow;
+the methods below carry them out, one per action (over 400 lines for that reason). Every transition writes one record to
+the event log.
 """
 
 import os
@@ -37,18 +38,18 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.placement.affinity import WorkerPlacement
 
 _SETTLE_TURNS = 2
-"""Turns of the loop between a worker's end and its failure record: what it wrote last is in the pipes by then."""
+"""Turns of the loop between a worker's end and its failure record: its last output is in the pipes by then."""
 
 _STACKS_MARGIN_S = 0.5
 """A stop waits at most this much longer for stacks than their collection may take."""
 
 HOLD_S = 5.0
-"""The longest that workers are held back for global rank 0's: its node may have more to import, and a program that
-needs no rendezvous of its own shall not wait for that."""
+"""The longest that workers wait for global rank 0: its node may have more to import, and not every program needs a process
+group."""
 
 
 class Supervisor:
-    """One agent, from the first signal handler to the exit code. Use `run` once."""
+    """One agent, from the first signal handler to the exit code. Call `run` once."""
 
     def __init__(
         self,
@@ -61,14 +62,14 @@ class Supervisor:
         starter: WorkerStarter,
         placements: "tuple[WorkerPlacement, ...]",
     ) -> None:
-        """Wire the parts together; nothing is started yet.
+        """Connect the parts; nothing is started yet.
 
         Args:
             config: the agent's.
             loop: the queue and the clock.
             lease: the guard's fencing lease.
-            logs: takes the workers' output; closed by `run`.
-            event_log: takes the records; closed by `run`.
+            logs: receives the workers' output; closed by `run`.
+            event_log: receives the records; closed by `run`.
             starter: how workers are started; closed by `run`.
             placements: length nproc, indexed by local rank; empty: workers run where the agent may.
         """
@@ -129,10 +130,10 @@ class Supervisor:
             for worker in live
         }
 
-    # -- the loop ---------------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Take part in the job until it is over; the exit code. Leaves no process of the workers behind."""
+        """Take part in the job until it has ended; the exit code. Leaves no process of the workers behind."""
         become_subreaper()
         signals = SignalWatch(
             self._loop,
@@ -185,7 +186,7 @@ class Supervisor:
         self._logs.close()
         self._event_log.close()
 
-    # -- facts ------------------------------------------------------------------------------------------------------
+    # -- callbacks that post events ---------------------------------------------------------------------------------
 
     def _on_prepared(self) -> None:
         self._is_prepared = True
@@ -196,7 +197,7 @@ class Supervisor:
         self._loop.post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
 
     def _on_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
-        # Where descriptors are short, the import of what describes a failure needs one of these.
+        # When descriptors run out, the imports for the failure's description need one of these.
         self._logs.close_child_ends(local_rank)
         self._loop.post(events.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
 
@@ -247,7 +248,7 @@ class Supervisor:
 
     @staticmethod
     def _draw_backoff_s(longest_s: float) -> float:
-        """With jitter, so that jobs which failed together do not march in step."""
+        """With jitter, so that jobs that failed together do not restart together."""
         import random  # only a job that fails again and again needs it
 
         return longest_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
@@ -300,7 +301,7 @@ class Supervisor:
         from muster.agent.diagnosis.stacks import LIMIT_S
 
         self._request_stacks(lambda texts: self._on_stacks_collected(action.number, texts))
-        # Whatever becomes of the collection, it never keeps a stop from going on.
+        # However the collection ends, the stop continues.
         self._loop.call_later(
             LIMIT_S + _STACKS_MARGIN_S, lambda: self._loop.post(events.StacksCollected(number=action.number))
         )
@@ -320,21 +321,21 @@ class Supervisor:
             stack_file = self._streams[worker.local_rank].stack_file
             if stack_file is not None:
                 targets[worker.local_rank] = StackTarget(pid=worker.pid, stack_file=stack_file)
-        if self._stacks is None:  # one for all requests: those that overlap share their dumps
+        if self._stacks is None:  # one for all requests: overlapping ones share dumps
             self._stacks = StackCollector(self._loop)
         self._stacks.take(targets, on_done)
 
     def _print_stacks(self) -> None:
-        """SIGUSR2: the stacks of all live workers on the console, equal ones once; the workers run on."""
+        """SIGUSR2: print the stacks of all live workers on the console, equal ones once. The workers keep running."""
 
-        def say(texts: dict[int, str]) -> None:
+        def print_stacks(texts: dict[int, str]) -> None:
             from muster.agent.diagnosis.report_text import format_stacks  # only a request for stacks needs it
 
             ranked = {self._transition_log.global_ranks(local_rank)[0]: text for local_rank, text in texts.items()}
             for line in format_stacks(ranked, missing=len(self._pool.live) - len(ranked)):
                 self._logs.say(line)
 
-        self._request_stacks(say)
+        self._request_stacks(print_stacks)
 
     def _signal_workers(self, action: actions.SignalWorkers) -> None:
         self._pool.send(action.signum)
@@ -392,7 +393,7 @@ class Supervisor:
     def _report_idle(self, action: actions.ReportIdle) -> None:
         failures = tuple(self._collect_failure(local_rank, reason=action.reason) for local_rank in action.local_ranks)
         self._event_log.write("workers_idle", ranks=self._transition_log.global_ranks(*action.local_ranks))
-        self._reported = set(action.local_ranks)  # if it comes to that, this is what they failed of
+        self._reported = set(action.local_ranks)  # if the job hangs, these are their failures
         self._rendezvous.idle(action.number, failures)
 
     def _report_succeeded(self, action: actions.ReportSucceeded) -> None:

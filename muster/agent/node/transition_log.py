@@ -1,4 +1,4 @@
-"""What the supervisor goes through, told twice: as records in the event_log, and as lines a person watching wants."""
+"""Writes each event of the supervisor as a record into the event log, and the notable ones as lines on the console."""
 
 import os
 import signal
@@ -10,22 +10,22 @@ from muster.agent.node import events
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.runtime.event_log import EventLog, JsonlSink
 
-_FENCED_LINE = "this node lost touch with the job: its workers were killed, as others may take their place"
+_FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
 
 
 class TransitionLog:
-    """Takes every event before it is decided about."""
+    """Receives every event before `decide` does."""
 
-    def __init__(self, event_log: EventLog, say: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
-        """`say` puts one line on the console; `on_trouble` gets a line about a file that cannot be written."""
-        self.event_log = event_log
-        self._print_line = say
+    def __init__(self, log: EventLog, print_line: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
+        """`print_line` prints one line on the console; `on_trouble` gets a line about a file that cannot be written."""
+        self.event_log = log
+        self._print_line = print_line
         self._on_trouble = on_trouble
         self._offset = 0
         self._has_file = False
 
     def open_file(self, run_dir: str | None) -> None:
-        """Keep the records in the run's folder, earlier ones too. Only the first call counts."""
+        """Write the records into the run's folder, earlier ones too. Only the first call has an effect."""
         if run_dir is None or self._has_file:
             return
         self._has_file = True
@@ -36,11 +36,11 @@ class TransitionLog:
             self._on_trouble(f"cannot write {path}: {error.strerror}")
 
     def global_ranks(self, *local_ranks: int) -> tuple[int, ...]:
-        """This node's global ranks in the round last formed."""
+        """This node's global ranks in the latest round."""
         return tuple(self._offset + local_rank for local_rank in local_ranks)
 
     def record(self, event: Any) -> None:
-        """Record one event, and say it if it is news."""
+        """Record one event, and print it if it is notable."""
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             getattr(self, handler)(event)
@@ -68,7 +68,7 @@ class TransitionLog:
         self.event_log.write("round_broken", kind=event.kind.value, reason=event.reason)
         if event.kind is BreakKind.FAILURE:
             self._print_line(f"{event.reason}; restarting all workers")
-        elif event.kind is not BreakKind.FINAL:  # of that the report tells
+        elif event.kind is not BreakKind.FINAL:  # the report shows that one
             self._print_line(event.reason)
 
     def _on_worker_exited(self, event: events.WorkerExited) -> None:
@@ -87,7 +87,7 @@ class TransitionLog:
     def _on_job_ended(self, event: JobEnded) -> None:
         self.event_log.write("job_ended", succeeded=event.succeeded)
 
-    def _on_rendezvous_lost(self, event: RendezvousFailed) -> None:
+    def _on_rendezvous_failed(self, event: RendezvousFailed) -> None:
         self.event_log.write("rendezvous_lost", reason=event.reason)
 
 
@@ -99,5 +99,5 @@ _HANDLERS: dict[type, str] = {
     events.SignalReceived: "_on_signal",
     events.Fenced: "_on_fenced",
     JobEnded: "_on_job_ended",
-    RendezvousFailed: "_on_rendezvous_lost",
+    RendezvousFailed: "_on_rendezvous_failed",
 }

@@ -153,4 +153,4 @@ def test_an_exception_in_the_body_is_shown_and_fails() -> None:
     outcome = run_tree([sys.executable, "-c", script])
     assert outcome.exit_code == 1
     assert "ZeroDivisionError" in outcome.stderr
-    assert "fault of muster's own, please report it" in outcome.stderr
+    assert "bug in muster; please report it" in outcome.stderr

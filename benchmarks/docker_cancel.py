@@ -19,7 +19,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"
 
 
 def build_app() -> AppDef:
-    """Three replicas that only SIGKILL ends."""
+    """Build three replicas that only SIGKILL ends."""
     resource = Resource(cpu=-1, gpu=0, memMB=0)
     args = ["-c", STUBBORN]
     role = Role(name="w", image="muster-test:bare", entrypoint="sh", args=args, num_replicas=3, resource=resource)

@@ -1,9 +1,9 @@
-"""From a node's loss, or its coming, to the next common all-reduce. Workers run gloo all-reduces all the time.
+"""From the loss or the join of a node to the next common all-reduce. Workers run gloo all-reduces all the time.
 
     python benchmarks/heal.py [--count N] [--skip-torchrun]
 
 torchrun is measured where it recovers at all. Where it does not (its launcher waits for a collective to time out, or
-ends the job), it gets LIMIT_S and the row says so; `--skip-torchrun` leaves those out.
+ends the job), the sample fails after LIMIT_S; `--skip-torchrun` omits it.
 """
 
 import os
@@ -71,7 +71,7 @@ class Job:
         return node
 
     def wait_reduce(self, world: int, after_s: float, limit_s: float = LIMIT_S) -> float:
-        """Time of the first all-reduce of that size after a time."""
+        """Wait for the first all-reduce of size `world` after `after_s`; its time."""
         found: list[float] = []
 
         def find_marks() -> bool:
@@ -92,7 +92,7 @@ class Job:
 
 
 def kill_node(node: subprocess.Popen[bytes]) -> float:
-    """SIGKILL the node's agent, and with torchrun its workers too (they would live on); returns when."""
+    """SIGKILL the node's agent, and with torchrun its workers too (they would keep running); returns when."""
     pids = [node.pid, *_launching.list_descendants(node.pid)]
     at_s = time.monotonic()
     for pid in pids:
@@ -115,7 +115,7 @@ def measure_loss(launcher: Command, folder: Path, victim: int) -> float:
 
 
 def wait_for_leader(job: Job) -> None:
-    """The first node leads: give it the start it would have on another machine."""
+    """Wait until the first node leads, as it would on another machine."""
 
     def listens() -> bool:
         with socket.socket() as probe:
@@ -138,7 +138,7 @@ def measure_join(launcher: Command, folder: Path) -> float:
 
 
 def measure_pause(launcher: Command, folder: Path) -> float:
-    """The same; how long the running job stands still, from its last all-reduce alone to the first common one."""
+    """The same; how long the running job pauses, from its last all-reduce alone to the first common one."""
     job = Job(launcher, folder, "1:2")
     try:
         job.add_node()
@@ -161,8 +161,8 @@ def measure_alone(launcher: Command, folder: Path) -> float:
         job.close()
 
 
-def import_torch_s() -> float:
-    """What a cold worker pays for `import torch` on this machine, now."""
+def measure_import() -> float:
+    """How long a cold worker needs for `import torch` on this machine now."""
     return float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True, text=True).stdout)
 
 
@@ -175,7 +175,7 @@ def main(count: int, *, with_torchrun: bool) -> None:
         "one node of 1:2 alone, from its start to its all-reduce": measure_alone,
     }
     with _launching.scratch() as folder:
-        series = sample_in_turn(count, {"import torch": import_torch_s})
+        series = sample_in_turn(count, {"import torch": measure_import})
         show("import torch in a fresh process", series)
         for figure, measure in rows.items():
             samplers = {

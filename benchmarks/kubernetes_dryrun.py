@@ -31,7 +31,7 @@ def time_command(args: list[str], folder: str) -> tuple[float, float]:
 
 
 def main(count: int) -> None:
-    """Prints medians and spreads, and their difference."""
+    """Print medians and spreads, and their difference."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "main.py").write_text("print('hello')\n")
         samplers = {

@@ -8,7 +8,7 @@ class Round:
     """One agreed membership, as one node needs it."""
 
     number: int
-    """Counts up over the life of the job, also across leaders."""
+    """Counts up until the job ends, also across leaders."""
     attempt: int
     """How often workers were restarted because one failed: TORCHELASTIC_RESTART_COUNT."""
     restarts_left: int

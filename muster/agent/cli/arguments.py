@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from muster._contract import Env
-from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_seconds, parse_words
+from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
 from muster.agent.cli.stream_flags import parse_ranks, parse_std_choice, parse_texts
 from muster.agent.config import AgentConfig, LogConfig
@@ -39,7 +39,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         UsageError: one line that names the value and what is allowed.
         SystemExit: code 0, after `--help` has been printed.
     """
-    line = parse_words(argv)
+    line = parse_command_line(argv)
     if line.wants_help:
         with contextlib.suppress(OSError):  # `--help | head`
             print(format_help(), flush=True)

@@ -1,9 +1,9 @@
-"""From words to values: which flags the command line gave, with PET_* variables behind them, and `--help`.
+"""Parses the command line: which flags were given, with the PET_* variables as defaults; formats `--help`.
 
 The grammar is argparse's as torchrun uses it: flags up to the first other word, which is the script; everything after
-it is the script's. Not argparse itself, for three reasons. Its rule for abbreviations changed between Python 3.11 and
-3.13 (`--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for `--star` and fails); our flags must
-never make an abbreviation of torchrun's ambiguous; and its errors print a page of usage before the line that matters.
+it belongs to the script. Not argparse itself, for three reasons. Its rule for abbreviations changed between Python 3.11
+and 3.13 (`--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for `--star` and fails); our flags
+must never make an abbreviation of torchrun's ambiguous; its errors print a page of usage before the line that matters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class CommandLine:
     wants_help: bool = False
 
 
-def parse_words(argv: Sequence[str]) -> CommandLine:
+def parse_command_line(argv: Sequence[str]) -> CommandLine:
     """Split a command line (without the program's name).
 
     Raises:
@@ -76,16 +76,16 @@ def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
 
 def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
     """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
-    letters = word[1:]
-    while letters:
-        flag = _BY_SHORT.get(letters[0])
+    rest = word[1:]
+    while rest:
+        flag = _BY_SHORT.get(rest[0])
         if flag is None:
-            raise UsageError(f"unknown flag -{letters[0]} in {word!r}; the short flags are {_list_short()}, -h")
-        letters = letters[1:]
+            raise UsageError(f"unknown flag -{rest[0]} in {word!r}; the short flags are {_list_short()}, -h")
+        rest = rest[1:]
         if flag.is_switch:
             given[flag.dest] = ON
             continue
-        given[flag.dest] = letters.removeprefix("=") if letters else _pop_value(flag, words)
+        given[flag.dest] = rest.removeprefix("=") if rest else _pop_value(flag, words)
         return
 
 
@@ -124,7 +124,7 @@ def _suggest(name: str) -> str:
 
 
 def _list_short() -> str:
-    return ", ".join("-" + letter for letter in _BY_SHORT)
+    return ", ".join("-" + short for short in _BY_SHORT)
 
 
 class FlagValues:

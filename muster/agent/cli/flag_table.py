@@ -15,7 +15,7 @@ class Flag:
     text: str
     """What it means, for --help; also where torchrun differs."""
     metavar: str = ""
-    """What its value is called; "" for a switch, which takes none."""
+    """Name of its value in --help; "" for a switch, which has none."""
     short: str = ""
     """One letter: `-m`."""
     default: str = ""

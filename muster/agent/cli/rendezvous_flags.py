@@ -42,7 +42,7 @@ def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, h
     backend = _choose_backend(values, max_nodes)
     standalone = backend == "standalone"
     if standalone and min_nodes > 1:
-        raise UsageError(f"--standalone is one node, but {values.origin('nnodes')} says {values.text('nnodes')!r}")
+        raise UsageError(f"--standalone is one node, but {values.origin('nnodes')} is {values.text('nnodes')!r}")
     if standalone:
         min_nodes = max_nodes = 1
     node_index = values.integer("node-rank", minimum=0)
@@ -169,7 +169,7 @@ def _find_leader(
     endpoint = values.text("rdzv-endpoint")
     variable = values.text("rank0-env")
     if variable is not None and values.is_on_command_line("rdzv-endpoint"):
-        raise UsageError("--rank0-env and --rdzv-endpoint both say where the leader is; give one of them")
+        raise UsageError("--rank0-env and --rdzv-endpoint both give the leader's address; use one of them")
     if backend == "static" and not endpoint and variable is None:
         port = values.integer("master-port", minimum=0, maximum=_PORT_LIMIT)
         return values.text("master-addr") or "127.0.0.1", _STATIC_PORT if port is None else port

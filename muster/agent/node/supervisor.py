@@ -44,7 +44,7 @@ _STACKS_MARGIN_S = 0.5
 """A stop waits at most this much longer for stacks than their collection may take."""
 
 HOLD_S = 5.0
-"""The longest that workers wait for global rank 0: its node may have more to import, and not every program needs a process
+"""The longest that workers wait for global rank 0: its node may have more to import, but a program may need no process
 group."""
 
 

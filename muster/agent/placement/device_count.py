@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from muster.agent.errors import UsageError
 
 _LIMIT_S = 120.0
-"""Importing torch from a cold network file system has been seen to take most of a minute."""
+"""Importing torch from a cold network file system can take most of a minute (seen)."""
 
 _COUNT_DEVICES = """
 import sys

@@ -77,7 +77,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     assert outcome.exit_code == 143, outcome.explain()
 
 
-def test_the_charge_dies_with_the_guard() -> None:
+def test_the_charge_ends_with_the_guard() -> None:
     with Tree([*GUARD, "sh", "-c", "echo ready; while :; do sleep 0.05; done"]) as tree:
         tree.wait_for_line("ready")
         tree.send(signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_the_charge_dies_with_the_guard() -> None:
     assert (outcome.exit_code, outcome.leftovers) == (-9, ()), outcome.explain()
 
 
-def test_a_guard_that_must_die_with_its_parent_gives_no_grace() -> None:
+def test_a_guard_with_a_death_signal_gives_no_grace() -> None:
     """As local_cwd starts it: the parent's death signal is set, and the charge ignores SIGTERM."""
     parent = textwrap.dedent("""
         import os, subprocess, sys
@@ -106,7 +106,7 @@ def test_a_guard_that_must_die_with_its_parent_gives_no_grace() -> None:
 def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
+        assert time.monotonic() < deadline_s, "the condition did not hold in time"
         os.sched_yield()
 
 
@@ -142,7 +142,7 @@ def test_the_lease_fences_even_when_the_agent_is_stopped(how: str) -> None:
     assert "child ended -9 fenced True False" in outcome.stdout
 
 
-def test_a_released_lease_kills_nobody() -> None:
+def test_a_released_lease_kills_no_process() -> None:
     script = FENCED.replace("+ 0.3)", "+ 0.2); lease.release()").replace('"sleep", "1000"', '"sleep", "0.6"')
     outcome = run_tree([sys.executable, "-c", script, "run"])
     assert "child ended 0 fenced False False" in outcome.stdout, outcome.explain()

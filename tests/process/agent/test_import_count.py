@@ -11,7 +11,7 @@ AGENT = [sys.executable, "-v", "-m", "muster.agent", "--standalone", "--nproc-pe
 PROGRAM = """
 import signal, sys
 print("FIRST" + "LINE", file=sys.stderr, flush=True)
-signal.pause()  # what an agent loads at the end does not count
+signal.pause()  # the imports at the end do not count
 """
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the tables read better with one case a line
-"""What command lines and environments mean: tables of words to `AgentConfig`."""
+"""Command lines and environments to `AgentConfig`, in tables."""
 
 import sys
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--master-port 70000", "--master-port '70000': must be a whole number, at least 0 and at most 65535"),
         ("--nnodes 2 --node-rank 2", "--node-rank 2: must be 0 to 1"),
         ("--nnodes 2 --node-rank -1", "--node-rank '-1': must be a whole number, at least 0"),
-        ("--standalone --nnodes 2", "--standalone is one node, but --nnodes says '2'"),
+        ("--standalone --nnodes 2", "--standalone is one node, but --nnodes is '2'"),
         ("--rdzv-backend c10d --rdzv-conf colour=red", "--rdzv-conf: unknown key 'colour'; the keys are join_timeout"),
         ("--rdzv-backend c10d --rdzv-conf join_timeout", "must be KEY=VALUE"),
         ("--rdzv-backend c10d --rdzv-conf join_timeout=soon", "join_timeout=soon: must be a number of seconds"),
@@ -168,7 +168,7 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint h:99999", "the port must be a number from 0 to 65535"),
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint a:b:c", "an IPv6 address in brackets"),
         ("--rdzv-backend static --rdzv-endpoint host", "static needs HOST:PORT"),
-        ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both say where the leader is"),
+        ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both give the leader's address"),
         ("--rdzv-id= --nnodes 2", "--rdzv-id '': must be a name"),
     ],
 )

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_words
+from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_command_line
 from muster.agent.cli.flag_table import FLAGS, Flag
 from muster.agent.errors import UsageError
 
@@ -47,7 +47,7 @@ def torchruns_namespace(argv: list[str], **env: str) -> dict[str, object]:
 
 def ours(argv: list[str], **env: str) -> dict[str, object]:
     """Our values in the shape of torchrun's namespace: numbers and lists converted as its parser does."""
-    line = parse_words(argv)
+    line = parse_command_line(argv)
     values = FlagValues(line.given, env)
     found: dict[str, object] = {"training_script": line.script, "training_script_args": list(line.script_args)}
     for flag in TORCHRUNS:
@@ -187,7 +187,7 @@ def test_the_grammar_is_argparses(words: list[str]) -> None:
 )
 def test_a_wrong_word_gets_one_clear_line(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_words(words)
+        parse_command_line(words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -206,5 +206,5 @@ def test_help_has_every_flag_and_what_has_no_effect() -> None:
         assert f"--{flag.name}" in text
     assert "Has no effect:" in text
     assert max(map(len, text.splitlines())) <= 120
-    assert parse_words(["--nnodes", "2", "--help"]).wants_help
-    assert not parse_words(["train.py", "--help"]).wants_help
+    assert parse_command_line(["--nnodes", "2", "--help"]).wants_help
+    assert not parse_command_line(["train.py", "--help"]).wants_help

@@ -10,6 +10,15 @@ from typing import Final
 AGENT_MODULE: Final = "muster.agent"
 """`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
 
+AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
+"""The agent's flags without a value. With them adapters find the end of its flags, where the program begins."""
+
+AGENT_SHORT_SWITCHES: Final = "m"
+"""Those with a short form; every other short flag takes a value."""
+
+AGENT_ENTRY_NAME: Final = "agent/entry.py"
+"""The same as a file of the package `muster`; its docstring says why adapters prefer it."""
+
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 """The agent as one runnable file; built by `schedulers/bundle.py`, copied into containers and pods."""
 
@@ -24,7 +33,11 @@ class Env:
     """Names of environment variables that cross from one room to another."""
 
     RANK0_HOST: Final = "TORCHX_RANK0_HOST"
-    """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*."""
+    """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*.
+
+    Every role that runs the agent is a job of its own, so there it is the role's own node 0; on other roles it is
+    replica 0 of the app's first role, as TorchX has it.
+    """
 
     RDZV_PORT: Final = "MUSTER_RDZV_PORT"
     """Set by an adapter that chose the leader's port itself; overrides `--rdzv-port`."""

@@ -1,6 +1,7 @@
 """The elastic agent: one process per node; starts, supervises and restarts its workers. Standard library only.
 
     __main__    `python -m muster.agent`: the guard, and the agent below it
+    entry       the same as a file that adapters start
     launch      from a command line to a running agent; maps errors to lines and exit codes
     assembly    puts the parts of an agent together
     config      the configuration, one frozen object          errors     the error tree

@@ -30,7 +30,7 @@ class StdChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousConfig:
-    """Where and how the nodes form a round."""
+    """Where and how the nodes form a round. With `static`, host and port are MASTER_ADDR and MASTER_PORT."""
 
     backend: str
     """"muster" (also what `c10d` means on our command line), "static", or a name in torch's registry."""
@@ -64,6 +64,11 @@ class RendezvousConfig:
     """--master-addr, for `static`."""
     master_port: int = 29500
     """--master-port, for `static`."""
+
+    @property
+    def lends_endpoint(self) -> bool:
+        """True when the workers' store listens at the endpoint while they run, and the leader between rounds."""
+        return self.backend == "static"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,46 @@
-"""Recognises the command that components write, `python3 -m muster.agent ...`, and rewrites it for a node."""
+"""Recognises the command that components write, `python3 -m muster.agent ...`, reads its flags and rewrites it.
+
+It is never run as it is written: with `-m` Python imports from the working directory before the agent can prevent it,
+and a `types.py` of the user's there would replace the standard library's.
+
+The agent's own flags end where its program begins: at the first word that is no flag, or at `--`. What comes after
+that belongs to the program, however much it looks like a flag of the agent.
+"""
 
 import posixpath
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from muster._contract import AGENT_BUNDLE_NAME, AGENT_MODULE
+import muster
+from muster._contract import (
+    AGENT_BUNDLE_NAME,
+    AGENT_ENTRY_NAME,
+    AGENT_MODULE,
+    AGENT_SHORT_SWITCHES,
+    AGENT_SWITCHES,
+)
+
+AGENT_ENTRY: Final = str(Path(muster.__file__).parent / AGENT_ENTRY_NAME)
+"""The agent as a file, for an interpreter of this machine that has muster."""
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_COMMAND_LENGTH = 2  # -m muster.agent
+_RUN_ID = "rdzv-id"
+_RUN_ID_VARIABLE = "PET_RDZV_ID"
+
+_IMAGES_OWN: Final = (
+    "import sys; sys.path[:] = filter(None, sys.path); from muster.agent.__main__ import main; sys.exit(main())"
+)
+"""For an image that has muster, nobody knows where."""
 
 
 def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
     """Whether a command runs our agent: some Python, then `-m muster.agent`."""
     is_python = _PYTHON.fullmatch(posixpath.basename(entrypoint)) is not None
-    return is_python and list(args[:2]) == ["-m", AGENT_MODULE]
+    return is_python and list(args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
 
 
 def is_agent_role(role: Any) -> bool:
@@ -28,4 +55,119 @@ def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
         args: of a role for which `is_agent_role` holds.
         bundle_dir: absolute path of the folder that holds `muster-agent.zip` on the node.
     """
-    return [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME), *args[2:]]
+    return [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME), *args[_COMMAND_LENGTH:]]
+
+
+def rewrite_image_args(args: Sequence[str]) -> list[str]:
+    """The same for an image that has muster, so that its agent needs no bundle."""
+    return ["-c", _IMAGES_OWN, *args[2:]]
+
+
+# -- the agent's own flags --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFlag:
+    """One of the agent's own flags in the arguments of a role: `args[begin:end]`."""
+
+    spelling: str
+    """The long name as it was written, or its beginning, with dashes: "rdzv-id". Short flags: "" (none is needed)."""
+    value: str
+    """"" for a switch."""
+    begin: int
+    end: int
+
+    def means(self, name: str) -> bool:
+        """Whether this is the flag of that name, which no other flag's name begins.
+
+        A beginning of the name will do: the agent refuses one that is ambiguous.
+        """
+        return self.spelling != "" and name.startswith(self.spelling)
+
+
+def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
+    """The agent's own flags, in order.
+
+    Args:
+        args: of a role for which `is_agent_role` holds.
+
+    Source: `muster/agent/flags.py`, parse_words, which `tests/unit/test_schedulers_entrypoint.py` compares this with.
+    """
+    flags: list[AgentFlag] = []
+    begin = _COMMAND_LENGTH
+    while begin < len(args) and args[begin] != "--" and _is_flag(args[begin]):
+        spelling, value = _split_flag(args[begin])
+        end = begin + (1 if value is not None else 2)
+        if value is None:
+            value = args[begin + 1] if begin + 1 < len(args) else ""
+        flags.append(AgentFlag(spelling=spelling, value=value, begin=begin, end=end))
+        begin = end
+    return flags
+
+
+def find_agent_flag(args: Sequence[str], name: str) -> str | None:
+    """The value of one of the agent's own flags; the last counts, None when it is not given.
+
+    Args:
+        args: of a role for which `is_agent_role` holds.
+        name: long, with dashes in the middle: "shutdown-timeout".
+    """
+    values = [flag.value for flag in list_agent_flags(args) if flag.means(name)]
+    return values[-1] if values else None
+
+
+def _set_agent_flag(args: Sequence[str], name: str, value: str) -> list[str]:
+    found = [flag for flag in list_agent_flags(args) if flag.means(name)]
+    begin, end = (found[-1].begin, found[-1].end) if found else (_COMMAND_LENGTH, _COMMAND_LENGTH)
+    return [*args[:begin], f"--{name}", value, *args[end:]]
+
+
+def _is_flag(word: str) -> bool:
+    """The agent's rule, which is argparse's: `-`, numbers and words with a space are no flags."""
+    if len(word) < 2 or word[0] != "-" or " " in word.partition("=")[0]:
+        return False
+    return not word[1:].replace(".", "", 1).isdecimal()
+
+
+def _split_flag(word: str) -> tuple[str, str | None]:
+    """(spelling, value); the value is None when it is the next word."""
+    if not word.startswith("--"):
+        letters = word[1:].lstrip(AGENT_SHORT_SWITCHES)
+        return "", "" if not letters else letters[1:] or None
+    name, equals, value = word[2:].partition("=")
+    spelling = name.replace("_", "-")
+    if equals:
+        return spelling, value
+    is_switch = any(switch.startswith(spelling) for switch in AGENT_SWITCHES)
+    return spelling, "" if is_switch else None
+
+
+# -- several agent roles in one app -----------------------------------------------------------------------------------
+
+
+def separate_runs(roles: Sequence[Any], labels: Mapping[str, str], app_id: str) -> dict[str, list[str]]:
+    """The arguments of each role, with run ids that differ between agent roles.
+
+    Every agent role of an app is a job of its own, but components give each the app's id as run id, `--rdzv-id`. Agent
+    roles that would have the same one get their role's label behind it; an id that no other role has stays.
+
+    Args:
+        roles: of one app, not changed.
+        labels: of each role, by name; all different.
+        app_id: what stands before the label where a role names no run id; may be a macro.
+
+    Returns:
+        Arguments by the role's name, macros not yet substituted.
+    """
+    given = {role.name: _find_run_id(role) for role in roles if is_agent_role(role)}
+    ids = list(given.values())
+    args = {role.name: list(role.args) for role in roles}
+    for name, run_id in given.items():
+        if ids.count(run_id) > 1:
+            args[name] = _set_agent_flag(args[name], _RUN_ID, f"{run_id or app_id}-{labels[name]}")
+    return args
+
+
+def _find_run_id(role: Any) -> str:
+    flag = find_agent_flag(role.args, _RUN_ID)
+    return str(role.env.get(_RUN_ID_VARIABLE, "")) if flag is None else flag

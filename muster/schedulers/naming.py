@@ -7,6 +7,7 @@ of the whole, so that equal names stay equal and different ones different.
 """
 
 import hashlib
+import hmac
 import os
 import re
 from collections.abc import Sequence
@@ -28,8 +29,21 @@ def make_suffix() -> str:
 
 
 def make_secret() -> str:
-    """A job's rendezvous token: 256 random bits as 64 hexadecimal digits."""
+    """An app's secret, from which the tokens of its roles follow: 256 random bits as 64 hexadecimal digits."""
     return os.urandom(32).hex()
+
+
+def derive_token(secret: str, role: str) -> str:
+    """The rendezvous token of one agent role: a job of its own, which must not admit the nodes of another role.
+
+    Args:
+        secret: the app's, from `make_secret`. Only adapters hold it: the token of one role does not give it away.
+        role: name as in the AppDef.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return hmac.new(secret.encode(), f"role {role}".encode(), hashlib.sha256).hexdigest()
 
 
 def build_label(text: str, *, limit: int = LABEL_LIMIT) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torchx.specs import AppState
+from torchx.specs import AppDef, AppState, BindMount
 
 from muster.components import dist
 
@@ -64,6 +64,30 @@ def test_digits_from_the_command_line(apps):
     apps.ids.append(done.stdout.strip().rsplit("/", 1)[-1])
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stderr
+
+
+@pytest.mark.parametrize("network", [None, "host"])
+def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network):
+    (tmp_path / "main.py").write_text(
+        "import os\n"
+        "print('job', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'MASTER_ADDR')))\n"
+    )
+    roles = app_of("echo beside", role="ps").roles  # first: nothing of the others' is where it is
+    for name in ("actor", "critic"):
+        (role,) = ddp("/code/main.py", "2x1", start="cold").roles
+        role.name = name
+        role.mounts = [BindMount(src_path=str(tmp_path), dst_path="/code", read_only=True)]  # a workspace is role 0's
+        roles.append(role)
+    app_id = apps.run(AppDef(name="two", roles=roles), **{"network": network} if network else {})
+    status = apps.wait(app_id)
+    assert status.state == AppState.SUCCEEDED, status.msg
+    masters = set()
+    for name in ("actor", "critic"):
+        lines = [line for k in (0, 1) for line in apps.logs(app_id, role=name, replica=k) if "job " in line]
+        told = [line.split("job ")[1].split() for line in lines]
+        assert sorted(words[:3] for words in told) == [[str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
+        masters |= {words[3] for words in told}
+    assert len(masters) == (1 if network else 2), "each meets at its own node 0"
 
 
 def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until):

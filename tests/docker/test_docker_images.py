@@ -208,7 +208,7 @@ def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
     app = dist.ddp(script="main.py", j="1x2", image=image, name="job", start="cold")
     app_id = apps.run(app, workspace=str(tmp_path), agent="image")
     (container,) = apps.containers(app_id)
-    assert container.attrs["Config"]["Cmd"][:3] == ["python3", "-m", "muster.agent"]
+    assert container.attrs["Config"]["Cmd"][:2] == ["python3", "-c"]
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     said = "".join(apps.logs(app_id, role=app.roles[0].name))
     assert "rank 0" in said

@@ -1,6 +1,7 @@
 """Logs from a real engine: whole, apart, followed across containers."""
 
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 from torchx.schedulers.api import Stream
@@ -11,6 +12,7 @@ from muster.schedulers.errors import SchedulerError
 pytestmark = pytest.mark.docker
 
 LINES = 100_000
+PROGRAM = Path(__file__).parents[1] / "programs" / "logs_two_streams.py"
 
 
 def test_long_logs_are_whole(apps, app_of):
@@ -67,3 +69,16 @@ def test_what_is_not_there_is_one_line(apps, app_of):
         apps.logs(app_id, replica=7)
     with pytest.raises(SchedulerError, match=r"regex '\['"):
         apps.logs(app_id, regex="[")
+
+
+@pytest.mark.parametrize(("count", "per_second", "more"), [(10_000, 0, 0), (300, 100, 0), (1000, 0, 40_000)])
+def test_every_line_of_both_streams_is_followed_once(apps, app_of, count, per_second, more):
+    """At full speed, gently, and with lines that the engine cuts into records of 16 KiB."""
+    words = [PROGRAM.read_text(), str(count), str(per_second), str(more)]
+    app_id = apps.run(app_of("", entrypoint="python3", args=["-c", *words]))
+    followed = list(apps.runner.log_lines(f"docker://test/{app_id}", "w", 0, should_tail=True))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    for name in ("out", "err"):
+        lines = [line for line in followed if line.startswith(name)]
+        assert lines == [f"{name} 0 {number:06d} {'.' * more * (number % 10 == 0)}\n" for number in range(count)]
+    assert len(followed) == 2 * count

@@ -70,7 +70,7 @@ class Cluster:
         self.faults = []
         self.requests = []
         self.token = "one"
-        self.allowed = None  # or the rights of a role, {"jobs": ("get", "list"), "pods/log": ("get",)}
+        self.allowed = None  # or the rights of an account, {"jobs.batch": {"get", "list"}, "pods/log": {"get"}}
         self.groups = {"batch": ["v1"]}
         self.kinds = {"batch/v1": ["jobs"]}
         self.logs = {}
@@ -318,10 +318,13 @@ class Handler(BaseHTTPRequestHandler):
         if verb is None:
             verb = "watch" if query.get("watch") == "true" else "get" if match["name"] else "list"
         plural = f"{match['plural']}/{match['sub']}" if match["sub"] else match["plural"]
-        if verb not in allowed.get(plural, ()):
-            who, where = "system:serviceaccount:team:bot", f'in API group "" in the namespace "{match["namespace"]}"'
-            text = f'{plural} is forbidden: User "{who}" cannot {verb} resource "{plural}" {where}'
-            raise Refusal(403, text, "Forbidden")
+        group = match["group"].split("/")[2] if match["group"].startswith("/apis/") else ""
+        if verb not in allowed.get(f"{plural}.{group}" if group else plural, ()):
+            who = "system:serviceaccount:team:bot"
+            where = f'in API group "{group}" in the namespace "{match["namespace"]}"'
+            name = f"{plural}{'.' + group if group else ''}{' ' + repr(match['name']) if match['name'] else ''}"
+            text = f'{name} is forbidden: User "{who}" cannot {verb} resource "{plural}" {where}'
+            raise Refusal(403, text.replace("'", '"'), "Forbidden")
 
     def take_fault(self, method, path):
         with self.cluster.lock:

@@ -77,8 +77,9 @@ RENDEZVOUS: Final = (
         metavar="NAME",
         default="static",
         text="muster, or c10d, which means muster here: the agents agree among themselves and need no store. "
-        "static: fixed nodes, --master-addr and --master-port. c10d-torch, etcd, etcd-v2 and any torchrun.handlers "
-        "entry point: torch's own handlers.",
+        "static: a fixed number of nodes, --master-addr and --master-port; the agents connect there too, before the "
+        "workers' store listens and between rounds, and keep these connections. c10d-torch, etcd, etcd-v2 and any "
+        "torchrun.handlers entry point: torch's own handlers.",
     ),
     Flag(
         name="rdzv-endpoint",
@@ -113,7 +114,8 @@ RENDEZVOUS: Final = (
         name="rdzv-conf",
         metavar="K=V,...",
         text="For muster: join_timeout (600), last_call_timeout (3), keep_alive_interval (1), keep_alive_max_attempt "
-        "(5): seconds, and after how many silent intervals a node is lost; is_host (1: this node leads, 0: not); "
+        "(5): seconds, and after how many silent intervals a node is lost; is_host (1: this node leads, 0: it does "
+        "not; with static node 0 does); "
         "timeout is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, read_timeout and "
         "store_type=tcp are accepted without effect: muster has no store to read or to close. torch's handlers get "
         "every key unchanged.",

@@ -53,11 +53,16 @@ def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, h
                 f"{values.origin('node-rank')} {node_index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
             )
     host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
+    if backend == "static":
+        min_nodes = max_nodes  # as with torchrun: all of them, always
+        if port == 0 and max_nodes > 1:
+            raise UsageError(f"{values.origin('master-port')} 0: must be 1 to {_PORT_LIMIT} with more than one node")
     conf = parse_conf(values.text("rdzv-conf") or "", origin=values.origin("rdzv-conf"))
     is_torchs = backend not in ("static", "muster", "standalone")
     if not is_torchs:
         _refuse_unknown_keys(conf, origin=values.origin("rdzv-conf"))
     read = _ConfReader({} if is_torchs else conf, values.origin("rdzv-conf"))
+    is_host = read.truth("is_host")
     default_join_s = _STATIC_TIMEOUT_S if backend == "static" else 600.0
     return RendezvousConfig(
         backend="muster" if standalone else backend,
@@ -68,7 +73,7 @@ def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, h
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         standalone=standalone or (backend == "muster" and max_nodes == 1),
-        listen_fd=_read_listen_fd(environ),
+        listen_fd=None if backend == "static" else _read_listen_fd(environ),
         local_addr=values.text("local-addr") or None,
         token=_read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
@@ -76,7 +81,7 @@ def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, h
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
         keep_alive_interval_s=read.seconds("keep_alive_interval", 1.0),
         keep_alive_max_attempt=read.count("keep_alive_max_attempt", 5),
-        is_host=read.truth("is_host"),
+        is_host=None if backend == "static" else is_host,
         endpoint=_name_endpoint(values, host, port) if is_torchs else "",
         conf=conf,
         master_addr=host if backend == "static" else "127.0.0.1",

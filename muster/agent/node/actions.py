@@ -8,6 +8,22 @@ from muster.agent.runtime.records import record
 
 
 @record
+class LocalFailure:
+    """A worker of this node that failed; `reason` is set when there was no process to exit, or it still runs."""
+
+    local_rank: int
+    reason: str = ""
+
+
+@record
+class SettleFailure:
+    """A worker failed: post `FailureSettled` once its last output has been read."""
+
+    number: int
+    failure: LocalFailure
+
+
+@record
 class StartWorkers:
     """Start all workers of the round."""
 
@@ -59,11 +75,10 @@ class ReportStarted:
 
 @record
 class ReportFailed:
-    """Rendezvous: these workers failed. `reason` is set when there was no process to exit, or it still runs."""
+    """Rendezvous: this worker failed."""
 
     number: int
-    local_ranks: tuple[int, ...]
-    reason: str = ""
+    failure: LocalFailure
 
 
 @record
@@ -87,6 +102,8 @@ class ReportStopped:
     """Rendezvous: no worker of the round is left."""
 
     number: int
+    late: tuple[LocalFailure, ...] = ()
+    """Failures that no `ReportFailed` has reported."""
 
 
 @record
@@ -114,6 +131,7 @@ Action: TypeAlias = (
     | StartGracePeriod
     | KillWorkers
     | ReportStarted
+    | SettleFailure
     | ReportFailed
     | ReportIdle
     | ReportSucceeded

@@ -21,17 +21,20 @@ from muster.agent.node.actions import (
     Finish,
     KillWorkers,
     LeaveJob,
+    LocalFailure,
     ReleaseStarts,
     ReportFailed,
     ReportIdle,
     ReportStarted,
     ReportStopped,
     ReportSucceeded,
+    SettleFailure,
     SignalWorkers,
     StartGracePeriod,
     StartWorkers,
 )
 from muster.agent.node.events import (
+    FailureSettled,
     Fenced,
     GraceExpired,
     SignalReceived,
@@ -147,15 +150,19 @@ def _on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
 
 
 def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
-    if event.number != state.number or event.local_rank not in state.alive:
+    if event.number != state.number or state.phase is NodePhase.JOINING:
         return state, ()
+    was_alive = event.local_rank in state.alive
     state = replace(state, alive=state.alive - {event.local_rank})
+    failure = LocalFailure(local_rank=event.local_rank)
+    if event.code != 0:
+        state = _add_failure(state, failure)
     if state.phase is NodePhase.STOPPING:
-        return _continue_stop(state)
-    if state.phase is not NodePhase.RUNNING:
+        return _continue_stop(state) if was_alive else (state, ())
+    if state.phase is not NodePhase.RUNNING or not was_alive:
         return state, ()
     if event.code != 0:
-        return state, (ReportFailed(number=event.number, local_ranks=(event.local_rank,)),)
+        return state, (SettleFailure(number=event.number, failure=failure),)
     state = replace(state, succeeded=state.succeeded | {event.local_rank})
     if len(state.succeeded) < state.nproc:
         return state, ()
@@ -165,8 +172,25 @@ def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
 def _on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     if event.number != state.number or event.local_rank not in state.awaited:
         return state, ()
-    state = replace(state, awaited=state.awaited - {event.local_rank})
-    return state, (ReportFailed(number=event.number, local_ranks=(event.local_rank,), reason=event.reason),)
+    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason)
+    state = _add_failure(replace(state, awaited=state.awaited - {event.local_rank}), failure)
+    return state, (SettleFailure(number=event.number, failure=failure),)
+
+
+def _add_failure(state: NodeState, failure: LocalFailure) -> NodeState:
+    """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone first."""
+    if failure.local_rank in state.reported or any(each.local_rank == failure.local_rank for each in state.unreported):
+        return state
+    return replace(state, unreported=(*state.unreported, failure))
+
+
+def _on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
+    settled = [each for each in state.unreported if each.local_rank == event.local_rank]
+    if event.number != state.number or not settled:
+        return state, ()
+    unreported = tuple(each for each in state.unreported if each not in settled)
+    state = replace(state, unreported=unreported, reported=state.reported | {event.local_rank})
+    return state, tuple(ReportFailed(number=event.number, failure=failure) for failure in settled)
 
 
 def _on_workers_idle(state: NodeState, event: WorkersIdle) -> Decision:
@@ -232,7 +256,7 @@ def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
     idle = NodeState(nproc=state.nproc, round=state.round, rank0_started=state.rank0_started)
     if state.next_round is not None:
         return _start(idle, state.next_round, is_held=state.next_is_held)
-    return idle, (ReportStopped(number=state.number),)
+    return idle, (ReportStopped(number=state.number, late=state.unreported),)
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
@@ -263,6 +287,7 @@ _HANDLERS: dict[type, Any] = {
     WorkerStarted: _on_worker_started,
     WorkerExited: _on_worker_exited,
     SpawnFailed: _on_spawn_failed,
+    FailureSettled: _on_failure_settled,
     WorkersIdle: _on_workers_idle,
     StacksCollected: _on_stacks_collected,
     GraceExpired: _on_grace_expired,

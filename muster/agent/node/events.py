@@ -67,3 +67,11 @@ class SignalReceived:
 @record
 class Fenced:
     """The guard has killed the workers because the lease ran out."""
+
+
+@record
+class FailureSettled:
+    """After `SettleFailure`: the worker's last output has been read, so its failure can be collected."""
+
+    number: int
+    local_rank: int

@@ -3,7 +3,7 @@
 import signal
 from enum import Enum
 
-from muster.agent.node.actions import Finish
+from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
@@ -35,6 +35,10 @@ class NodeState:
     awaited: frozenset[int] = frozenset()
     """Workers that `StartWorkers` asked for and that have neither started nor failed to start."""
     succeeded: frozenset[int] = frozenset()
+    unreported: tuple[LocalFailure, ...] = ()
+    """Failures that rendezvous does not have yet."""
+    reported: frozenset[int] = frozenset()
+    """Workers whose failure rendezvous has. Idleness is no failure: it is reported besides."""
     collecting_stacks: bool = False
     killing: bool = False
     """`KillWorkers` is under way."""

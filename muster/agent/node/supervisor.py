@@ -17,6 +17,7 @@ from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
+from muster.agent.node.actions import LocalFailure
 from muster.agent.node.decisions import decide
 from muster.agent.node.state import NodeState
 from muster.agent.node.transition_log import TransitionLog
@@ -100,7 +101,6 @@ class Supervisor:
         self._state = NodeState(nproc=config.nproc)
         self._streams: dict[int, WorkerStreams] = {}
         self._ends: dict[int, WorkerEnd] = {}
-        self._reported: set[int] = set()
         self._stack_texts: dict[int, str] = {}
         self._grace_timer: Timer | None = None
         self._delayed_start: Timer | None = None
@@ -226,7 +226,6 @@ class Supervisor:
 
     def _start_workers(self, action: actions.StartWorkers) -> None:
         self._ends.clear()
-        self._reported.clear()
         self._stack_texts = {}
         longest_s = self._config.longest_backoff_s(action.round.attempt)
         if action.is_held:  # the node of global rank 0 backs off for all
@@ -360,25 +359,23 @@ class Supervisor:
         )
         self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
 
-    def _report_failed(self, action: actions.ReportFailed) -> None:
+    def _settle_failure(self, action: actions.SettleFailure) -> None:
         self._event_log.write(
-            "worker_failed", ranks=self._transition_log.global_ranks(*action.local_ranks), reason=action.reason
+            "worker_failed",
+            ranks=self._transition_log.global_ranks(action.failure.local_rank),
+            reason=action.failure.reason,
         )
-        self._after_turns(_SETTLE_TURNS, lambda: self._send_failed(action))
+        settled = events.FailureSettled(number=action.number, local_rank=action.failure.local_rank)
+        self._after_turns(_SETTLE_TURNS, lambda: self._loop.post(settled))
 
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _send_failed(self, action: actions.ReportFailed) -> None:
-        new = [local_rank for local_rank in action.local_ranks if local_rank not in self._reported]
-        if action.number != self._state.number or not new:
-            return
-        self._reported.update(new)
-        failures = tuple(self._collect_failure(local_rank, reason=action.reason) for local_rank in new)
-        self._rendezvous.failed(action.number, failures)
+    def _report_failed(self, action: actions.ReportFailed) -> None:
+        self._rendezvous.failed(action.number, (self._collect_failure(action.failure),))
 
-    def _collect_failure(self, local_rank: int, *, reason: str = "") -> "Failure":
-        formed = self._state.round
+    def _collect_failure(self, failure: LocalFailure) -> "Failure":
+        formed, local_rank = self._state.round, failure.local_rank
         assert formed is not None  # noqa: S101  # workers only exist in a round
         if self._failures is None:
             from muster.agent.diagnosis.failures import FailureCollector  # only a failure needs it
@@ -387,22 +384,23 @@ class Supervisor:
                 host=self._config.node_name, clock=self._loop.clock, logs=self._logs, oom=self._oom
             )
         return self._failures.collect(
-            formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), reason
+            formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), failure.reason
         )
 
     def _report_idle(self, action: actions.ReportIdle) -> None:
-        failures = tuple(self._collect_failure(local_rank, reason=action.reason) for local_rank in action.local_ranks)
+        failures = tuple(
+            self._collect_failure(LocalFailure(local_rank=local_rank, reason=action.reason))
+            for local_rank in action.local_ranks
+        )
         self._event_log.write("workers_idle", ranks=self._transition_log.global_ranks(*action.local_ranks))
-        self._reported = set(action.local_ranks)  # if the job hangs, these are their failures
         self._rendezvous.idle(action.number, failures)
 
     def _report_succeeded(self, action: actions.ReportSucceeded) -> None:
         self._rendezvous.succeeded(action.number)
 
     def _report_stopped(self, action: actions.ReportStopped) -> None:
-        late = [rank for rank, end in self._ends.items() if end.code != 0 and rank not in self._reported]
         formed = self._state.round
-        failures = tuple(self._collect_failure(local_rank) for local_rank in late) if formed else ()
+        failures = tuple(map(self._collect_failure, action.late))
         self._rendezvous.stopped(
             action.number, failures, self._build_stacks(formed) if formed and self._stack_texts else ()
         )
@@ -434,6 +432,7 @@ _ACTIONS: dict[type, str] = {
     actions.StartGracePeriod: "_start_grace_period",
     actions.KillWorkers: "_kill_workers",
     actions.ReportStarted: "_report_started",
+    actions.SettleFailure: "_settle_failure",
     actions.ReportFailed: "_report_failed",
     actions.ReportIdle: "_report_idle",
     actions.ReportSucceeded: "_report_succeeded",

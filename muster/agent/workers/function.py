@@ -57,7 +57,9 @@ def launch_function(
         payload = Path(folder, "payload")
         payload.write_bytes(_pack(function, args))
         own = ["--start", _STARTS[start_method], *(("--preload", "torch") if "torch" in sys.modules else ())]
-        command = [sys.executable, "-m", "muster.agent", *own, *flags, "-m", __name__, str(payload)]
+        # Files, not modules: with -m a types.py in the working directory would be imported, see `agent/entry.py`.
+        agent = str(Path(__file__).parents[1] / "entry.py")
+        command = [sys.executable, agent, *own, *flags, __file__, str(payload)]
         error_file = Path(folder, "error.json")
         _run_agent(command, error_file)
         return {int(path.suffix[1:]): pickle.loads(path.read_bytes()) for path in Path(folder).glob("result.*")}  # noqa: S301  # our own workers wrote it

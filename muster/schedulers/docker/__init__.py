@@ -1,8 +1,9 @@
 """Docker: replicas are containers of one engine.
 
 `scheduler` is what TorchX calls. `request` turns an AppDef into what is asked of the engine (pure, the dry run),
-`options` reads `-cfg`, `spec` is the request as records, `devices` assigns GPUs, `container_body` writes a container in
-the engine's words. The package `engine` is the Docker engine as we see it, `live` an app on it.
+`options` reads `-cfg`, `spec` is the request as records, `devices` assigns GPUs, `container_body` writes a container as
+the engine's API wants it. `driver` runs the replicas for the supervisor; state files name this module, so it stays
+here. The package `engine` is the Docker engine as we see it, `live` an app on it.
 
 Imports nothing: a supervisor loads single modules of this package and needs no TorchX.
 """

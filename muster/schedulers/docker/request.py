@@ -3,14 +3,14 @@
 import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
+from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args, rewrite_image_args, separate_runs
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
@@ -47,7 +47,7 @@ def build_request(
         app: what to run; not changed.
         options: of `-cfg`.
         name: the app's id, unique on this engine.
-        token: the job's secret, handed to agents.
+        token: the app's secret; the agents of each role get a token derived from it.
         user: who submits; later commands see only apps of their own user.
         adapter: the scheduler's name, for reports.
         environ: where `copy_env` copies from.
@@ -57,6 +57,7 @@ def build_request(
     """
     check_roles(app)
     base_env = _copied_env(options.copy_env, environ or {}) | dict(options.env)
+    labels = naming.build_role_labels([role.name for role in app.roles])
     builder = _Builder(
         app=app,
         options=options,
@@ -64,7 +65,8 @@ def build_request(
         token=token,
         adapter=adapter,
         env=base_env,
-        labels=naming.build_role_labels([role.name for role in app.roles]),
+        labels=labels,
+        args=separate_runs(app.roles, labels, app_id=name),
     )
     request = AppRequest(
         app_id=name,
@@ -94,15 +96,20 @@ class _Builder:
     env: Mapping[str, str]
     labels: Mapping[str, str]
     """Role name -> what it is called in names."""
+    args: Mapping[str, Sequence[str]]
+    """Role name -> its arguments, macros in them."""
 
     def build_container(self, role: Role, replica: int) -> ContainerRequest:
         """One replica of one role."""
         if not role.image:
             raise SchedulerError(f"role {role.name!r} names no image; give one, such as --image pytorch/pytorch")
-        applied = apply_macros(role, app_id=self.name, replica_id=replica)
+        own = replace(role, args=list(self.args[role.name]))
+        applied = apply_macros(own, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
-        args = rewrite_agent_args(applied.args, AGENT_DIR) if bundled else applied.args
+        args = applied.args
+        if runs_agent:
+            args = rewrite_agent_args(args, AGENT_DIR) if bundled else rewrite_image_args(args)
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
         memory_bytes = _memory_bytes(role)
@@ -146,7 +153,7 @@ class _Builder:
         if runs_agent:
             if host_port is not None:
                 env[Env.RDZV_PORT] = str(host_port)
-            env[Env.TOKEN] = self.token
+            env[Env.TOKEN] = naming.derive_token(self.token, role.name)
             env[Env.REQUIRE_TOKEN] = "1"
             env[Env.TERMINATION_LOG] = REPORT_FILE
             env.setdefault(Env.LOG_DIR, LOG_DIR)

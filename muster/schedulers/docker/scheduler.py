@@ -20,11 +20,11 @@ from muster._contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
 from muster.schedulers.docker import devices
+from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
-from muster.schedulers.docker.live.driver import ENGINE_KEY
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import Payload, build_payload
@@ -50,7 +50,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, Process
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
 
-_DRIVER: Final = "muster.schedulers.docker.live.driver:create_driver"
+_DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
 """Both schedulers keep their apps in one place, so that either finds them."""
 
@@ -228,7 +228,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 containers = unregistered.find_app(self._engine, app_id, _user())
                 return unregistered.describe_app(app_id, containers) if containers else None
             found = look_for_wait(folder)
-            return None if found is None else build_describe_response(*found, error=read_error(folder.path))
+            return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""

@@ -7,7 +7,7 @@ LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "muster"
-TOKEN_KEY: Final = "token"
+
 
 JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 TASK_INDEX_LABEL: Final = "volcano.sh/task-index"

@@ -26,22 +26,27 @@ class RolePlace:
     """How one flavour calls the pods of a role."""
 
     flavor: str
-    leads: bool = False
-    """Volcano, elastic: node 0 is a task of its own."""
+    lead: str = ""
+    """Volcano: label of the elastic role, whose node 0 is a task of its own; "" without one."""
 
     def pod_prefix(self, app: str, label: str) -> str:
         """What stands before a pod's index: the Job's name for `job`."""
         return f"{app}-{label}{_SUFFIX[self.flavor]}"
 
     def rank0_host(self, app: str, label: str) -> str:
-        """Replica 0 of the first role as the job's pods find it."""
-        first = LEAD if self.leads else label
-        return f"{self.pod_prefix(app, first)}-0.{app}"
+        """Replica 0 of a role as the app's pods find it."""
+        task = LEAD if label == self.lead else label
+        return f"{self.pod_prefix(app, task)}-0.{app}"
 
 
 def secret_name(app: str) -> str:
-    """The Secret that holds the job's token and secret variables."""
+    """The Secret that holds the tokens of the agent roles and secret variables."""
     return f"{app}-secret"
+
+
+def token_key(label: str) -> str:
+    """Where in the Secret a role's token is. Keys of variables have a dot, which no label has."""
+    return f"token-{label}"
 
 
 def config_map_name(app: str) -> str:
@@ -80,7 +85,7 @@ def check_names(app: str, roles: Sequence[tuple[str, str, int]], place: RolePlac
         SchedulerError: names the name, its length and the limit.
     """
     for name, label, nodes in roles:
-        if place.leads and label == LEAD:
+        if place.lead and label == LEAD:
             raise SchedulerError(f"role name {name!r} is taken: flavor=volcano calls node 0 of an elastic job so")
         limit = app_limit([label], place.flavor, nodes)
         if len(app) > limit:

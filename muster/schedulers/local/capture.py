@@ -6,6 +6,9 @@ kernel tells which pipe became readable first. Measured: 0 of 6,000 alternating 
 ordinary pipes, for 40 to 55 microseconds per write. A stream that floods gets a large pipe until it calms down: then
 the writer no longer waits for us, and order is kept by batches.
 
+A pipe cuts a write that is longer than a packet, and the other stream's writes come in between. In the file of both,
+the beginning of a line that was cut so waits for its end.
+
 Source: pipe(7), fcntl(2) F_SETPIPE_SZ, epoll(7).
 """
 
@@ -26,6 +29,11 @@ TIMES_RECORD: Final = struct.Struct("<dQ")
 """One row of `<stream>.times`: wall-clock seconds, and the offset of the first byte written then."""
 
 _ONE_PACKET_BYTES: Final = 4096
+_CUT_LIMIT_S: Final = 2.0
+"""How long the beginning of a line that the pipe cut waits for more: the rest of a write comes at once, if the writer
+gets a core."""
+
+_CUT_LIMIT_BYTES: Final = 16 << 20
 _FLOOD_BYTES: Final = 1 << 20
 _FLOOD_PACKETS: Final = 2000
 """More than this in one second is a flood."""
@@ -76,6 +84,48 @@ class LogFile:
         os.close(self._times_fd)
 
 
+class CombinedLog:
+    """Both streams in one file, in the order in which they were written; lines that the pipe cut are put together."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._cut: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
+        """The beginning of a line whose end is still to come."""
+
+    def waits(self, stream: str) -> bool:
+        """Whether the beginning of a line of this stream waits for its end."""
+        return bool(self._cut[stream])
+
+    def write(self, stream: str, data: bytes, now_s: float, *, cut: bool) -> None:
+        """Append what a stream brought.
+
+        Args:
+            stream: which.
+            data: its next bytes.
+            now_s: when they came, by the wall clock.
+            cut: the pipe ended them, not the writer: more of the same write follows. What a writer leaves without an
+                end, a prompt or a progress bar, is shown as it is.
+
+        Raises:
+            OSError: see `LogFile.write`; what was to be written is lost.
+        """
+        held = self._cut[stream]
+        end = len(data)
+        if cut and len(held) + len(data) < _CUT_LIMIT_BYTES:
+            end = data.rfind(b"\n") + 1
+            if not end:
+                held += data
+                return
+        whole = bytes(held) + data[:end]
+        held[:] = data[end:]
+        if whole:
+            self._file.write(whole, now_s)
+
+    def write_rest(self, stream: str, now_s: float) -> None:
+        """Append the beginning of a line whose end did not come. Raises like `write`."""
+        self.write(stream, b"", now_s, cut=False)
+
+
 class Notice:
     """The line that says output is being lost, in a file of its own whose room on the disk was taken beforehand.
 
@@ -122,8 +172,10 @@ class Capture:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mailbox = mailbox
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}
+        self._combined = CombinedLog(self._files[COMBINED])
         self._notice = Notice(folder)
         self._epoll = select.epoll()
+        self._timers = {stream: f"the rest of {log_path(folder, stream)}" for stream in STREAMS}
         self._streams: dict[int, str] = {}
         self._packets: dict[int, int] = {}
         self._second_s: dict[int, float] = {}
@@ -149,6 +201,9 @@ class Capture:
         while ready := self._epoll.poll(0):
             for fd, _ in ready:
                 self._read(fd)
+        for stream in STREAMS:
+            self._write_rest(stream)
+            self._mailbox.clear_timer(self._timers[stream])
         self._mailbox.unwatch(self._epoll.fileno())
         self._epoll.close()
         for fd in self._streams:
@@ -164,26 +219,35 @@ class Capture:
 
     def _read(self, fd: int) -> None:
         """Read one write, or a batch in a flood; forget a stream that has ended."""
-        data = self._receive(fd)
-        if data is None:
+        chunks = self._receive(fd)
+        if chunks is None:
             self._epoll.unregister(fd)
             os.close(fd)
             del self._streams[fd]
             return
-        if data:
-            now_s = time.time()
-            self._store(self._streams[fd], data, now_s)
+        if chunks:
+            self._store(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
         # Armed again only now: a write that came meanwhile takes its place behind the other stream's.
         self._epoll.modify(fd, _ARMED)
 
-    def _store(self, stream: str, data: bytes, now_s: float) -> None:
+    def _store(self, stream: str, data: bytes, *, cut: bool) -> None:
+        now_s = time.time()
         try:
-            self._files[COMBINED].write(data, now_s)  # first: it is what people look at
+            self._combined.write(stream, data, now_s, cut=cut)  # first: it is what people look at
             self._files[stream].write(data, now_s)
         except OSError as error:
             self._notice.tell(error)
+        if self._combined.waits(stream):
+            self._mailbox.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write_rest(stream))
 
-    def _receive(self, fd: int) -> bytes | None:
+    def _write_rest(self, stream: str) -> None:
+        try:
+            self._combined.write_rest(stream, time.time())
+        except OSError as error:
+            self._notice.tell(error)
+
+    def _receive(self, fd: int) -> list[bytes] | None:
+        """What can be read now, write by write; None once the stream has ended."""
         self._count(fd)
         chunks: list[bytes] = []
         for _ in range(256 if fd in self._flooding else 1):
@@ -192,9 +256,9 @@ class Capture:
             except BlockingIOError:
                 break
             if not chunk:
-                return b"".join(chunks) if chunks else None  # the end is seen again at the next read
+                return chunks or None  # the end is seen again at the next read
             chunks.append(chunk)
-        return b"".join(chunks)
+        return chunks
 
     def _count(self, fd: int) -> None:
         """Notice the beginning and the end of a flood."""

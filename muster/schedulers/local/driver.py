@@ -17,6 +17,7 @@ from muster import _processes
 from muster._contract import AGENT_BUNDLE_NAME, Env
 from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.replica_process import Launch, spawn
+from muster.schedulers.naming import derive_token
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
@@ -50,7 +51,7 @@ class LocalDriver:
         if spec.details.get("needs_bundle"):
             from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
 
-            (self._folder.path / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
+            (self._folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""
@@ -102,7 +103,7 @@ class LocalDriver:
         env = {**self._spec.details["base_env"], **plan["env"]}
         if listener is not None:
             env[Env.RDZV_PORT] = str(listener.getsockname()[1])
-            env[Env.TOKEN] = self._spec.details["token"]
+            env[Env.TOKEN] = derive_token(self._spec.details["token"], replica.role)
             if replica.index == 0:
                 env[Env.RDZV_FD] = str(listener.fileno())
         return env

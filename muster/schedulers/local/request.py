@@ -3,16 +3,17 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torchx.specs import AppDef, Role
 
 from muster._contract import Env
-from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args
+from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role, rewrite_agent_args, separate_runs
 from muster.schedulers.local.devices import VISIBLE, assign_devices
+from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
+from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, name_role_dir
 from muster.schedulers.supervision.state import SupervisedRole
 
 RANK0_HOST = "127.0.0.1"
@@ -84,7 +85,7 @@ def build_request(
         app: what to run; images, mounts and resources (but GPUs) mean nothing here.
         cfg: resolved options.
         name: the app's id.
-        token: the job's rendezvous secret.
+        token: the app's secret; the driver derives a token from it for each agent role.
         folder: absolute path of the app's folder-to-be.
         host: see `Host`.
 
@@ -96,12 +97,13 @@ def build_request(
     if cfg["auto_set_cuda_visible_devices"]:
         wanted = [(role.name, role.num_replicas, max(0, role.resource.gpu)) for role in app.roles]
         devices = assign_devices(wanted, host.devices)
+    args = separate_runs(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
     replicas = {
         role.name: tuple(
             _build_launch(role, index, cfg, name, folder, host, devices.get(role.name))
             for index in range(role.num_replicas)
         )
-        for role in app.roles
+        for role in (replace(role, args=args[role.name]) for role in app.roles)
     }
     return LocalRequest(
         app_id=name,
@@ -126,11 +128,11 @@ def _build_launch(
     devices: list[str] | None,
 ) -> ReplicaLaunch:
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
-    replica_dir = str(Path(folder) / role.name / str(index))
+    role_dir = os.path.join(folder, name_role_dir(role.name))
     env = dict(applied.env)
     env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=cfg["prepend_cwd"])
     env[Env.RANK0_HOST] = RANK0_HOST
-    env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(replica_dir, ERROR_FILE))
+    env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(role_dir, str(index), ERROR_FILE))
     if host.sets_unbuffered:
         env.setdefault("PYTHONUNBUFFERED", "1")
     if devices is not None:
@@ -140,20 +142,21 @@ def _build_launch(
     if is_agent:
         env |= {
             Env.REQUIRE_TOKEN: "1",
-            Env.LOG_DIR: os.path.join(folder, role.name),
+            Env.LOG_DIR: role_dir,
             Env.ADAPTER: "local_cwd",
             Env.APP_ID: app_id,
         }
         command = _build_agent_command(applied, folder, host)
     else:
-        env.setdefault("PET_LOG_DIR", os.path.join(folder, "torchelastic", role.name))  # torchrun's --log-dir
+        env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir
     return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, is_agent=is_agent)
 
 
 def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
     # A bare name is whatever Python the caller means; a path is exactly that one.
     python = role.entrypoint if "/" in role.entrypoint else host.python
-    args = list(role.args) if host.has_muster else rewrite_agent_args(role.args, folder)
+    bundle_dir = os.path.join(folder, STATE_DIR_NAME)
+    args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else rewrite_agent_args(role.args, bundle_dir)
     return [python, *args]
 
 

@@ -171,7 +171,7 @@ class LocalScheduler(PluginScheduler):
             until_s=None if request.until is None else request.until.timestamp(),
             follow=request.follow,
         )
-        return self._readers.count(read_log(query, client.EndCheck(folder), folder.path))
+        return self._readers.count(read_log(query, client.EndCheck(folder), folder.state_dir))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

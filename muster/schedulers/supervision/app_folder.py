@@ -1,5 +1,7 @@
 """The files of one app's folder, and what is in them. Written by the supervisor, read by every command.
 
+<role>/<index>/  stdout.log stderr.log combined.log, and what the replica's agent adds; the rest is in `.muster/`:
+
 spec.json      what was submitted; never changes
 private.json   the part with secrets (environments, the job's token); only the owner can read it, removed at the end
 state.json     where the app stands; replaced atomically at every transition
@@ -7,7 +9,12 @@ control        a named pipe: one line per request, read by the supervisor
 stop.request   "cancel" or "kill": a request outlives a supervisor that is dead
 lock           held by the one supervisor
 supervisor.log what the supervisor itself had to say (normally nothing)
-<role>/<index>/  stdout.log stderr.log combined.log, and what the replica's agent adds
+
+What else the driver keeps (the agent's bundle, Docker's cargo) lies beside these. A role's folder is called like the
+role, with one more dot if the name begins with a dot: so no name of a role leads to `.muster`.
+
+Earlier versions put all of it into the app's folder itself, beside the roles' folders. Apps in such a folder are served
+as they are, see `AppFolder`.
 """
 
 import contextlib
@@ -35,6 +42,11 @@ from muster.schedulers.supervision.state import (
 )
 
 SCHEMA = 1
+
+STATE_DIR_NAME = ".muster"
+"""Below an app's folder; what is not a role's."""
+
+_SPEC_NAME = "spec.json"
 
 
 class StateError(ValueError):
@@ -120,21 +132,27 @@ class AppRecord:
 
 
 class AppFolder:
-    """The one place that names an app's files, and reads and writes them."""
+    """The one place that names an app's files, and reads and writes them.
+
+    An app that an earlier version submitted has its spec, and all other files, in `path` itself.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.spec_file = self.path / "spec.json"
-        self.private_file = self.path / "private.json"
-        self.state_file = self.path / "state.json"
-        self.control_pipe = self.path / "control"
-        self.request_file = self.path / "stop.request"
-        self.lock_file = self.path / "lock"
-        self.log_file = self.path / "supervisor.log"
+        self._is_old = (self.path / _SPEC_NAME).is_file()  # where it is now, only a role's folder could be called so
+        self.state_dir = self.path if self._is_old else self.path / STATE_DIR_NAME
+        self.spec_file = self.state_dir / _SPEC_NAME
+        self.private_file = self.state_dir / "private.json"
+        self.state_file = self.state_dir / "state.json"
+        self.control_pipe = self.state_dir / "control"
+        self.request_file = self.state_dir / "stop.request"
+        self.lock_file = self.state_dir / "lock"
+        self.log_file = self.state_dir / "supervisor.log"
 
     def replica_dir(self, replica: ReplicaId) -> Path:
         """The folder of one replica's output."""
-        return self.path / replica.role / str(replica.index)
+        role = replica.role if self._is_old else name_role_dir(replica.role)
+        return self.path / role / str(replica.index)
 
     def create(self, spec: AppSpec) -> None:
         """Make the folder for a new app.
@@ -143,6 +161,7 @@ class AppFolder:
             FileExistsError: there is one already.
         """
         self.path.mkdir(mode=0o700, parents=True)
+        self.state_dir.mkdir(mode=0o700)
         content = asdict(spec) | {"schema": SCHEMA}
         _write(self.private_file, content.pop("details"))
         _write(self.spec_file, content)
@@ -230,6 +249,11 @@ class AppFolder:
         self.private_file.unlink(missing_ok=True)
 
 
+def name_role_dir(role: str) -> str:
+    """The name of a role's folder in an app's folder: different for every role, and never `STATE_DIR_NAME`."""
+    return f".{role}" if role.startswith(".") else role
+
+
 def _parse_spec(content: dict[str, Any], details: Mapping[str, Any]) -> AppSpec:
     fields = {name: value for name, value in content.items() if name not in ("schema", "owner", "roles")}
     owner = content["owner"]
@@ -309,7 +333,7 @@ def _read(path: Path) -> dict[str, Any]:
 def is_folder_of_ours(path: Path) -> bool:
     """Whether a folder holds an app of this user: the guard before anything is removed."""
     try:
-        mode = os.stat(path / "spec.json")
+        mode = os.stat(AppFolder(path).spec_file)
     except OSError:
         return False
     return stat.S_ISREG(mode.st_mode) and mode.st_uid == os.geteuid()

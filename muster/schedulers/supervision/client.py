@@ -40,7 +40,7 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
     Args:
         spec: what to run.
         registry: where it will be found.
-        files: name -> content, put into the folder before the supervisor starts; its driver's own.
+        files: name -> content, put beside the state before the supervisor starts; its driver's own.
 
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
@@ -51,7 +51,7 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
     with ExitStack() as undo:
         undo.callback(_roll_back, folder, spec, registry)
         for name, content in (files or {}).items():
-            (folder.path / name).write_bytes(content)
+            (folder.state_dir / name).write_bytes(content)
         registry.add(spec.app_id, folder.path)
         start_supervisor(folder, spec)
         undo.pop_all()
@@ -75,8 +75,8 @@ def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
     # `-m` and `-c` put the working directory in front, where a user's selectors.py would shadow the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
-        "from muster.schedulers.supervision import process\n"
-        "process.main(sys.argv[1], int(sys.argv[2]))"
+        "from muster.schedulers.supervision import supervisor\n"
+        "supervisor.main(sys.argv[1], int(sys.argv[2]))"
     )
     said_before = folder.log_file.stat().st_size if folder.log_file.exists() else 0
     try:

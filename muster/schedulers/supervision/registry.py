@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from muster.schedulers.supervision.app_folder import AppFolder
+
 
 def find_state_dir(env: Mapping[str, str]) -> Path:
     """The user's folder for what muster keeps; made when missing, readable by the user only.
@@ -62,7 +64,7 @@ class AppRegistry:
         if not app_id or "/" in app_id or app_id in (".", ".."):
             return None
         folder = self._read(self._dir / app_id)
-        return folder if folder is not None and (folder / "spec.json").is_file() else None
+        return folder if folder is not None and AppFolder(folder).spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
         """Ids of all apps whose folder is there, oldest first."""

@@ -215,3 +215,34 @@ def test_a_bug_in_muster_ends_the_agent_at_once(launch: Launch) -> None:
     assert outcome.exit_code == 1
     assert "TypeError: our own bug" in outcome.stderr
     assert "ready" not in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "max_restarts", "difference"),
+    [("2", "3", "--max-restarts 3 (the job: 0)"), ("1:2", "0", "--nnodes 1:2 (the job: 2)")],
+)
+def test_an_agent_with_other_rules_is_refused(
+    launch: Launch, tmp_path: Path, nnodes: str, max_restarts: str, difference: str
+) -> None:
+    """It ends with 2 and one line; the job waits on for the right one."""
+    first = launch(0, "2", "conf_exits.py", "0", "all")
+    stranger = launch(1, nnodes, "conf_exits.py", "0", "all", **{"max-restarts": max_restarts})
+    outcome = stranger.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (2, ()), outcome.explain()
+    lines = [line for line in outcome.stderr.splitlines() if "the job:" in line]
+    assert len(lines) == 1, outcome.explain()
+    assert difference in lines[0]
+    assert outcome.stdout == ""
+    first.wait_for_line(re.escape("refused node 1 (") + ".*" + re.escape(difference), stream="stderr")
+    wait_for_success(first, launch(1, "2", "conf_exits.py", "0", "all"))
+
+
+@pytest.mark.parametrize("older", [0, 1])
+def test_an_agent_of_another_version_is_told_so_at_once(launch: Launch, older: int) -> None:
+    """Each speaks of its own version; the one that joins says why it cannot, and gives up in time."""
+    agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
+    conf = "join_timeout=3"
+    trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]
+    trees[1].wait_for_line("cannot join: .*version", stream="stderr")
+    outcomes = [tree.wait() for tree in trees]
+    assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(69, ())] * 2, outcomes[1].explain()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Tree, run_tree
+from harness import Tree, run_tree, wait_until
 from launchers import START_FLAGS, STARTS
 
 PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
@@ -159,6 +159,29 @@ class TestHangs:
         assert outcome.exit_code == 1, outcome.explain()
         assert "stacks of ranks 0-1:" in outcome.stderr, outcome.explain()
         assert "hung: no CPU time used and nothing written for " in outcome.stderr, outcome.explain()
+
+    def test_a_worker_that_fails_on_an_idle_node_fails_the_job(self, nodes: list[list[str]], tmp_path: Path) -> None:
+        """Ranks 2 and 3 sit still for longer than the timeout, then rank 3 fails while ranks 0 and 1 still compute."""
+        script, fail = tmp_path / "train.py", tmp_path / "fail"
+        script.write_text(
+            "import os, sys, time\n"
+            "while os.environ['GROUP_RANK'] == '0':\n"
+            "    pass\n"
+            f"while not os.path.exists({str(fail)!r}) or os.environ['RANK'] == '2':\n"
+            "    time.sleep(0.2)\n"
+            "sys.exit(7)\n"
+        )
+        hung = [[*node, "--hang-timeout", "2"] for node in nodes]
+        events = tmp_path / "twonodes" / "events.jsonl"
+        with running(hung, str(script)) as trees:
+            wait_until(lambda: events.exists() and "workers_idle" in events.read_text(), what="node 1 is idle")
+            fail.touch()
+            outcomes = [tree.wait() for tree in trees]
+        assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
+        report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
+        root = report["failures"][0]
+        assert (root["global_rank"], root["exit_code"]) == (3, 7)
+        assert sorted(each["global_rank"] for each in report["failures"]) == [0, 1, 2, 3]
 
 
 def test_sigusr2_prints_stacks_and_disturbs_nobody(nodes: list[list[str]], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from torchx.specs import AppDef
 
 from muster.components.dist import ddp
 from muster.schedulers.kubernetes.live.pod_status import read_pod
@@ -28,15 +29,24 @@ def free_port():
 
 
 class Kubelet:
-    """Two pods of an Indexed Job, as processes of this machine."""
+    """Two pods of an Indexed Job, the first or the one of a role, as processes of this machine."""
 
-    def __init__(self, folder, documents):
+    def __init__(self, folder, documents, role=""):
         self.folder = folder
-        self.kinds = {document["kind"]: document for document in documents}
+        folder.mkdir(exist_ok=True)
+        self.kinds = {document["kind"]: document for document in reversed(documents) if self.is_for(document, role)}
         self.spec = self.kinds["Job"]["spec"]["template"]["spec"]
         (folder / "opt").mkdir()
         for name, content in self.kinds["ConfigMap"]["binaryData"].items():
             (folder / "opt" / name).write_bytes(base64.b64decode(content))
+
+    @property
+    def args(self):
+        return self.spec["containers"][0]["args"]
+
+    @staticmethod
+    def is_for(document, role):
+        return document["kind"] != "Job" or not role or document["metadata"]["name"].endswith(f"-{role}")
 
     def place(self, text, index):
         """Paths and names of a cluster, as they are here."""
@@ -74,12 +84,12 @@ class Kubelet:
                 out += "$"
         return out + rest
 
-    def start(self, index):
+    def start(self, index, **more):
         container = self.spec["containers"][0]
         for mount in container["volumeMounts"]:
             if mount["mountPath"].startswith("/muster/"):
                 os.makedirs(self.place(mount["mountPath"], index), exist_ok=True)
-        env = self.environ(container, index)
+        env = self.environ(container, index) | more
         assert container["command"] == ["python3"]
         args = [self.expand(self.place(arg, index), env) for arg in container["args"]]
         with (self.folder / f"log-{index}").open("wb") as log:
@@ -93,17 +103,21 @@ class Kubelet:
 
     def run(self):
         """Both pods to their end: [(exit code, log)]."""
-        pods = [self.start(index) for index in range(2)]
-        try:
-            codes = [pod.wait(timeout=100) for pod in pods]
-        finally:
-            for pod in pods:
-                if pod.poll() is None:
-                    pod.terminate()
-                    pod.wait()
-            logs = [(self.folder / f"log-{index}").read_text() for index in range(2)]
-            print(*logs, sep="\n---\n")
+        codes = end_all([self.start(index) for index in range(2)])
+        logs = [(self.folder / f"log-{index}").read_text() for index in range(2)]
+        print(*logs, sep="\n---\n")
         return list(zip(codes, logs, strict=True))
+
+
+def end_all(pods):
+    """Waits for processes; their exit codes. None of them is left when one does not end."""
+    try:
+        return [pod.wait(timeout=100) for pod in pods]
+    finally:
+        for pod in pods:
+            if pod.poll() is None:
+                pod.terminate()
+                pod.wait()
 
 
 @pytest.fixture
@@ -148,6 +162,54 @@ def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):
 
 def test_an_empty_token_is_refused(kubelet):
     made = kubelet(TELLS)
-    made.kinds["Secret"]["data"]["token"] = ""
+    made.kinds["Secret"]["data"]["token-main"] = ""
     outcome = made.run()
     assert [code for code, _ in outcome] == [2, 2], outcome
+
+
+MEETS = """\
+import os
+print("of", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")), flush=True)
+"""
+
+
+@pytest.fixture
+def roles(tmp_path):
+    """The pods of two agent roles of one app, by role."""
+
+    def make(join_timeout_s=600):
+        workspace = tmp_path / "workspace"
+        workspace.mkdir()
+        (workspace / "main.py").write_text(MEETS)
+        key, content = pack_workspace(str(workspace))
+        app = AppDef("app", roles=[])
+        for name in ("actor", "critic"):
+            conf = f"join_timeout={join_timeout_s}"
+            (role,) = ddp(
+                script="main.py", image="img", j="2x1", rdzv_port=free_port(), rdzv_conf=conf, start="cold"
+            ).roles
+            role.name = name
+            role.metadata[METADATA_KEY] = key
+            app.roles.append(role)
+        documents = with_token(build_request(app, {}, name="app-x1", workspaces={key: content}), "a-token", "ns")
+        return {role.name: Kubelet(tmp_path / role.name, documents, role.name) for role in app.roles}
+
+    return make
+
+
+def test_two_agent_roles_are_two_jobs(roles):
+    for name, made in roles().items():
+        outcome = made.run()
+        assert [code for code, _ in outcome] == [0, 0], outcome
+        for index, (_, log) in enumerate(outcome):
+            assert f"of {index} 2 app-x1-{name}" in log
+
+
+def test_a_node_of_one_role_cannot_join_the_job_of_another(roles):
+    """Even where the address and the run id are the same."""
+    actor, critic = roles(join_timeout_s=8).values()
+    critic.args[critic.args.index("--rdzv-id") + 1] = "app-x1-actor"
+    port = actor.args[actor.args.index("--rdzv-port") + 1]
+    assert end_all([actor.start(0), critic.start(1, MUSTER_RDZV_PORT=port)]) == [69, 69]
+    assert "only 1 of at least 2 nodes were there" in (actor.folder / "log-0").read_text()
+    assert "the other node has another job token" in (critic.folder / "log-1").read_text()

@@ -1,7 +1,10 @@
 """Submission, state, cancel, delete and resize over real HTTP: nothing twice, nothing half, nothing left."""
 
+import itertools
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from torchx import specs
@@ -56,7 +59,7 @@ def test_everything_is_created_in_order_and_owned(cluster, scheduler):
         (item,) = cluster.find(plural)
         assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     (secret,) = cluster.find("secrets")
-    assert len(secret["data"]["token"]) > 40
+    assert len(secret["data"]["token-trainer"]) > 40
 
 
 def test_deleting_leaves_nothing(cluster, scheduler):
@@ -118,35 +121,160 @@ def test_taking_back_that_fails_does_not_hide_why(cluster, scheduler, double, ca
     assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in said
 
 
-SMALLEST_ROLE = {
-    "jobs": ("create", "get", "list", "patch", "delete"),
-    "pods": ("list", "watch"),
-    "pods/log": ("get",),
-    **dict.fromkeys(("secrets", "configmaps", "services"), ("create", "patch", "delete")),
+README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+def read_rights(*needed):
+    """The rights that the README lists as always needed, and those of the rows whose last cell has one of the words.
+
+    As `Cluster.allowed` wants them. Those always needed were tried with RBAC on Kubernetes 1.36, as a pod's account.
+    """
+    lines = README.read_text().splitlines()
+    rights = {}
+    for line in lines[lines.index("| verbs | resources | needed |") + 2 :]:
+        if not line.startswith("|"):
+            return rights
+        verbs, resources, when = (cell.strip() for cell in line.strip("|").split("|"))
+        if any(word in when for word in ("always", *needed)):
+            for resource in re.findall("`([^`]+)`", resources):
+                rights[resource] = set(verbs.split(", "))
+    raise AssertionError("the README ends in its table of rights")
+
+
+GANGS = {
+    "native": ("scheduling.k8s.io", "v1alpha2"),
+    "volcano": ("scheduling.volcano.sh", "v1beta1"),
 }
-"""All that flavour job needs. Tried with RBAC on Kubernetes 1.36, as the account of a pod."""
 
 
-def test_the_smallest_role_suffices_for_everything(cluster, scheduler):
-    cluster.allowed = SMALLEST_ROLE
-    app_id = submit(scheduler, build_app(nodes=2, least=1))
+def offer_gangs(cluster, gang):
+    group, version = GANGS[gang]
+    cluster.groups[group] = [version]
+    cluster.kinds[f"{group}/{version}"] = ["podgroups"]
+
+
+def lose_answers(cluster, double, *kinds):
+    """The next request of each sort that changes an object of these kinds is carried out, but its answer is lost."""
+    for method, kind in itertools.product(("POST", "PATCH", "DELETE"), kinds):
+        cluster.faults.append(double.Fault(method, rf"/{kind}[/?](?!.*dryRun)", 0, after=True))
+
+
+def live_through_everything(cluster, scheduler, **cfg):
+    """Submits an app, does to it all that can be done, and deletes it."""
+    app_id = submit(scheduler, build_app(nodes=3, least=2), **cfg)
     name = app_id.partition(":")[2]
+    created = sorted(plural for plural in leftovers(cluster) if plural != "pods")
     assert scheduler.describe(app_id).state is AppState.PENDING
     cluster.start_pod(cluster.pod_of(name, 0))
     cluster.write_log(cluster.pod_of(name, 0), "hello\n", 1)
     assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
     assert [app.app_id for app in scheduler.list()] == [app_id]
-    scheduler.resize(app_id, 1)
+    scheduler.resize(app_id, 2)
+    assert cluster.find("jobs")[0]["spec"]["parallelism"] == 2
     scheduler.cancel(app_id)
     assert list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
     assert scheduler.describe(app_id).state is AppState.CANCELLED
     scheduler.delete(app_id)
     assert leftovers(cluster) == []
+    return created
 
 
-@pytest.mark.parametrize("missing", ["jobs", "pods", "secrets"])
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize("loses", [True, False])
+@pytest.mark.parametrize("gang", [None, *GANGS])
+def test_the_rights_that_the_readme_lists_suffice(cluster, scheduler, double, gang, loses, validate):
+    kinds = ["configmaps", "jobs", "secrets", "services"]
+    cluster.allowed = read_rights("pods start together")
+    if gang is not None:
+        offer_gangs(cluster, gang)
+        kinds.insert(2, "podgroups")
+    if loses:
+        lose_answers(cluster, double, *kinds)
+    assert live_through_everything(cluster, scheduler, validate_spec=validate) == kinds
+    assert not [fault for fault in cluster.faults if fault.times and fault.method != "DELETE"], "all were lost"
+
+
+@pytest.mark.parametrize("gang", GANGS)
+def test_without_the_right_to_gangs_pods_start_one_by_one(cluster, scheduler, gang, capsys):
+    cluster.allowed = read_rights()
+    offer_gangs(cluster, gang)
+    assert live_through_everything(cluster, scheduler) == ["configmaps", "jobs", "secrets", "services"]
+    said = capsys.readouterr().err
+    assert f"may not create podgroups.{GANGS[gang][0]}: pods start one by one" in said
+
+
+def test_a_gang_that_was_asked_for_is_not_left_out(cluster, scheduler):
+    cluster.allowed = read_rights()
+    offer_gangs(cluster, "volcano")
+    with pytest.raises(
+        EngineError, match=r"may not create podgroup/.*: podgroups\.scheduling\.volcano\.sh is forbidden"
+    ):
+        submit(scheduler, gang="volcano")
+    assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("loses", [True, False])
+@pytest.mark.parametrize("flavor", ["jobset", "volcano"])
+def test_the_rights_that_the_readme_lists_for_other_flavours(cluster, scheduler, double, flavor, loses):
+    cluster.allowed = read_rights(f"`flavor={flavor}`")
+    cluster.kinds["jobset.x-k8s.io/v1alpha2"] = ["jobsets"]
+    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
+    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
+    if loses:
+        lose_answers(cluster, double, "secrets", "configmaps", "jobs", "jobsets", "commands")
+    app_id = submit(scheduler, build_app(nodes=3, least=2), flavor=flavor)
+    assert scheduler.describe(app_id).state is AppState.SUBMITTED
+    assert [app.app_id for app in scheduler.list()] == [app_id]
+    if flavor == "volcano":
+        scheduler.resize(app_id, 2)
+    scheduler.cancel(app_id)
+    scheduler.delete(app_id)
+    assert [plural for plural in leftovers(cluster) if plural != "commands"] == []
+
+
+def test_a_secret_whose_answer_was_lost_is_taken_back(cluster, scheduler, double):
+    cluster.allowed = read_rights()
+    cluster.faults.append(double.Fault("POST", r"secrets\?(?!.*dryRun)", 0, after=True))
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("kind", ["secrets", "configmaps", "services", "jobs"])
+def test_an_object_that_was_never_confirmed_is_taken_back(cluster, scheduler, double, kind):
+    cluster.allowed = read_rights()
+    cluster.faults.append(double.Fault("POST", rf"{kind}\?(?!.*dryRun)", 0, after=True))
+    cluster.faults.append(double.Fault("POST", rf"{kind}\?(?!.*dryRun)", 503, "etcd is gone", times=1000))
+    with pytest.raises(EngineError, match=r"cannot create .*: the API server answers 503 etcd is gone"):
+        submit(scheduler)
+    assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_dry_run_submitted_twice_harms_nothing_of_the_first(cluster, scheduler, validate):
+    """Neither may be read: that the name is taken must not be read as our own work, nor be taken back."""
+    cluster.allowed = read_rights()
+    info = scheduler.submit_dryrun(build_app(), {"validate_spec": validate})
+    scheduler.schedule(info)
+    before = leftovers(cluster)
+    with pytest.raises(SchedulerError, match=r"secret/.* exists already"):
+        scheduler.schedule(info)
+    assert leftovers(cluster) == before
+
+
+def test_one_kind_that_cannot_be_taken_back_keeps_no_other(cluster, scheduler, double, capsys):
+    cluster.allowed = {**read_rights(), "services": {"create", "patch"}}
+    cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
+    with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
+        submit(scheduler)
+    assert leftovers(cluster) == ["services"]
+    assert "could not all be taken back" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["jobs.batch", "pods", "secrets"])
 def test_a_role_that_lacks_something_is_named(cluster, scheduler, missing):
-    cluster.allowed = {name: verbs for name, verbs in SMALLEST_ROLE.items() if name != missing}
+    cluster.allowed = {name: verbs for name, verbs in read_rights().items() if name != missing}
     with pytest.raises(
         EngineError, match=rf"may not \w+ .*{missing} is forbidden: .* ask for a role that may"
     ) as caught:

@@ -246,6 +246,25 @@ class TestAgents:
             seen = sorted(line for k in (0, 1) for line in read(scheduler, app_id, k=k))
             assert [re.search(r"\d 2 \w+$", line).group() for line in seen] == ["0 2 False", "1 2 False"]
 
+    def test_two_agent_roles_of_one_app_are_two_jobs(self, scheduler, tmp_path):
+        (tmp_path / "work.py").write_text(
+            "import os\n"
+            "what = ('ROLE_NAME', 'RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'MASTER_PORT')\n"
+            "print('job', *(os.environ[name] for name in what))\n"
+        )
+        names = ("actor", "critic")
+        roles = [agents(tmp_path / "work.py", name=name) for name in names]
+        for role in roles:
+            role.args[2:2] = ["--role", role.name]
+        app_id = submit(scheduler, shell("echo beside", name="ps"), *roles)
+        assert wait(scheduler, app_id).state.name == "SUCCEEDED"
+        jobs = {name: [read(scheduler, app_id, name, k) for k in (0, 1)] for name in names}
+        for name, nodes in jobs.items():
+            told = [line.split("job ")[1].split() for node in nodes for line in node if "job " in line]
+            assert sorted(words[:4] for words in told) == [[name, str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
+            assert len({words[4] for words in told}) == 1
+            assert (folder_of(app_id).path / name / f"{app_id}-{name}").is_dir(), "the log folder of its agents"
+
     def test_the_bundle_serves_where_muster_is_not_installed(self, scheduler, tmp_path, monkeypatch):
         bare = tmp_path / "venv" / "bin"
         bare.mkdir(parents=True)
@@ -255,7 +274,7 @@ class TestAgents:
         (tmp_path / "work.py").write_text("print('works')\n")
         app_id = submit(scheduler, agents(tmp_path / "work.py", replicas=1))
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
-        assert (folder_of(app_id).path / "muster-agent.zip").is_file()
+        assert (folder_of(app_id).state_dir / "muster-agent.zip").is_file()
         assert any("works" in line for line in read(scheduler, app_id))
 
     def test_an_environment_without_python_is_named(self, scheduler, tmp_path, monkeypatch):

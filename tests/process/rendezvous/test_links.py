@@ -158,7 +158,7 @@ def test_no_leader_is_one_clear_line(nodes, port) -> None:
 
 def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(nodes, port) -> None:
     one, two = Node(0, port, keep_alive_interval_s=0.2), Node(1, port, keep_alive_interval_s=0.2)
-    twin = Node(1, port)
+    twin = Node(1, port, keep_alive_interval_s=0.2)
     nodes += [one, two, twin]
     one.member.join()
     two.member.join()

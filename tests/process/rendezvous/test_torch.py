@@ -1,14 +1,10 @@
 """torch's rendezvous through our agent's protocol, and ours through torchrun. Real stores, real processes."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,53 +65,6 @@ def wait_for(condition, *nodes: Node) -> None:
             node.loop.turn(0.01)
             while (event := node.loop.pop_event()) is not None:
                 node.events.append(event)
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[str]:
-    """A real etcd that speaks the v2 API; its client endpoint."""
-    pytest.importorskip("etcd", reason="python-etcd is not installed")
-    binary = shutil.which("etcd")
-    if binary is None:
-        message = "etcd-server is not installed"
-        if "etcd" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-            pytest.fail(message)
-        pytest.skip(message)
-    client, peer = f"127.0.0.1:{find_port()}", f"127.0.0.1:{find_port()}"
-    command = [
-        binary,
-        "--enable-v2",
-        "--data-dir",
-        str(tmp_path / "etcd"),
-        "--listen-client-urls",
-        f"http://{client}",
-        "--advertise-client-urls",
-        f"http://{client}",
-        "--listen-peer-urls",
-        f"http://{peer}",
-        "--initial-advertise-peer-urls",
-        f"http://{peer}",
-        "--initial-cluster",
-        f"default=http://{peer}",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        end_s = time.monotonic() + LIMIT_S
-        while not _is_healthy(client):
-            assert process.poll() is None, "etcd ended"
-            assert time.monotonic() < end_s, "etcd did not become healthy"
-        yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _is_healthy(client: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{client}/health", timeout=1) as answer:
-            return b"true" in answer.read()
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def play_a_job(backend: str, endpoint: str) -> None:

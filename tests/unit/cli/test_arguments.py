@@ -168,6 +168,8 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint h:99999", "the port must be a number from 0 to 65535"),
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint a:b:c", "an IPv6 address in brackets"),
         ("--rdzv-backend static --rdzv-endpoint host", "static needs HOST:PORT"),
+        ("--nnodes 2 --master-port 0", "--master-port 0: must be 1 to 65535 with more than one node"),
+        ("--nnodes 2 --rdzv-conf is_host=perhaps", "is_host=perhaps: must be"),
         ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both give the leader's address"),
         ("--rdzv-id= --nnodes 2", "--rdzv-id '': must be a name"),
     ],
@@ -205,6 +207,8 @@ def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ("--nnodes 2", {"backend": "static", "node_index": 0, "master_addr": "127.0.0.1", "master_port": 29500}),
         ("--nnodes 2", {"join_timeout_s": 900.0, "run_id": "none"}),
         ("--nnodes 2 --rdzv-conf timeout=9", {"backend": "static", "join_timeout_s": 9.0}),
+        ("--nnodes 1:3 --rdzv-backend static", {"backend": "static", "min_nodes": 3, "max_nodes": 3, "standalone": False}),
+        ("--nnodes 2 --node-rank 1 --rdzv-conf is_host=1", {"backend": "static", "is_host": None}),
         ("--rdzv-endpoint h:7", {"backend": "static", "master_addr": "h", "master_port": 7}),
         (
             "--nnodes 2 --rdzv-backend c10d",

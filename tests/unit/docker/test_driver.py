@@ -5,10 +5,10 @@ import queue
 import pytest
 
 from muster._contract import AGENT_BUNDLE_NAME
+from muster.schedulers.docker import driver as drivers
+from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineGone, NotThere
-from muster.schedulers.docker.live import driver as drivers
-from muster.schedulers.docker.live.driver import DockerDriver
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded

@@ -1,18 +1,30 @@
 """Reading logs across containers and through an engine that goes away, against a scripted engine."""
 
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
 from muster.schedulers.docker.engine.errors import EngineGone
-from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, split_lines
+from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
 from muster.schedulers.docker.spec import Label
+
+OUT, ERR = 1, 2
 
 
 class ScriptedEngine:
-    """Containers with dated records; `steps` happen one by one whenever the reader waits."""
+    """Containers with dated records; `steps` happen one by one whenever the reader waits.
 
-    def __init__(self, *steps):
+    `breaks` says after how many records the next readings of a log end; those after the last are whole. Engines up to
+    20.10 look at each record's date when they are asked for those since a time, newer ones give all after the first.
+    """
+
+    def __init__(self, *steps, each_date=True):
         self.containers = {}
         self.steps = list(steps)
-        self.breaks = 0
+        self.breaks = []
+        self.each_date = each_date
 
     def wait(self, _seconds):
         if self.steps:
@@ -39,16 +51,21 @@ class ScriptedEngine:
         return self.facts(int(container))
 
     def logs(self, container, *, timestamps, since_s, **_):
-        for time, text in self.containers[int(container)][1]:
-            if since_s is None or parse_time(time) >= since_s:
-                yield f"{time} {text}".encode() if timestamps else text.encode()
-        if self.breaks:
-            self.breaks -= 1
+        left, began = self.breaks.pop(0) if self.breaks else None, False
+        for time, text, stream in self.containers[int(container)][1]:
+            if left == 0:
+                break
+            began = began and not self.each_date
+            began = began or since_s is None or parse_time(time) >= since_s
+            if began:
+                yield stream, f"{time} {text}".encode() if timestamps else text.encode()
+                left = None if left is None else left - 1
+        if left is not None:
             raise EngineGone("gone")
 
 
-def record(second, text):
-    return f"2026-01-01T00:00:{second:02d}.000000000Z", text
+def record(second, text, stream=OUT, nanos=0):
+    return f"2026-01-01T00:00:{second:02d}.{nanos:09d}Z", text, stream
 
 
 def read(engine, over):
@@ -82,7 +99,7 @@ def test_nothing_is_lost_or_repeated_when_the_engine_goes_away():
 
     engine = ScriptedEngine(grow, end, lambda _: None)
     engine.containers = {0: ("running", records)}
-    engine.breaks = 1
+    engine.breaks = [3]
     assert read(engine, lambda: not engine.steps) == ["a\n", "b\n", "c\n", "d\n", "e\n"]
 
 
@@ -92,6 +109,60 @@ def test_one_that_never_ran_ends_with_the_app():
     assert read(engine, lambda: not engine.steps) == []
 
 
+def test_a_record_dated_before_the_last_one_is_not_lost():
+    """The engine dates the streams separately, and writes down the record that it dated first second."""
+    records = [record(1, "o1\n", OUT, 500), record(1, "e1\n", ERR, 300), record(1, "o2\n", OUT, 700)]
+    engine = ScriptedEngine(lambda _: None)
+    engine.containers = {0: ("exited", records)}
+    assert read(engine, lambda: not engine.steps) == ["o1\n", "e1\n", "o2\n"]
+
+
+def test_a_break_between_records_of_two_streams():
+    records = [record(1, "o1\n", OUT, 500), record(1, "e1\n", ERR, 300), record(1, "e2\n", ERR, 300)]
+    engine = ScriptedEngine(lambda _: None)
+    engine.containers = {0: ("exited", records)}
+    engine.breaks = [1, 2]
+    assert read(engine, lambda: not engine.steps) == ["o1\n", "e1\n", "e2\n"]
+
+
+def test_nothing_from_before_the_asked_time_comes_after_a_break():
+    records = [record(1, "o1\n"), record(2, "e1\n", ERR), record(3, "o2\n")]
+    engine = ScriptedEngine(lambda _: None)
+    engine.containers = {0: ("exited", records)}
+    engine.breaks = [1]
+    query = ContainerLogQuery(labels={}, since_s=parse_time(records[1][0]))
+    lines = list(LogReader(engine, query, wait=engine.wait, is_over=lambda: not engine.steps).lines())
+    assert lines == ["e1\n", "o2\n"]
+
+
+@given(
+    dates=st.lists(st.tuples(st.sampled_from([OUT, ERR]), st.integers(0, 400)), max_size=40),
+    lag=st.integers(0, 150),
+    breaks=st.lists(st.integers(0, 12), max_size=6),
+    each_date=st.booleans(),
+)
+def test_every_record_of_both_streams_comes_once_whatever_breaks(dates, lag, breaks, each_date):
+    """`dates` in hundredths of a second: a stream's own are in order, ERR's come up to 1.5 s late."""
+    late = sorted(dates, key=lambda date: date[1] + (lag if date[0] == ERR else 0))
+    records = [
+        record(1 + hundredths // 100, f"{stream} {number}\n", stream, hundredths % 100 * 10**7)
+        for number, (stream, hundredths) in enumerate(late)
+    ]
+    engine = ScriptedEngine(*[lambda _: None] * (len(breaks) + 1), each_date=each_date)
+    engine.containers = {0: ("exited", records)}
+    engine.breaks = list(breaks)
+    lines = read(engine, lambda: not engine.steps)
+    assert Counter(lines) == Counter(text for _, text, _ in records)
+    for stream in (OUT, ERR):
+        own = [line for line in lines if line.startswith(str(stream))]
+        assert own == [text for _, text, each in records if each == stream]
+
+
 def test_lines_are_joined_and_cut():
-    frames = [b"a", b"b\nc\xc3", b"\xa4\n\n", b"\xff", b"end"]
-    assert list(split_lines(iter(frames))) == ["ab\n", "c\u00e4\n", "\n", "\ufffdend"]
+    frames = [(OUT, piece) for piece in (b"a", b"b\nc\xc3", b"\xa4\n\n", b"\xff", b"end")]
+    assert list(join_lines(iter(frames))) == ["ab\n", "c\u00e4\n", "\n", "\ufffdend"]
+
+
+def test_long_lines_of_two_streams_are_not_mixed():
+    frames = [(OUT, b"o" * 9), (ERR, b"e\xc3"), (OUT, b"oo\n"), (ERR, b"\xa4\n"), (OUT, b"rest"), (ERR, b"end")]
+    assert list(join_lines(iter(frames))) == ["o" * 11 + "\n", "e\u00e4\n", "rest", "end"]

@@ -77,7 +77,8 @@ def test_agents_get_the_bundle_a_token_and_a_place_for_their_report():
     assert second.command[second.command.index("--node-rank") + 1] == "1"
     assert second.command[second.command.index("--rdzv-id") + 1] == "job-x"
     assert first.env[Env.RANK0_HOST] == second.env[Env.RANK0_HOST] == "rank0"
-    assert (first.env[Env.TOKEN], first.env[Env.REQUIRE_TOKEN]) == ("s3cret", "1")
+    assert first.env[Env.TOKEN] == second.env[Env.TOKEN] != "s3cret", "the role's, not the app's"
+    assert first.env[Env.REQUIRE_TOKEN] == "1"
     assert first.env[Env.TERMINATION_LOG] == spec.REPORT_FILE
     assert first.aliases == ("train-0", "rank0")
     assert second.aliases == ("train-1",)
@@ -92,7 +93,9 @@ def test_other_commands_get_no_token():
 
 def test_agent_of_the_image_is_left_alone():
     first, _ = request_of(words="agent=image").containers
-    assert first.command[:3] == ("python3", "-m", "muster.agent")
+    assert first.command[:2] == ("python3", "-c")
+    assert "from muster.agent.__main__ import main" in first.command[2]
+    assert first.command[3:] == ("--node-rank", "0", "--rdzv-id", "job-x", "main.py")
     assert first.runs_agent
     assert not first.bundled
 
@@ -101,6 +104,17 @@ def test_each_role_of_agents_is_a_gang_of_its_own():
     containers = request_of(role(name="a"), role(name="b"), role(name="c", entrypoint="sh", args=[])).containers
     hosts = {each.role: each.env[Env.RANK0_HOST] for each in containers}
     assert hosts == {"a": "rank0", "b": "b-0", "c": "rank0"}
+    run_ids = {each.role: each.command[each.command.index("--rdzv-id") + 1] for each in containers if each.runs_agent}
+    assert run_ids == {"a": "job-x-a", "b": "job-x-b"}
+    tokens = {(each.role, each.env[Env.TOKEN]) for each in containers if each.runs_agent}
+    assert len(tokens) == len({token for _, token in tokens}) == 2, "one for each role"
+
+
+def test_a_plain_role_before_the_agents_is_not_where_they_meet():
+    containers = request_of(role(name="ps", entrypoint="sh", args=[]), role(name="b")).containers
+    assert {each.role: each.env[Env.RANK0_HOST] for each in containers} == {"ps": "rank0", "b": "b-0"}
+    assert {each.role for each in containers if "rank0" in each.aliases} == {"ps"}
+    assert "b-0" in next(each for each in containers if each.key == ("b", 0)).aliases
 
 
 def test_environment_precedence():

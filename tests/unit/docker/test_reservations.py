@@ -77,7 +77,7 @@ class ScriptedEngine:
 
     def logs(self, container):
         ports = [word for word in self.bodies[container]["Cmd"] if word.isdigit()]
-        return iter([f"{port}\n".encode() for port in ports if int(port) not in self.busy_ports])
+        return iter([(1, f"{port}\n".encode()) for port in ports if int(port) not in self.busy_ports])
 
 
 def request_of(name, *gpus, network=None, roles=("w",)):

@@ -1,5 +1,6 @@
 """Every manifest passes the strict published schemas; one golden file per flavour; size and purity."""
 
+import base64
 import copy
 import importlib.util
 import json
@@ -447,7 +448,7 @@ def test_the_dry_run_holds_no_secret():
     assert "hunter2" not in repr(request)
     assert all("data" not in document for document in request.documents if document["kind"] == "Secret")
     sent = {document["kind"]: document for document in with_token(request, "tok", "ns")}
-    assert set(sent["Secret"]["data"]) == {"token", "trainer.WANDB_API_KEY"}
+    assert set(sent["Secret"]["data"]) == {"token-trainer", "trainer.WANDB_API_KEY"}
     assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
 
 
@@ -464,7 +465,7 @@ def test_the_dry_run_says_how_to_fill_its_secret(namespace, tmp_path):
     place = ["-n", "team"] if namespace else []
     *words, patch = done.stdout.splitlines()
     assert words == [*place, "patch", "secret", "app-x1-secret", "--type=merge", "-p"]
-    assert json.loads(patch) == {"stringData": {"token": "r4nd0m", "trainer.WANDB_API_KEY": "..."}}
+    assert json.loads(patch) == {"stringData": {"token-trainer": "r4nd0m", "trainer.WANDB_API_KEY": "..."}}
 
 
 def test_a_request_is_not_changed_by_being_sent():
@@ -497,7 +498,10 @@ def test_macros():
 def test_the_agent_runs_from_the_bundle_or_from_the_image():
     assert container_of(build(agent_role()))["args"][0] == "/opt/muster/muster-agent.zip"
     request = build(agent_role(), agent="image")
-    assert container_of(request)["args"][:2] == ["-m", "muster.agent"]
+    args = container_of(request)["args"]
+    assert args[0] == "-c"
+    assert "from muster.agent.__main__ import main" in args[1]
+    assert args[2] == "--nnodes"
     assert "ConfigMap" not in [document["kind"] for document in request.documents]
 
 
@@ -537,17 +541,78 @@ def test_a_role_without_our_agent_keeps_torchx_meaning():
     assert "MUSTER_TOKEN" not in env_of(request)
 
 
-def test_several_roles_share_the_service_and_the_first_leads():
+def test_several_roles_share_the_service():
     request = build(agent_role(), plain_role())
     jobs = [document for document in request.documents if document["kind"] == "Job"]
     assert [job["metadata"]["name"] for job in jobs] == ["app-x1-trainer", "app-x1-echo"]
-    hosts = [
-        item["value"]
-        for job in jobs
-        for item in job["spec"]["template"]["spec"]["containers"][0]["env"]
-        if item["name"] == "TORCHX_RANK0_HOST"
-    ]
-    assert hosts == ["app-x1-trainer-0.app-x1"] * 2
+    assert [document["kind"] for document in request.documents].count("Service") == 1
+
+
+def containers_of(request):
+    """The container of each role, by the role's label; of an elastic role of Volcano that of the lead."""
+    found = {}
+    for document in request.documents:
+        spec = document.get("spec", {})
+        inner = [item["template"]["spec"] for item in spec.get("replicatedJobs", ())]
+        for holder in (spec, *inner, *spec.get("tasks", ())):
+            if "template" in holder:
+                label = holder["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+                found.setdefault(label, holder["template"]["spec"]["containers"][0])
+    return found
+
+
+def rendezvous_of(request):
+    """What decides with whom a role's nodes meet: (address of rank 0, run id, token or None), by the role's label."""
+    documents = {document["kind"]: document for document in with_token(request, "app's secret", "ns")}
+    terms = {}
+    for label, container in containers_of(request).items():
+        env = {item["name"]: item for item in container["env"]}
+        args = container["args"]
+        run_id = args[args.index("--rdzv-id") + 1] if "--rdzv-id" in args else None
+        token = env.get("MUSTER_TOKEN")
+        token = token and documents["Secret"]["data"][token["valueFrom"]["secretKeyRef"]["key"]]
+        terms[label] = (env["TORCHX_RANK0_HOST"]["value"], run_id, token)
+    return terms
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_each_agent_role_is_a_job_of_its_own(flavor):
+    request = build(agent_role(name="actor"), agent_role(name="critic"), plain_role(), flavor=flavor)
+    terms = rendezvous_of(request)
+    place = "-0" if flavor == "jobset" else ""
+    assert {label: host for label, (host, _, _) in terms.items()} == {
+        "actor": f"app-x1-actor{place}-0.app-x1",
+        "critic": f"app-x1-critic{place}-0.app-x1",
+        "echo": f"app-x1-actor{place}-0.app-x1",
+    }
+    assert {label: run_id for label, (_, run_id, _) in terms.items()} == {
+        "actor": "app-x1-actor",
+        "critic": "app-x1-critic",
+        "echo": None,
+    }
+    assert len({terms["actor"][2], terms["critic"][2], base64.b64encode(b"app's secret").decode()}) == 3
+    assert terms["echo"][2] is None
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+@pytest.mark.parametrize("least", [None, 1])
+def test_a_plain_role_before_the_agents_is_not_where_they_meet(flavor, least):
+    request = build(plain_role(name="ps"), agent_role(least=least), flavor=flavor)
+    task = "lead" if flavor == "volcano" and least else "trainer"
+    place = "-0" if flavor == "jobset" else ""
+    terms = rendezvous_of(request)
+    assert terms["trainer"][:2] == (f"app-x1-{task}{place}-0.app-x1", "app-x1")
+    assert terms["ps"][0] == f"app-x1-ps{place}-0.app-x1", "TorchX's meaning: replica 0 of role 0"
+
+
+def test_one_elastic_agent_role_at_most_in_a_volcano_job():
+    roles = (agent_role(name="actor"), agent_role(name="critic", nodes=4, least=2))
+    message = r"role 'critic' is elastic \(2:4\) and not the only one that runs the agent: .*; use flavor=job or jobset"
+    with pytest.raises(SchedulerError, match=message) as caught:
+        build(*roles, flavor="volcano")
+    assert "\n" not in str(caught.value)
+    for flavor in ("job", "jobset"):
+        assert rendezvous_of(build(*roles, flavor=flavor))["critic"][1] == "app-x1-critic"
 
 
 def test_memory_nobody_asked_for_is_no_limit():
@@ -571,6 +636,28 @@ def test_grace_is_longer_than_the_agents_shutdown():
     assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == 115
     with pytest.raises(SchedulerError, match=r"grace_s=100 is not more than the agent's --shutdown-timeout 100"):
         build(role, grace_s=100)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "grace_s"),
+    [
+        (["main.py", "--shutdown-timeout", "600"], {}, 45),
+        (["main.py", "--", "--shutdown-timeout", "600"], {}, 45),
+        (["--", "main.py", "--shutdown-timeout=600"], {}, 45),
+        (["-m", "pkg.main", "--shutdown_timeout", "600"], {}, 45),
+        (["--standalone", "main.py", "--shutdown-timeout", "600"], {}, 45),
+        (["main.py", "--shutdown-timeout", "600"], {"PET_SHUTDOWN_TIMEOUT": "60"}, 75),
+        (["--shutdown-timeout", "60", "main.py", "--shutdown-timeout", "600"], {}, 75),
+        (["--standalone", "-mr", "3", "--shutdown_t=60", "pkg.main"], {}, 75),
+        (["--shutdown-timeout", "60", "--shutdown-timeout", "90", "main.py"], {"PET_SHUTDOWN_TIMEOUT": "1"}, 105),
+        # what the agent will refuse
+        (["--shutdown-timeout", "inf", "main.py"], {}, 45),
+        (["--shutdown-timeout", "-5", "main.py"], {}, 45),
+    ],
+)
+def test_only_the_agents_own_shutdown_timeout_counts(words, env, grace_s):
+    role = agent_role(args=["-m", "muster.agent", "--nnodes", "2", *words], env=env)
+    assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == grace_s
 
 
 def test_the_workspace_is_unpacked_by_the_agent_or_by_tar():

@@ -7,6 +7,7 @@ from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.live.observation import find_lead
 from muster.schedulers.kubernetes.live.pod_status import latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_status
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
@@ -272,9 +273,26 @@ def test_other_kinds():
 
 
 def test_indices_of_a_volcano_job_with_a_lead():
-    item = pod(0)
-    item["metadata"]["labels"] = {"volcano.sh/task-index": "0", "volcano.sh/task-spec": "trainer"}
-    assert read_pod(item, leads=True).index == 1
-    assert read_pod(item).index == 0
-    item["metadata"]["labels"]["volcano.sh/task-spec"] = "lead"
-    assert read_pod(item, leads=True).index == 0
+    def index_of(role, task, lead):
+        item = pod(0)
+        item["metadata"]["labels"] = {
+            "app.kubernetes.io/component": role,
+            "volcano.sh/task-index": "0",
+            "volcano.sh/task-spec": task,
+        }
+        return read_pod(item, lead=lead).index
+
+    assert index_of("trainer", "trainer", "") == 0
+    assert index_of("trainer", "lead", "trainer") == 0
+    assert index_of("trainer", "trainer", "trainer") == 1
+    assert index_of("echo", "echo", "trainer") == 0, "the other roles of the app have no lead"
+
+
+def test_the_role_of_the_lead_is_found_in_the_job():
+    def task(name, role):
+        return {"name": name, "template": {"metadata": {"labels": {"app.kubernetes.io/component": role}}}}
+
+    tasks = [task("ps", "ps"), task("lead", "trainer"), task("trainer", "trainer")]
+    assert find_lead({"spec": {"tasks": tasks}}) == "trainer"
+    assert find_lead({"spec": {"tasks": tasks[:1]}}) == ""
+    assert find_lead({"spec": {}}) == ""

@@ -8,10 +8,13 @@ from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.supervision.driver import EventQueue
 
+PACKET = 4096
+"""What the pipe takes at once; a longer write comes in several packets."""
 
-def say(made, mailbox, *texts):
+
+def say(made, mailbox, *texts, stream=0):
     for text in texts:
-        os.write(made.write_fds[0], text)
+        os.write(made.write_fds[stream], text)
         mailbox.turn()
 
 
@@ -57,3 +60,39 @@ def test_long_lines_come_whole(tmp_path):
     long = b"x" * (1 << 20)
     (tmp_path / "stdout.log").write_bytes(b"one\n\ntwo" + long + b"\n" + long)
     assert [len(line) for line in read(tmp_path, "stdout")] == [4, 1, 3 + len(long) + 1, len(long)]
+
+
+def test_a_line_that_the_pipe_cut_is_put_together(tmp_path):
+    mailbox = EventQueue()
+    made = Capture(mailbox, tmp_path)
+    say(made, mailbox, b"a\n" + b"o" * (PACKET - 2))
+    say(made, mailbox, b"e" * PACKET, b"e\n", stream=1)
+    say(made, mailbox, b"o" * PACKET, b"o\nb\n")
+    made.close()
+    mailbox.close()
+    assert read(tmp_path) == ["a\n", "e" * (PACKET + 1) + "\n", "o" * (2 * PACKET - 1) + "\n", "b\n"]
+
+
+def test_what_the_writer_left_without_an_end_is_shown_at_once(tmp_path):
+    mailbox = EventQueue()
+    made = Capture(mailbox, tmp_path)
+    say(made, mailbox, b"name? ")
+    say(made, mailbox, b"no\n", stream=1)
+    assert read(tmp_path) == ["name? no\n"]
+    made.close()
+    mailbox.close()
+
+
+def test_a_cut_line_whose_end_does_not_come_is_shown_after_a_while(tmp_path):
+    now_s = 100.0
+    mailbox = EventQueue(now_s=lambda: now_s)
+    made = Capture(mailbox, tmp_path)
+    say(made, mailbox, b"o" * PACKET)
+    assert read(tmp_path) == []
+    now_s += 60.0
+    mailbox.turn()
+    assert read(tmp_path) == ["o" * PACKET]
+    say(made, mailbox, b"p" * PACKET)
+    made.close()
+    mailbox.close()
+    assert read(tmp_path) == ["o" * PACKET + "p" * PACKET]

@@ -12,6 +12,7 @@ from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
 import muster
+from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.local.devices import assign_devices, list_devices
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
@@ -49,7 +50,7 @@ def test_the_appdef_stays_as_it_is_and_the_result_is_the_same_every_time():
 def test_an_agent_gets_its_place_its_interpreter_and_its_variables():
     launch = build(make_app()).replicas["trainer"][1]
     assert launch.command == (
-        "/venv/bin/python3", "-m", "muster.agent", "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
+        "/venv/bin/python3", AGENT_ENTRY, "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
     )  # fmt: skip
     assert launch.is_agent
     assert launch.cwd == "/work"
@@ -65,11 +66,22 @@ def test_an_agent_gets_its_place_its_interpreter_and_its_variables():
     }
 
 
+def test_each_agent_role_has_a_run_id_of_its_own():
+    app = AppDef("app", roles=[role for name in ("actor", "critic") for role in make_app(name=name).roles])
+    before = copy.deepcopy(app)
+    commands = {name: launches[1].command for name, launches in build(app).replicas.items()}
+    assert {name: command[-3:] for name, command in commands.items()} == {
+        "actor": ("--rdzv-id", "app-x-actor", "main.py"),
+        "critic": ("--rdzv-id", "app-x-critic", "main.py"),
+    }
+    assert app == before
+
+
 def test_the_bundle_where_the_interpreter_has_no_muster():
     request = build(make_app(), host=replace(HOST, has_muster=False))
     assert request.needs_bundle
     assert request.replicas["trainer"][0].command[:3] == (
-        "/venv/bin/python3", "/logs/app-x/muster-agent.zip", "--node-rank",
+        "/venv/bin/python3", "/logs/app-x/.muster/muster-agent.zip", "--node-rank",
     )  # fmt: skip
     assert not build(make_app(entrypoint="sh", args=[]), host=replace(HOST, has_muster=False)).needs_bundle
 
@@ -82,7 +94,7 @@ def test_other_roles_run_as_written_and_keep_torchruns_variables():
     launch = build(make_app(entrypoint="python3", args=["main.py"])).replicas["trainer"][0]
     assert launch.command == ("python3", "main.py")
     assert not launch.is_agent
-    assert launch.env["PET_LOG_DIR"] == "/logs/app-x/torchelastic/trainer"
+    assert launch.env["PET_LOG_DIR"] == "/logs/app-x/trainer/torchelastic"
     assert not [name for name in launch.env if name.startswith("MUSTER_")]
 
 
@@ -114,7 +126,7 @@ def test_nothing_printed_is_secret():
     for text in (str(request), repr(request)):
         assert "t0ken" not in text
     assert "h1dden" not in str(request)
-    assert "muster.agent" in str(request)
+    assert AGENT_ENTRY in str(request)
 
 
 def test_devices_in_slices_in_order():

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._contract import ExitCode
-from muster.agent.node.actions import Finish, StartWorkers
+from muster.agent.node.actions import Finish, LocalFailure, ReportFailed, ReportStopped, StartWorkers
 from muster.agent.node.decisions import decide
 from muster.agent.node.events import (
+    FailureSettled,
     Fenced,
     GraceExpired,
     SignalReceived,
@@ -60,6 +61,14 @@ def exited(local_rank: int, code: int = 0, number: int = 1) -> WorkerExited:
     return WorkerExited(number=number, local_rank=local_rank, code=code)
 
 
+def settled(local_rank: int, number: int = 1) -> FailureSettled:
+    return FailureSettled(number=number, local_rank=local_rank)
+
+
+def hung(*local_ranks: int, number: int = 1) -> WorkersIdle:
+    return WorkersIdle(number=number, local_ranks=local_ranks, reason="idle")
+
+
 def broken(number: int = 1, kind: BreakKind = BreakKind.FAILURE, want_stacks: bool = False) -> RoundBroken:
     return RoundBroken(number=number, kind=kind, reason="why", want_stacks=want_stacks)
 
@@ -97,16 +106,17 @@ CASES = {
         NodePhase.SUCCEEDED,
     ),
     "a failure is reported, and nothing happens before the leader answers": (
-        (*RUNNING, exited(1, 1)),
-        [("StartWorkers",), (), ("ReportStarted",), ("ReportFailed",)],
+        (*RUNNING, exited(1, 1), settled(1)),
+        [("StartWorkers",), (), ("ReportStarted",), ("SettleFailure",), ("ReportFailed",)],
         NodePhase.RUNNING,
     ),
     "a break signals, then kills, then reports": (
-        (*RUNNING, exited(1, 1), broken(), exited(0, -15), WorkersGone()),
+        (*RUNNING, exited(1, 1), settled(1), broken(), exited(0, -15), WorkersGone()),
         [
             ("StartWorkers",),
             (),
             ("ReportStarted",),
+            ("SettleFailure",),
             ("ReportFailed",),
             ("SignalWorkers", "StartGracePeriod"),
             ("KillWorkers",),
@@ -212,8 +222,8 @@ CASES = {
         NodePhase.JOINING,
     ),
     "a worker that cannot be started is a failure": (
-        (formed(), SpawnFailed(number=1, local_rank=0, reason="no such file")),
-        [("StartWorkers",), ("ReportFailed",)],
+        (formed(), SpawnFailed(number=1, local_rank=0, reason="no such file"), settled(0)),
+        [("StartWorkers",), ("SettleFailure",), ("ReportFailed",)],
         NodePhase.RUNNING,
     ),
     "events of an older round change nothing": (
@@ -322,11 +332,6 @@ def test_a_signal_sets_the_exit_code_before_the_jobs_end() -> None:
     assert finish == Finish(code=143, ended=JobEnded(succeeded=False))
 
 
-def test_an_unknown_event_is_refused() -> None:
-    with pytest.raises(TypeError, match="'surprise'"):
-        decide(NodeState(nproc=1), "surprise")
-
-
 def any_event() -> st.SearchStrategy[object]:
     number = st.integers(0, 3)
     rank = st.integers(0, 1)
@@ -335,6 +340,7 @@ def any_event() -> st.SearchStrategy[object]:
         st.builds(broken, number, st.sampled_from(BreakKind), st.booleans()),
         st.builds(started, rank, number),
         st.builds(exited, rank, st.sampled_from([0, 1, -9, -15]), number),
+        st.builds(settled, rank, number),
         st.builds(lambda n, r: SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
         st.builds(lambda n: WorkersIdle(number=n, local_ranks=(0,), reason="x"), number),
         st.sampled_from(
@@ -348,6 +354,62 @@ def any_event() -> st.SearchStrategy[object]:
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
         st.just(RendezvousFailed(reason="x")),
     )
+
+
+def list_reports(*events: object) -> tuple[list[LocalFailure], list[LocalFailure]]:
+    """Run a history; the failures reported at once, and those reported with the round's end."""
+    state, prompt, late = NodeState(nproc=2), [], []
+    for event in events:
+        state, actions = decide(state, event)
+        prompt += [action.failure for action in actions if isinstance(action, ReportFailed)]
+        late += [each for action in actions if isinstance(action, ReportStopped) for each in action.late]
+    return prompt, late
+
+
+RANK_1 = LocalFailure(local_rank=1)
+STOPPED = (broken(), exited(0, 0), WorkersGone())
+
+
+@pytest.mark.parametrize(
+    ("events", "prompt", "late"),
+    [
+        pytest.param((exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="at once"),
+        pytest.param((hung(0, 1), exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="idle before"),
+        pytest.param((hung(0, 1), hung(), exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="alive again before"),
+        pytest.param((exited(1, 7), settled(1), hung(0), hung(), *STOPPED), [RANK_1], [], id="idle afterwards"),
+        pytest.param((exited(1, 7), hung(0), settled(1), *STOPPED), [RANK_1], [], id="idle meanwhile"),
+        pytest.param((exited(1, 7), *STOPPED, settled(1)), [], [RANK_1], id="gone before it has settled"),
+        pytest.param((exited(1, 7), broken(), settled(1), exited(0), WorkersGone()), [RANK_1], [], id="while stopping"),
+        pytest.param((broken(), exited(1, -15), exited(0), WorkersGone()), [], [RANK_1], id="of the stop"),
+        pytest.param(
+            (hung(0, 1), broken(), exited(1, 7), exited(0), WorkersGone()), [], [RANK_1], id="idle, then late"
+        ),
+    ],
+)
+def test_a_failure_is_reported_exactly_once(events, prompt, late) -> None:
+    """Also the failure of a worker that was reported idle before: idleness alone ends no round while others work."""
+    assert list_reports(*RUNNING, *events) == (prompt, late)
+
+
+@settings(max_examples=300)
+@given(st.lists(any_event(), max_size=25))
+def test_no_failure_is_reported_twice(events: list[object]) -> None:
+    reported: dict[int, list[int]] = {}
+    state = NodeState(nproc=2)
+    for event in events:
+        before = state
+        state, actions = decide(state, event)
+        for action in actions:
+            if isinstance(action, ReportFailed):
+                reported.setdefault(action.number, []).append(action.failure.local_rank)
+            elif isinstance(action, ReportStopped) and before.phase is NodePhase.STOPPING:
+                reported.setdefault(action.number, []).extend(each.local_rank for each in action.late)
+    assert all(len(ranks) == len(set(ranks)) for ranks in reported.values())
+
+
+def test_an_unknown_event_is_refused() -> None:
+    with pytest.raises(TypeError, match="'surprise'"):
+        decide(NodeState(nproc=1), "surprise")
 
 
 @settings(max_examples=300)

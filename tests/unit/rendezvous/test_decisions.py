@@ -18,15 +18,15 @@ from muster.agent.rendezvous.consensus.events import (
     Succeeded,
     Tick,
 )
-from muster.agent.rendezvous.consensus.members import JobRules, MemberRecord, RecoveryState
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import CarriedBase
 from muster.agent.rendezvous.consensus.state import FOREVER, JobPhase, JobState, build_initial_state
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
 
 
-def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> JobRules:
-    return JobRules(
+def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRules:
+    return ConsensusRules(
         run_id="r",
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -74,7 +74,7 @@ def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
 class Leader:
     """A history: feeds events at times and keeps what came out."""
 
-    def __init__(self, rules_: JobRules, *, takeover: bool = False) -> None:
+    def __init__(self, rules_: ConsensusRules, *, takeover: bool = False) -> None:
         self.now_s = 0.0
         self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
         self.out: list = []

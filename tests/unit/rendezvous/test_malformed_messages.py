@@ -33,6 +33,7 @@ from muster.agent.rendezvous.protocol.discovery_messages import (
     read_query_reply,
 )
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_job_rules
 from muster.agent.rendezvous.protocol.payloads import FAILURE, OOM, STACK
 from muster.agent.runtime.loop import Loop
 
@@ -58,6 +59,10 @@ FAILED = Failure(
 STACKS = (Stack(global_rank=1, node=1, local_rank=0, text="Thread 1"),)
 BASE = {"number": 1, "by": "m0", "size": 3, "leader": 0, "indices": [0, 1, None], "rank": 1, "ended": [2]}
 CARRY = {"round": 1, "attempt": 2, "early": "ImportError: x", "final": None, "leader": "m2", "bases": [BASE]}
+CONFIG = RendezvousConfig(
+    backend="muster", run_id="run", host="leader", port=29400, node_index=1, min_nodes=2, max_nodes=3, max_restarts=1
+)
+RULES = describe_job_rules(build_job_rules(CONFIG))
 JOIN = {
     "t": "join",
     "run_id": "run",
@@ -71,6 +76,7 @@ JOIN = {
     "local_addr": "10.0.0.9",
     "carry": CARRY,
     "prepared": False,
+    "rules": RULES,
 }
 UP = [
     JOIN,
@@ -129,8 +135,10 @@ STATUS = {
     "id": "m2",
     "index": 2,
     "leader": ["10.0.0.3", 5003],
+    "rules": RULES,
 }
-VISITS = [JOIN, {"t": "ask", "run_id": "run"}, {"t": "acting", "run_id": "run", "id": "m4", "round": 2, "port": 5004}]
+CALL = {"t": "acting", "run_id": "run", "id": "m4", "round": 2, "port": 5004, "rules": RULES}
+VISITS = [JOIN, {"t": "ask", "run_id": "run"}, CALL]
 REPLIES = [STATUS, down.build_rejection("this is another run")]
 CALL_REPLIES = [{"t": "heard"}, {"t": "yield", "port": 5005}]
 
@@ -226,11 +234,6 @@ def test_what_is_said_at_the_door_is_read_or_refused(message) -> None:
         is_nonsense(read, message)
 
 
-CONFIG = RendezvousConfig(
-    backend="muster", run_id="run", host="leader", port=29400, node_index=1, min_nodes=2, max_nodes=3, max_restarts=1
-)
-
-
 class Court:
     """A leader with its own member and two others, in a round."""
 
@@ -240,6 +243,7 @@ class Court:
         self.told: list[str] = []
         options = LeaderOptions(
             rules=build_rules(CONFIG),
+            job_rules=build_job_rules(CONFIG),
             silence_s=5.0,
             takeover=False,
             local_addr=None,

@@ -86,7 +86,58 @@ def test_a_record_survives_the_disk(spec):
     )
     folder.write_record(record)
     assert folder.read_record() == record
-    assert [name for name in os.listdir(folder.path) if name.startswith(".")] == []
+    assert [name for name in os.listdir(folder.state_dir) if name.startswith(".")] == []
+
+
+def test_no_role_gets_the_place_of_the_state(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    folder.write_request("cancel")
+    (folder.state_dir / "muster-agent.zip").touch()
+    names = [
+        "r",
+        ".",
+        "..",
+        ".muster",
+        "..muster",
+        ".x",
+        "..x",
+        "torchelastic",
+        "0",
+        "lock",
+        "supervisor.log",
+        "spec.json",
+    ]
+    names += os.listdir(folder.state_dir)
+    of_roles = [folder.replica_dir(ReplicaId(name, 0)) for name in dict.fromkeys(names) if name not in (".", "..")]
+    for made in of_roles:
+        made.mkdir(parents=True)
+    assert all(made.parents[1] == folder.path and folder.state_dir not in made.parents for made in of_roles)
+    assert AppFolder(spec.folder).read_spec() == spec
+    assert AppFolder(spec.folder).read_request() == "cancel"
+
+
+def test_an_app_of_an_earlier_version_has_its_state_beside_the_roles(spec, tmp_path):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    lay_out_as_earlier(folder)
+    registry = AppRegistry(tmp_path / "state", "local_cwd")
+    registry.add(spec.app_id, folder.path)
+    old = AppFolder(registry.find(spec.app_id))
+    assert old.read_spec() == spec
+    assert old.replica_dir(ReplicaId(".x", 1)) == folder.path / ".x" / "1"
+    old.write_request("kill")
+    assert (folder.path / "stop.request").read_text() == "kill"
+    assert is_folder_of_ours(folder.path)
+    client.delete(old, registry, spec.app_id)
+    assert not folder.path.exists()
+
+
+def lay_out_as_earlier(folder):
+    """Before `.muster` was, its files lay in the app's folder."""
+    for file in folder.state_dir.iterdir():
+        file.rename(folder.path / file.name)
+    folder.state_dir.rmdir()
 
 
 def test_a_process_is_its_pid_and_its_start():

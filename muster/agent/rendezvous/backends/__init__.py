@@ -1,7 +1,7 @@
 """Ways to agree, behind one protocol (`rendezvous.interface.Rendezvous`).
 
-`selection` makes the one that `--rdzv-backend` names. `static` is a rendezvous of one node with itself,
-`torch_handler` wraps torch's registry (`c10d-torch`, `etcd`, ...), `restart_policy` judges failures where every agent
-keeps its own budget. muster's own backend is `member.member.Member`. `torch_plugin` is the other way round: muster's
-rendezvous inside torchrun.
+`selection` makes the one that `--rdzv-backend` names; muster's own is `member.member.Member`. `static` is a rendezvous
+of one node with itself. `torch_handler` wraps torch's registry (`c10d-torch`, `etcd`, ...): `torch_thread` owns the
+handler, `torch_watch` agrees on the end of a round through its store. `restart_policy` judges failures where every
+agent keeps its own budget. `torch_plugin` is the other way round: muster's rendezvous inside torchrun.
 """

@@ -1,9 +1,10 @@
-"""One agent's own judgement of its failures, where every agent keeps its own budget and restarts its own workers.
+"""One agent's own judgement of its failures, where it is alone, or every agent keeps its own budget.
 
-For backends that do not agree on failures: `static`, `--standalone`, and those of torch's registry. Under our own the
-leader judges, in `breaking`.
+For `--standalone`, `static` with one node, and the backends of torch's registry. Under our own the leader judges, in
+`breaking`.
 """
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RoundBroken
@@ -12,6 +13,15 @@ from muster.agent.runtime.loop import Loop
 if TYPE_CHECKING:  # only a failure loads them
     from muster.agent.diagnosis.report import Failure, Stack
     from muster.agent.diagnosis.root_cause import DatedFailure
+
+
+class Next(Enum):
+    """What follows when no worker of a broken round is left."""
+
+    NOTHING = "nothing"
+    ROUND = "round"
+    END = "end"
+    """The job has failed for good."""
 
 
 class LocalRestartPolicy:
@@ -23,6 +33,7 @@ class LocalRestartPolicy:
         self._max_restarts = max_restarts
         self._early: str | None = None
         self._final: str | None = None
+        self._is_own = True
         self._seen: list[DatedFailure] = []
         self._stacks: list[Stack] = []
         self.number = 0
@@ -59,6 +70,31 @@ class LocalRestartPolicy:
         self.break_round(BreakKind.FINAL if self._final else BreakKind.FAILURE, self._final or describe_failure(root))
         return True
 
+    @property
+    def final(self) -> str | None:
+        """Why the job has failed for good; None while it may go on."""
+        return self._final
+
+    def find_root(self) -> "Failure | None":
+        """The root cause of what was seen in this round."""
+        from muster.agent.diagnosis.root_cause import choose_root
+
+        return choose_root(self._seen)
+
+    def take_verdict(self, reason: str, root: "Failure | None") -> None:
+        """The job has failed for good on another node, which prints the report.
+
+        Args:
+            reason: as `explain_end` gave it there.
+            root: the root cause, as it came from there.
+        """
+        if self.over or self._final is not None:
+            return
+        self._final, self._is_own = reason, False
+        self._note((root,) if root is not None else ())
+        if self.broken is None:
+            self.break_round(BreakKind.FINAL, reason)
+
     def break_round(self, kind: BreakKind, reason: str) -> None:
         """Post that the round is over."""
         self.broken = kind
@@ -71,19 +107,18 @@ class LocalRestartPolicy:
         now_s = self._loop.clock.now_s()
         self._seen += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
 
-    def take_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> bool:
-        """No worker of the broken round is left; True when there is to be another round."""
+    def take_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> Next:
+        """No worker of the broken round is left."""
         if round_number != self.number or self.broken is None or self.over:
-            return False
+            return Next.NOTHING
         if self.broken is not BreakKind.MEMBERSHIP:
             self._note(failures)
             self._stacks += stacks
         if self._final is not None:
-            self.end(succeeded=False)
-            return False
+            return Next.END
         if self.broken is BreakKind.FAILURE:
             self.attempt += 1
-        return True
+        return Next.ROUND
 
     def end(self, *, succeeded: bool) -> None:
         """Post the job's end, once."""
@@ -102,4 +137,4 @@ class LocalRestartPolicy:
                 self._seen,
                 tuple(self._stacks),
             )
-        self._loop.post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded))
+        self._loop.post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded and self._is_own))

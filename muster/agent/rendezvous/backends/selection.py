@@ -28,12 +28,12 @@ def create_rendezvous(
         from muster.agent.rendezvous.backends.static import StandaloneRendezvous
 
         return StandaloneRendezvous(config, nproc=nproc, loop=loop)
-    if config.backend in OWN_NAMES:
-        return _create_own(config, nproc, role, loop, lease, node_name)
-    if config.backend == "static":
+    if config.backend == "static" and config.max_nodes == 1:
         from muster.agent.rendezvous.backends.static import StaticRendezvous
 
         return StaticRendezvous(config, nproc=nproc, loop=loop)
+    if config.backend in OWN_NAMES or config.backend == "static":
+        return _create_own(config, nproc, role, loop, lease, node_name)
     from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous
 
     return TorchRendezvous(config, nproc=nproc, role=role, loop=loop)
@@ -43,6 +43,7 @@ def _create_own(
     config: RendezvousConfig, nproc: int, role: str, loop: Loop, lease: Lease | None, node_name: str
 ) -> Rendezvous:
     from muster.agent.rendezvous.member.member import Member
+    from muster.agent.rendezvous.transport.addresses import FixedPort
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
     from muster.agent.runtime.ports import PortReservation
 
@@ -54,5 +55,5 @@ def _create_own(
         lease=lease,
         node_name=node_name,
         network=TcpNetwork(loop, config.token),
-        reserve=PortReservation,
+        reserve=(lambda: FixedPort(config.master_port)) if config.lends_endpoint else PortReservation,
     )

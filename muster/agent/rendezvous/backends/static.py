@@ -1,18 +1,13 @@
-"""Rendezvous of a node with itself: `static`, where all is given beforehand, and `--standalone`, where it is alone.
+"""Rendezvous of one node with itself: `static` with a MASTER_PORT that was named, and `--standalone`.
 
 Neither needs torch nor a connection, nor the import of leader and member, which costs more than all the rest here.
-
-Under `static`, as with torchrun, every agent keeps its own budget and restarts only its own workers; where the ranks
-are and where the store listens never changes, so it is only as elastic as the user's program.
-
-Source: torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py and agent/server/api.py (behaviour only).
+With more than one node `static` is a `member`'s: whether the job has ended well, no node can know by itself.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy
+from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
@@ -23,7 +18,7 @@ if TYPE_CHECKING:  # only a failure loads the report
 
 
 class StaticRendezvous:
-    """Implements `Rendezvous` for one node on its own."""
+    """Implements `Rendezvous` for a job of one node, at an address that never changes."""
 
     def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop) -> None:
         self._config = config
@@ -38,15 +33,11 @@ class StaticRendezvous:
     def prepared(self) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
 
-    def _find_index(self) -> int:
-        return self._config.node_index or 0
-
     def _find_master(self) -> tuple[str, int]:
         return self._config.master_addr, self._config.master_port
 
     def _form(self) -> None:
         self._trial.begin_round()
-        config, index = self._config, self._find_index()
         master_addr, master_port = self._find_master()
         self._loop.post(
             RoundFormed(
@@ -54,15 +45,14 @@ class StaticRendezvous:
                     number=self._trial.number,
                     attempt=self._trial.attempt,
                     restarts_left=self._trial.restarts_left,
-                    group_rank=index,
-                    group_world_size=config.max_nodes,
-                    rank_offset=index * self._nproc,
-                    world_size=config.max_nodes * self._nproc,
-                    role_rank_offset=index * self._nproc,
-                    role_world_size=config.max_nodes * self._nproc,
+                    group_rank=0,
+                    group_world_size=1,
+                    rank_offset=0,
+                    world_size=self._nproc,
+                    role_rank_offset=0,
+                    role_world_size=self._nproc,
                     master_addr=master_addr,
                     master_port=master_port,
-                    node_index=index,
                 )
             )
         )
@@ -75,12 +65,12 @@ class StaticRendezvous:
         self._trial.take_failures(round_number, failures)
 
     def idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
-        """See `Rendezvous`. Nobody can be asked whether other nodes still work: an idle node has failed."""
+        """See `Rendezvous`. No other node works: an idle node is a job that hangs."""
         if failures:
             self.failed(round_number, failures)
 
     def succeeded(self, round_number: int) -> None:
-        """See `Rendezvous`. The other nodes are not known, so this one's success is all there is to wait for."""
+        """See `Rendezvous`."""
         if round_number == self._trial.number and self._trial.broken is None:
             self._trial.end(succeeded=True)
 
@@ -88,8 +78,11 @@ class StaticRendezvous:
         self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
     ) -> None:
         """See `Rendezvous`."""
-        if self._trial.take_stopped(round_number, failures, stacks):
+        following = self._trial.take_stopped(round_number, failures, stacks)
+        if following is Next.ROUND:
             self._form()
+        elif following is Next.END:
+            self._trial.end(succeeded=False)
 
     def leave(self, reason: str) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
@@ -100,14 +93,11 @@ class StaticRendezvous:
 
 
 class StandaloneRendezvous(StaticRendezvous):
-    """One node, and a fresh MASTER_PORT for every round, held while the round lasts."""
+    """A fresh MASTER_PORT for every round, held while the round lasts."""
 
     def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop) -> None:
-        super().__init__(replace(config, max_nodes=1), nproc=nproc, loop=loop)
+        super().__init__(config, nproc=nproc, loop=loop)
         self._port: PortReservation | None = None
-
-    def _find_index(self) -> int:
-        return 0
 
     def _find_master(self) -> tuple[str, int]:
         old, self._port = self._port, PortReservation()

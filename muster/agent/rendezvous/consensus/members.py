@@ -7,7 +7,7 @@ FENCE_S = 0.3
 
 
 @record
-class JobRules:
+class ConsensusRules:
     """What the job was started with; equal on all nodes. All times are seconds."""
 
     run_id: str

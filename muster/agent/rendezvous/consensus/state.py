@@ -9,7 +9,7 @@ from enum import Enum
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob
-from muster.agent.rendezvous.consensus.members import JobRules, MemberRecord, RankAssignment
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
 from muster.agent.rendezvous.consensus.quorum import QuorumBase
 from muster.agent.runtime.records import record
@@ -30,7 +30,7 @@ class JobPhase(Enum):
 class JobState:
     """All the leader knows. `build_initial_state` makes the first one."""
 
-    rules: JobRules
+    rules: ConsensusRules
     since_s: float
     """When this forming began; the join timeout counts from here."""
     phase: JobPhase = JobPhase.FORMING
@@ -90,7 +90,7 @@ class JobState:
 Decision = tuple[JobState, tuple[Action, ...]]
 
 
-def build_initial_state(rules: JobRules, now_s: float, *, takeover: bool) -> JobState:
+def build_initial_state(rules: ConsensusRules, now_s: float, *, takeover: bool) -> JobState:
     """A leader's first state: empty for the named leader, gathering for a candidate."""
     if takeover:
         # Workers of the node whose end made way for this takeover die within the fence as everywhere.

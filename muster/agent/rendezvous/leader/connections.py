@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.consensus.members import JobRules
+from muster.agent.rendezvous.consensus.members import ConsensusRules
+from muster.agent.rendezvous.protocol.job_rules import JobRules
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, LocalLink
 from muster.agent.runtime.records import record
@@ -100,7 +101,9 @@ class IndexClaim:
 class LeaderOptions:
     """What a leader is made of besides the loop."""
 
-    rules: JobRules
+    rules: ConsensusRules
+    job_rules: JobRules
+    """What every member must have been started with."""
     silence_s: float
     takeover: bool
     local_addr: str | None
@@ -109,3 +112,8 @@ class LeaderOptions:
     """Of the member on the leader's node, which is the leader's id too."""
     listen_port: int
     """Where this process, and nothing but this process, listens: what is dialled to see whether it has ended."""
+
+
+def name_newcomer(join: Join) -> str:
+    """How people know a node that is no member: "node 1 (host-b)"."""
+    return f"a new node ({join.host[:80]})" if join.index is None else f"node {join.index} ({join.host[:80]})"

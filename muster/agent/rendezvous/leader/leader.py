@@ -13,10 +13,17 @@ from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import QuorumBase, count_votes
 from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
 from muster.agent.rendezvous.consensus.timing import find_margin_s
-from muster.agent.rendezvous.leader.connections import IndexClaim, LeaderOptions, MemberConnection, MemberConnections
+from muster.agent.rendezvous.leader.connections import (
+    IndexClaim,
+    LeaderOptions,
+    MemberConnection,
+    MemberConnections,
+    name_newcomer,
+)
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import (
     HeartbeatReply,
     build_goodbye,
@@ -86,6 +93,12 @@ class Leader:
             return
         if join.carry.round > MOST_ROUNDS and not isinstance(link, LocalLink):
             self._refuse(link, f"it speaks of round {join.carry.round}")
+            return
+        difference = describe_difference(join.rules, self._options.job_rules)
+        if difference is not None:
+            self._options.tell(f"refused {name_newcomer(join)}: it was started with {difference}")
+            link.send(build_rejection(f"this agent was started with {difference}", usage=True))
+            link.close()
             return
         rival = None if join.index is None else self._contacts.find_index(join.index)
         if rival is None or rival.id == join.id:

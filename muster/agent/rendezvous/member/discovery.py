@@ -9,11 +9,13 @@ from typing import Protocol
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
 from muster.agent.rendezvous.protocol.discovery_messages import QueryReply, build_leader_query
+from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
 from muster.agent.rendezvous.transport.links import Link, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
 
-TOKEN_HINT = "MUSTER_TOKEN"  # what every refusal for the token's sake names, no secret
+REFUSAL_HINTS = ("MUSTER_TOKEN", "of the protocol")
+"""What every refusal names that is for the token's or for the version's sake."""
 ENDPOINT_PATIENCE_S = 2.0
 """How long the node at the job's endpoint looks for a leader elsewhere before it leads those who come to it."""
 NEVER = float("inf")
@@ -60,6 +62,7 @@ class DiscoveryOptions:
     own_id: str
     endpoint: tuple[str, int]
     join_timeout_s: float
+    job_rules: JobRules
 
 
 class Discovery:
@@ -80,7 +83,7 @@ class Discovery:
         self._seeker = seeker
         self._search: Search | None = None
         self._deadline: Timer | None = None
-        self._token_told = False
+        self._refusal_told = self._misfit_told = False
         self.hint: Target | None = None
         """A place to look at first."""
         self.free_s = -NEVER
@@ -136,6 +139,8 @@ class Discovery:
                 self.free_s = -NEVER  # it was started because the old leader's process had ended
             if self._loop.clock.boottime_s() < self.free_s:
                 return False
+        if self._is_misfit(status, target):
+            return False
         if not self._is_better(status):
             if status.leader is not None and self._search is not None:
                 self._search.add(Target(host=status.leader[0], port=status.leader[1]))
@@ -143,6 +148,22 @@ class Discovery:
         self._search = self.hint = None
         self._seeker.join_at(link, target)
         return True
+
+    def _is_misfit(self, status: QueryReply, target: Target) -> bool:
+        """True for a leader with other rules that knows less of the job than this node: it could only refuse us.
+
+        It was started anew with the wrong flags; whoever leads the others of the last round is elsewhere. A node that
+        was never part of a round joins, and is refused.
+        """
+        if status.role != "leader" or status.round >= self._memory.round:
+            return False
+        difference = describe_difference(status.rules, self._options.job_rules)
+        if difference is not None and not self._misfit_told:
+            self._misfit_told = True
+            self._seeker.tell(
+                f"not joining the leader at {target.host}:{target.port}: it was started with {difference}"
+            )
+        return difference is not None
 
     def _is_better(self, status: QueryReply) -> bool:
         if status.role == "leader":
@@ -155,7 +176,7 @@ class Discovery:
 
     def _on_search_round(self) -> None:
         """Stand for leadership when nobody of a lower rank answers."""
-        self._warn_of_token()
+        self._warn_of_refusal()
         if self._search is None or not self._seeker.can_stand():
             return
         if self._loop.clock.boottime_s() < self.free_s:
@@ -168,10 +189,12 @@ class Discovery:
             # Newcomers look for a leader here: gather them even without a part in the last round.
             self._seeker.stand(takeover=self._memory.round > 0)
 
-    def _warn_of_token(self) -> None:
+    def _warn_of_refusal(self) -> None:
         """Said at once, not only at the join timeout: it never gets better by itself."""
-        if self._search is not None and TOKEN_HINT in self._search.why and not self._token_told:
-            self._token_told = True
+        if self._search is None or self._refusal_told:
+            return
+        if any(hint in self._search.why for hint in REFUSAL_HINTS):
+            self._refusal_told = True
             self._seeker.tell(f"cannot join: {self._search.why}")
 
     # -- how long ---------------------------------------------------------------------------------------------------

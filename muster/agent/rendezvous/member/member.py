@@ -24,6 +24,7 @@ from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
@@ -160,6 +161,7 @@ class Member:
             port=self._ports.offered,
             listen=listen_port,
             local_addr=self._config.local_addr or None,
+            rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
             carry=replace(self._memory.carry, leader=self._memory.leader_id),
         )
@@ -182,7 +184,7 @@ class Member:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _on_seated(self, seated: down.RoundStart) -> None:
-        self._round = replace(seated.round, node_index=self._config.node_index or 0)
+        self._round = self._localize(seated.round)
         self._memory.take_roster(seated.roster, self._round.group_rank)
         self._is_running = True
         self._spare_told = False
@@ -192,6 +194,13 @@ class Member:
             alone=self._round.group_world_size == 1, confirmation=up.build_round_acknowledgement(self._round.number)
         )
         self._loop.post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
+
+    def _localize(self, round_: Round) -> Round:
+        """With what the leader cannot know: this node's number, and the address that `static` was given here."""
+        index, config = self._config.node_index or 0, self._config
+        if config.lends_endpoint:
+            round_ = replace(round_, master_addr=config.master_addr, master_port=config.master_port)
+        return replace(round_, node_index=index)
 
     @staticmethod
     def _hosts_rank_0(round_: Round) -> bool:

@@ -8,7 +8,7 @@ may keep that socket open across restarts).
 from collections.abc import Callable
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import FENCE_S, JobRules
+from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules
 from muster.agent.rendezvous.consensus.timing import find_margin_s, find_silence_s
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
@@ -26,6 +26,7 @@ from muster.agent.rendezvous.protocol.discovery_messages import (
 )
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError, text
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import (
     JobEnd,
     build_exit,
@@ -36,8 +37,11 @@ from muster.agent.rendezvous.protocol.leader_messages import (
 )
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, Listener, LocalLink, Network
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
+
+ENDPOINT_RETRY_S = 0.2
+"""How soon an endpoint that something else holds is tried again, where the workers' store has its place there too."""
 
 
 @record
@@ -46,17 +50,18 @@ class ServerOptions:
 
     own_id: str
     own_index: int | None
-    rules: JobRules
+    rules: ConsensusRules
+    job_rules: JobRules
     silence_s: float
     local_addr: str | None
     endpoint: tuple[str, int]
     """Where the job's members look for their leader."""
 
 
-def build_rules(config: RendezvousConfig) -> JobRules:
+def build_rules(config: RendezvousConfig) -> ConsensusRules:
     """The job's rules from one node's configuration."""
     silence_s = find_silence_s(config)
-    return JobRules(
+    return ConsensusRules(
         run_id=text(config.run_id),
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -73,6 +78,7 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
         own_id=own_id,
         own_index=config.node_index,
         rules=build_rules(config),
+        job_rules=build_job_rules(config),
         silence_s=find_silence_s(config),
         local_addr=config.local_addr,
         endpoint=find_endpoint(config),
@@ -113,6 +119,8 @@ class Server:
         """True for those who have been told the end: nothing they say matters any more."""
         self._beacon: TakeoverAnnouncer | None = None
         self._takeover = False
+        self._is_lent = False
+        self._reclaim: Timer | None = None
 
     @property
     def port(self) -> int:
@@ -141,6 +149,26 @@ class Server:
         else:
             self._endpoint = self._network.listen(host, port, self._on_link)
 
+    def lend_endpoint(self) -> None:
+        """Stop listening at the endpoint: the workers' store is about to. Links that came through it stay."""
+        if self._reclaim is not None:
+            self._reclaim.cancel()
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+            self._is_lent = True
+
+    def reclaim_endpoint(self, host: str | None) -> None:
+        """Listen again at an endpoint that was lent, as soon as that can be: nodes that come back look there."""
+        if not self._is_lent:
+            return
+        try:
+            self.open_endpoint(host, self._options.endpoint[1], None)
+        except OSError:
+            self._reclaim = self._loop.call_later(ENDPOINT_RETRY_S, lambda: self.reclaim_endpoint(host))
+        else:
+            self._is_lent = False
+
     @property
     def has_endpoint(self) -> bool:
         """True when those who look for the job's leader arrive at this process."""
@@ -153,6 +181,7 @@ class Server:
         self._takeover = takeover
         options = LeaderOptions(
             rules=self._options.rules,
+            job_rules=self._options.job_rules,
             silence_s=self._options.silence_s,
             takeover=takeover,
             local_addr=self._options.local_addr,
@@ -203,6 +232,7 @@ class Server:
             id=self._options.own_id,
             round=0 if self.leader is None else self.leader.state.round,
             port=self.port,
+            rules=self._options.job_rules,
         )
 
     # -- the door ---------------------------------------------------------------------------------------------------
@@ -250,12 +280,16 @@ class Server:
             id=self._options.own_id,
             index=self._options.own_index,
             leader=self.following,
+            rules=self._options.job_rules,
         )
 
     def _admit(self, link: Link, join: Join) -> None:
         self._guests.pop(link, None)
         if self.leader is not None:
             self.leader.admit(link, join)
+        elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
+            link.send(build_rejection(f"this agent was started with {difference}", usage=True))
+            link.close()
         elif self.verdict is not None:
             link.send(build_welcome(self._options.own_id, self.port))
             verdict = build_job_end(succeeded=self.verdict.succeeded, report=self.verdict.report)
@@ -267,11 +301,18 @@ class Server:
             link.close()
 
     def _meet(self, link: Link, call: Announcement) -> None:
-        """An acting leader calls at the endpoint: the one with the later round leads on."""
+        """An acting leader calls at the endpoint: the one with the later round leads on.
+
+        A job that runs here is not given up for one with other rules; a leader without a round goes there, and is
+        refused.
+        """
         if self.leader is None or call.id == self._options.own_id:
             link.send(build_announcement_acknowledgement())
             return
         state = self.leader.state
+        if state.in_office and describe_difference(call.rules, self._options.job_rules) is not None:
+            link.send(build_announcement_acknowledgement())
+            return
         if state.in_office and state.round > call.round:
             link.send(build_announcement_refusal(self.port))
         else:
@@ -287,6 +328,9 @@ class Server:
 
     def close(self) -> None:
         """Stop listening first, then hang up: who redials at once must find the door shut. Idempotent."""
+        self._is_lent = False
+        if self._reclaim is not None:
+            self._reclaim.cancel()
         if self._beacon is not None:
             self._beacon.close()
         for listener in (self._own, self._endpoint):

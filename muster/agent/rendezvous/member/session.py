@@ -13,11 +13,12 @@ from muster.agent.rendezvous.member.discovery import NEVER, Discovery, Discovery
 from muster.agent.rendezvous.member.heartbeat import Heartbeats
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Target
-from muster.agent.rendezvous.member.server import Server, build_server_options, find_endpoint
+from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, build_server_options, find_endpoint
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError, host, text
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
@@ -102,6 +103,7 @@ class Session:
             own_id=own_id,
             endpoint=find_endpoint(config),
             join_timeout_s=config.join_timeout_s,
+            job_rules=build_job_rules(config),
         )
         self._lookout = Discovery(loop, network, options, memory, self)
         self._pulse = Heartbeats(
@@ -117,6 +119,7 @@ class Session:
         self._asked_s = 0.0
         self._probe: Closing | None = None
         self._welcome_timer: Timer | None = None
+        self._has_told_taken = False
 
     # -- beginning --------------------------------------------------------------------------------------------------
 
@@ -161,6 +164,9 @@ class Session:
         try:
             self.office.open_endpoint(self._listen_host(), self._config.port, self._config.listen_fd)
         except OSError as error:
+            if self._config.lends_endpoint:
+                self._wait_for_endpoint(place, error)
+                return
             if self._config.node_index is not None:
                 self._part.tell(f"cannot listen at {place} ({error.strerror or error}): joining whoever leads there")
             self._lookout.start()
@@ -171,6 +177,13 @@ class Session:
             )
         self.stand(takeover=False)
 
+    def _wait_for_endpoint(self, place: str, error: OSError) -> None:
+        """Nobody else can lead there: a store that a former agent of this node left is ended by its guard."""
+        if not self._has_told_taken:
+            self._has_told_taken = True
+            self._part.tell(f"cannot listen at {place} ({error.strerror or error}): trying until the join timeout")
+        self._loop.call_later(ENDPOINT_RETRY_S, lambda: self._on_locality(local=True))
+
     # -- around rounds ----------------------------------------------------------------------------------------------
 
     def begin_round(self, *, alone: bool, confirmation: Message) -> None:
@@ -178,12 +191,15 @@ class Session:
         self._pulse.hold_lease(alone=alone)
         self.send(confirmation)
         self._lookout.stop()
-        if isinstance(self._link, LocalLink) and self._network is not None:
+        if self._config.lends_endpoint:
+            self.office.lend_endpoint()
+        elif isinstance(self._link, LocalLink) and self._network is not None:
             self.office.take_endpoint(self._listen_host())
 
     def end_round(self) -> None:
-        """No worker is left to fence."""
+        """No worker is left to fence, and no store listens any more."""
         self._pulse.drop_lease()
+        self.office.reclaim_endpoint(self._listen_host())
 
     def notice_expiry(self) -> bool:
         """See `Heartbeats`."""

@@ -10,6 +10,7 @@ from muster.agent.rendezvous.protocol.fields import (
     text,
 )
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_job_rules, read_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import Rejected, read_rejection
 from muster.agent.rendezvous.protocol.member_messages import Join, read_join
 from muster.agent.runtime.records import record
@@ -32,6 +33,8 @@ class Announcement:
     id: str
     round: int
     port: int
+    rules: JobRules
+    """What its job was started with."""
 
 
 @record
@@ -47,6 +50,8 @@ class QueryReply:
     index: int | None
     leader: tuple[str, int] | None
     """Where its leader is."""
+    rules: JobRules
+    """What it was started with."""
 
 
 @record
@@ -87,6 +92,7 @@ def read_first_message(message: Message) -> LeaderQuery | Announcement | Join | 
             id=read_field(message, "id", text),
             round=read_field(message, "round", count),
             port=read_field(message, "port", port),
+            rules=read_field(message, "rules", read_job_rules),
         )
     return None
 
@@ -98,7 +104,14 @@ def build_leader_query(run_id: str) -> Message:
 
 def build_announcement(call: Announcement) -> Message:
     """See `Announcement`."""
-    return {"t": "acting", "run_id": call.run_id, "id": call.id, "round": call.round, "port": call.port}
+    return {
+        "t": "acting",
+        "run_id": call.run_id,
+        "id": call.id,
+        "round": call.round,
+        "port": call.port,
+        "rules": describe_job_rules(call.rules),
+    }
 
 
 def build_query_reply(status: QueryReply) -> Message:
@@ -111,6 +124,7 @@ def build_query_reply(status: QueryReply) -> Message:
         "id": status.id,
         "index": status.index,
         "leader": status.leader,
+        "rules": describe_job_rules(status.rules),
     }
 
 
@@ -135,6 +149,7 @@ def read_query_reply(message: Message) -> QueryReply | Rejected | None:
         id=read_field(message, "id", text),
         index=read_field(message, "index", optional(count)),
         leader=read_field(message, "leader", optional(address)),
+        rules=read_field(message, "rules", read_job_rules),
     )
 
 

@@ -24,7 +24,7 @@ HANDSHAKE_LIMIT_BYTES = 1024
 """A stranger's frame may not be longer."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 """A job's whole report with the stacks of thousands of ranks fits."""
-VERSION = 1
+VERSION = 2
 
 
 class ProtocolError(Exception):

@@ -27,6 +27,7 @@ from muster.agent.rendezvous.protocol.fields import (
     text,
 )
 from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_job_rules, read_job_rules
 from muster.agent.rendezvous.protocol.payloads import (
     build_recovery_state,
     build_stack,
@@ -52,6 +53,8 @@ class Join:
     listen: int
     """Where it accepts links after a takeover; 0: nowhere."""
     local_addr: str | None
+    rules: JobRules
+    """What it was started with."""
     carry: RecoveryState
     is_prepared: bool = True
     """False while it still imports what its workers need."""
@@ -105,6 +108,7 @@ def build_join(join: Join) -> Message:
         "listen": join.listen,
         "local_addr": join.local_addr,
         "prepared": join.is_prepared,
+        "rules": describe_job_rules(join.rules),
         "carry": build_recovery_state(join.carry),
     }
 
@@ -125,6 +129,7 @@ def read_join(message: Message) -> Join:
         port=read_field(message, "port", port),
         listen=read_field(message, "listen", port),
         local_addr=read_field(message, "local_addr", optional(host)),
+        rules=read_field(message, "rules", read_job_rules),
         carry=read_field(message, "carry", read_recovery_state),
         is_prepared=read_field(message, "prepared", boolean),
     )

@@ -57,6 +57,16 @@ def normalise(host: str) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
+class FixedPort:
+    """A MASTER_PORT that the caller named. It is not held: where it is, the agents themselves meet between rounds."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
 class Resolver:
     """Resolves names in short-lived threads, so that a slow name server cannot delay a heartbeat. Close it."""
 

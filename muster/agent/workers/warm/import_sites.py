@@ -57,6 +57,8 @@ class ImportSites:
         self._places: dict[str, ImportSite] = {}
         self._filters: Filters = ()
         self._seen: set[str] = set()
+        self._own: dict[str, str] = {}
+        """Modules and packages that lie beside the program and are imported: name -> file."""
         self._later: list[tuple[list[ast.stmt], str, str]] = []
         path = find_source(kind, target)
         if path is not None:
@@ -67,6 +69,16 @@ class ImportSites:
     def find(self, name: str) -> ImportSite:
         """The place of a module; one that the program does not name is imported after all that it does name."""
         return self._places.get(name) or ImportSite(filters=self._filters)
+
+    def find_hidden(self) -> str | None:
+        """A file that the program imports, and that a fork of this process would not: its name is another module's.
+
+        A fresh process finds first what lies beside the program, a types.py say; here the standard library's is loaded.
+        """
+        for name, path in self._own.items():
+            if name != "muster" and name not in sys.builtin_module_names and name in sys.modules:
+                return path
+        return None
 
     def _follow(self, path: str, module: str) -> None:
         if path in self._seen or len(self._seen) >= MOST_FILES:
@@ -126,6 +138,8 @@ class ImportSites:
             self._places.setdefault(prefix, place)
             local = find_module(prefix, sys.path[:1])
             if local is not None:
+                if count == 1:
+                    self._own.setdefault(prefix, local)
                 self._follow(local, prefix)
         if parts[0] in BRING_TORCH:  # and may set filters of its own before it does
             self._places.setdefault("torch", ImportSite(filters=None))

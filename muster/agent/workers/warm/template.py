@@ -96,6 +96,9 @@ def _import_all(control: socket.socket, words: str, kind: str, target: str) -> l
     if preload.notice:
         _tell(control, notice=preload.notice)
     places = ImportSites(kind, target)
+    hidden = places.find_hidden()  # before anything of the program's is imported
+    if hidden is not None:
+        _give_up(control, f"the program imports {hidden}, and another module of that name is loaded already")
     imported = []
     for name in preload.modules:
         trouble = _import(name, places.find(name))

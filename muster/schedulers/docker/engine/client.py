@@ -10,7 +10,14 @@ from typing import Any, Final
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container, parse_time
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotThere, one_line
-from muster.schedulers.docker.engine.sdk import DEFAULT_HOST, closed_at_end, connect, pick_address, translated
+from muster.schedulers.docker.engine.sdk import (
+    DEFAULT_HOST,
+    closed_at_end,
+    connect,
+    pick_address,
+    read_frames,
+    translated,
+)
 
 CALL_TIMEOUT_S: Final = 120.0
 """Longest wait for one answer; pulls and followed logs stream and have none."""
@@ -316,8 +323,12 @@ class Engine:
         timestamps: bool = False,
         since_s: float | None = None,
         until_s: float | None = None,
-    ) -> Iterator[bytes]:
-        """Frames of a container's output, one log record each (a line, or 16 KiB of a longer one)."""
+    ) -> Iterator[tuple[int, bytes]]:
+        """Frames of a container's output, one log record each (a line, or 16 KiB of a longer one).
+
+        Yields:
+            The number of the stream, 1 for stdout and 2 for stderr, and the record.
+        """
         with self._translated(f"read logs of container {container[:12]!r}"):
             stream = self._api.logs(
                 container,
@@ -330,7 +341,7 @@ class Engine:
                 until=until_s,
             )
             with closed_at_end(stream):
-                yield from stream
+                yield from read_frames(self._api, stream)
 
 
 def _label_filter(labels: Mapping[str, str | None]) -> list[str]:

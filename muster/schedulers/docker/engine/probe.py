@@ -49,6 +49,7 @@ def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, 
         except DockerError as fault:
             raise CannotStart(str(fault)) from fault
         exit_code = engine.wait_container(created, _LIMIT_S)
-        return exit_code, b"".join(engine.logs(created)).decode(errors="replace")
+        said = b"".join(record for _, record in engine.logs(created))
+        return exit_code, said.decode(errors="replace")
     finally:
         engine.remove_container(created)

@@ -1,5 +1,6 @@
 """Docker's SDK: the only module that imports it, and the one boundary for its errors."""
 
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -10,6 +11,9 @@ ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PAT
 """Where the engine is, and how to talk to it."""
 
 DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
+
+_FRAME_HEADER: Final = struct.Struct(">BxxxL")
+"""Number of the stream, three bytes of padding, length of what follows."""
 
 
 def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
@@ -44,6 +48,22 @@ def closed_at_end(stream: Any) -> Iterator[None]:
         with suppress(OSError):  # not connected any more
             stream.close()
         stream._response.close()  # noqa: SLF001  # no public way
+
+
+def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
+    """Frames of a container's output with the number of their stream, which the SDK's own iteration drops.
+
+    Args:
+        api: the SDK's low-level client.
+        stream: what its `logs(..., stream=True)` returned, not read from yet.
+
+    Source: Docker's Engine API, "Attach to a container", stream format.
+    """
+    response = stream._response  # noqa: SLF001  # no public way
+    api._disable_socket_timeout(api._get_raw_response_socket(response))  # noqa: SLF001  # as its own iteration does
+    while len(header := response.raw.read(_FRAME_HEADER.size)) == _FRAME_HEADER.size:
+        number, length = _FRAME_HEADER.unpack(header)
+        yield number, response.raw.read(length)
 
 
 @contextmanager

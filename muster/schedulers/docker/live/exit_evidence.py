@@ -51,7 +51,7 @@ class ExitEvidence:
         """The init, not the engine, says that there is no such command; empty when that is not what happened."""
         if facts.exit_code not in (_CANNOT_EXECUTE, _COULD_NOT_START) or not self._has_init:
             return ""
-        said = b"".join(self._engine.logs(facts.id, stdout=False))
+        said = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
         if not said.startswith(_INIT_SAYS):
             return ""
         text = said.decode(errors="replace")

@@ -13,6 +13,9 @@ from muster.schedulers.docker.spec import Label
 POLL_S: Final = 0.1
 """Between two looks for the next container, or for an engine that went away; output itself is pushed."""
 
+OVERLAP_S: Final = 2.0
+"""How far before the last record reading goes on after a break: a stream's record may come that much after its date."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLogQuery:
@@ -57,7 +60,7 @@ class LogReader:
             over = self._is_over is None or self._is_over()
             for container in self._containers(after=done):
                 done = int(container.labels[Label.INCARNATION])
-                yield from split_lines(self._frames(container.id))
+                yield from join_lines(self._frames(container.id))
             if over:
                 return
             self._wait(POLL_S)
@@ -72,31 +75,30 @@ class LogReader:
         newer = [facts for facts in found if int(facts.labels[Label.INCARNATION]) > after]
         return sorted(newer, key=lambda facts: int(facts.labels[Label.INCARNATION]))
 
-    def _frames(self, container: str) -> Iterator[bytes]:
+    def _frames(self, container: str) -> Iterator[tuple[int, bytes]]:
         if self._is_over is None:
             yield from self._open(container, since_s=self._query.since_s)
         else:
             yield from self._follow(container)
 
-    def _follow(self, container: str) -> Iterator[bytes]:
+    def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
         """Until the container has ended, through restarts of the engine; each record once."""
-        mark = _Mark()
+        marks = _Marks()
         while True:
             # Looked at before reading: what is read after the end is all of it. One that was only created ends at once.
             ended = self._has_ended(container)
-            since_s = self._query.since_s if mark.time == "" else parse_time(mark.time)
+            since_s = marks.rewind(self._query.since_s)
             try:
-                for frame in self._open(container, since_s=since_s, follow=True, timestamps=True):
-                    text = mark.take(frame)
-                    if text is not None:
-                        yield text
+                for stream, frame in self._open(container, since_s=since_s, follow=True, timestamps=True):
+                    record = marks.take(stream, frame)
+                    if record is not None:
+                        yield stream, record
             except EngineGone:
                 ended = False
             except NotThere:
                 return
             if ended or (self._is_over is not None and self._query.until_s is not None and self._is_over()):
                 return
-            mark.rewind()
             self._wait(POLL_S)
 
     def _has_ended(self, container: str) -> bool:
@@ -111,7 +113,7 @@ class LogReader:
 
     def _open(
         self, container: str, *, since_s: float | None, follow: bool = False, timestamps: bool = False
-    ) -> Iterator[bytes]:
+    ) -> Iterator[tuple[int, bytes]]:
         return self._engine.logs(
             container,
             stdout=self._query.stdout,
@@ -123,45 +125,97 @@ class LogReader:
         )
 
 
+class _Marks:
+    """How far a followed log was read, so that what is read again after a break is passed over.
+
+    The engine dates stdout and stderr separately, so records of the two do not come in the order of their dates; those
+    of one stream do. Hence a mark for each stream, and nothing is passed over in a first reading.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[int, _Mark] = {}
+
+    def rewind(self, since_s: float | None) -> float | None:
+        """From where to read on, in seconds since the epoch; what was handed out before is expected again.
+
+        Args:
+            since_s: where the first reading began.
+        """
+        for mark in self._marks.values():
+            mark.rewind()
+        latest = max((mark.time for mark in self._marks.values()), default="")
+        if not latest:
+            return since_s
+        return max(since_s or 0.0, parse_time(latest) - OVERLAP_S)
+
+    def take(self, stream: int, frame: bytes) -> bytes | None:
+        """A frame's record without its date; None when it was handed out before."""
+        date, _, record = frame.partition(b" ")
+        mark = self._marks.setdefault(stream, _Mark())
+        return record if mark.take(date.decode("ascii", errors="replace")) else None
+
+
 class _Mark:
-    """How far a followed log was read: the engine dates each record, several may have one date."""
+    """The last record of one stream that was handed out; several may have one date."""
 
     def __init__(self) -> None:
         self.time = ""
         self._seen = 0
         """Records of that date handed out."""
         self._again = 0
-        """Of those, passed over since the last rewind."""
+        """Of those, still to be passed over."""
+        self._rereads = False
 
     def rewind(self) -> None:
-        """The log is read again from `time` on."""
-        self._again = 0
+        """The stream is read again from some record before the last on."""
+        self._again = self._seen
+        self._rereads = True
 
-    def take(self, frame: bytes) -> bytes | None:
-        """A frame's text without its date; None when it was handed out before."""
-        date, _, text = frame.partition(b" ")
-        time = date.decode("ascii", errors="replace")
-        if time < self.time:
-            return None
-        if time > self.time:
-            self.time, self._seen, self._again = time, 0, 0
-        elif self._again < self._seen:
-            self._again += 1
-            return None
-        self._seen += 1
-        self._again += 1
-        return text
+    def take(self, time: str) -> bool:
+        """Whether the next record, of this date, is new."""
+        if self._rereads:
+            if time < self.time:
+                return False
+            if time == self.time and self._again:
+                self._again -= 1
+                return False
+            self._rereads = False
+        self._seen = self._seen + 1 if time == self.time else 1
+        self.time = time
+        return True
 
 
-def split_lines(frames: Iterator[bytes]) -> Iterator[str]:
+def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
+    """Lines of all streams of a container, in the order in which they are complete; each stream has its own rest.
+
+    Args:
+        frames: number of the stream, and a piece of it.
+    """
+    splitters: dict[int, _LineSplitter] = {}
+    for stream, piece in frames:
+        yield from splitters.setdefault(stream, _LineSplitter()).feed(piece)
+    for splitter in splitters.values():
+        yield from splitter.end()
+
+
+class _LineSplitter:
     """Joins what the engine cut and cuts at newlines; bytes that are no UTF-8 become replacement characters."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    rest = ""
-    for frame in frames:
-        text = rest + decoder.decode(frame)
-        *lines, rest = text.split("\n")
-        for line in lines:
-            yield line + "\n"
-    rest += decoder.decode(b"", final=True)
-    if rest:
-        yield rest
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest: list[str] = []
+
+    def feed(self, piece: bytes) -> list[str]:
+        """The lines that end in this piece, with their newline."""
+        first, *more = self._decoder.decode(piece).split("\n")
+        self._rest.append(first)
+        lines = []
+        for text in more:
+            lines.append("".join(self._rest) + "\n")
+            self._rest = [text]
+        return lines
+
+    def end(self) -> list[str]:
+        """What is left: a last line without a newline, or nothing."""
+        rest = "".join(self._rest) + self._decoder.decode(b"", final=True)
+        return [rest] if rest else []

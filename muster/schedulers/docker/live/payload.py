@@ -1,4 +1,4 @@
-"""What is copied into an app's containers; kept in the app's folder, since later containers need it too."""
+"""What is copied into an app's containers; kept with the app's state, since later containers need it too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Payload:
 
 
 def build_payload(cargo: Payload) -> dict[str, bytes]:
-    """Name -> content of the files that hold it in the app's folder."""
+    """Name -> content of the files that hold it beside the app's state."""
     return {AGENT_BUNDLE_NAME: cargo.agent, **cargo.workspaces}
 
 

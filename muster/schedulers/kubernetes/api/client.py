@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from muster.schedulers.errors import EngineError
@@ -142,7 +142,8 @@ class Client:
         credentials read anew. A POST is retried too: `resources.create` tells a duplicate of its own from another's.
 
         Raises:
-            ApiFault, RequestFault: the server refused.
+            ApiFault, RequestFault: the server refused; `refusal.maybe_done` tells whether an attempt may have been
+                carried out.
             Unreachable: no answer.
         """
         call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body)
@@ -168,20 +169,21 @@ class Client:
     # -- attempts ---------------------------------------------------------------------------------------------------
 
     def _send(self, call: Call, *, streams: bool) -> Any:
-        waited_s, attempt, renewed = 0.0, 0, False
+        waited_s, attempt, renewed, maybe_done = 0.0, 0, False, False
         while True:
             attempt += 1
             connection = self.connection
             outcome = self._attempt(connection, call, streams=streams)
             if not isinstance(outcome, (Refusal, Unreachable)):
                 return outcome
+            maybe_done = maybe_done or isinstance(outcome, Unreachable) or outcome.status >= 500
             if _is_stale(outcome) and not renewed:
                 renewed = True
                 self._renew(connection)
                 continue
             pause_s = _decide_pause(outcome, attempt)
             if pause_s is None or waited_s + pause_s > RETRY_BUDGET_S:
-                raise self._explain(outcome, call, connection)
+                raise self._explain(outcome, call, connection, maybe_done=maybe_done)
             waited_s += pause_s
             self._pace.pause(pause_s)
 
@@ -211,8 +213,11 @@ class Client:
             response.release_conn()
         return refusal
 
-    def _explain(self, outcome: Refusal | Unreachable, call: Call, connection: Connection) -> EngineError | ValueError:
+    def _explain(
+        self, outcome: Refusal | Unreachable, call: Call, connection: Connection, *, maybe_done: bool
+    ) -> EngineError | ValueError:
         if isinstance(outcome, Refusal):
+            outcome = replace(outcome, maybe_done=maybe_done)
             return explain(outcome, verb=call.verb, what=call.what, path=call.path, origin=connection.origin)
         return Unreachable(
             f"the API server {connection.host} ({connection.origin}) cannot be reached: {outcome}; "

@@ -25,6 +25,8 @@ class Refusal:
     """Kubernetes' word: "AlreadyExists", "Forbidden"..."""
     message: str
     retry_after_s: float | None = None
+    maybe_done: bool = False
+    """The request may have been carried out all the same: an attempt of it got no answer, or a 5xx."""
 
     @classmethod
     def parse(cls, status: int, body: bytes, retry_after: str | None = None) -> "Refusal":

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from muster.schedulers.kubernetes.api.client import Client
@@ -104,8 +104,16 @@ class Objects:
             raise
         return any(item["name"] == plural for item in answer.get("resources", []))
 
-    def create(self, document: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+    def create(self, document: Mapping[str, Any], *, dry_run: bool = False, needs_uid: bool = False) -> dict[str, Any]:
         """Creates an object once, whatever happens to the answer; the server refuses unknown fields.
+
+        Args:
+            document: what to create.
+            dry_run: only let the server check it.
+            needs_uid: the caller needs more of the object than that it exists.
+
+        Returns:
+            The object; without the server's part when the answer was lost and the object may not be read.
 
         Raises:
             RequestFault: it exists, and is not the one this call created.
@@ -119,15 +127,27 @@ class Objects:
                 "POST", path, what=what, verb="create", query=query, body=document
             )
         except RequestError as fault:
-            if fault.refusal.reason != "AlreadyExists":
+            if dry_run or fault.refusal.reason != "AlreadyExists" or not fault.refusal.maybe_done:
                 raise
-            # An earlier attempt of ours may have got through though its answer did not. The submission's own
-            # annotation tells.
-            existing = self.read(kind, metadata["namespace"], metadata["name"])
-            if existing is None or not _is_same(existing, document):
-                raise
-            return existing
+            return self._read_back(document, fault, needs_uid=needs_uid)
         return created
+
+    def _read_back(self, document: Mapping[str, Any], fault: RequestError, *, needs_uid: bool) -> dict[str, Any]:
+        """The object that exists after an attempt of ours whose answer was lost.
+
+        The submission's own annotation tells whether it is ours. Few accounts may read Secrets: what may not be read
+        is ours too, since its name ends in random characters and the attempt before may have been carried out.
+        """
+        metadata = document["metadata"]
+        try:
+            existing = self.read(kind_of(document), metadata["namespace"], metadata["name"])
+        except ApiError as forbidden:
+            if forbidden.refusal.status != 403 or needs_uid:
+                raise ApiError(str(forbidden), replace(forbidden.refusal, maybe_done=True)) from fault
+            return dict(document)
+        if existing is None or not _is_same(existing, document):
+            raise RequestError(str(fault), replace(fault.refusal, maybe_done=False)) from fault
+        return existing
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
         """One object, or None."""

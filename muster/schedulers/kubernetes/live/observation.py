@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import EVENT, POD, Kind, Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE
+from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_COMPONENT, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.operations import find_parents
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_lacking
@@ -26,7 +26,7 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     parents = find_parents(resources, ref)
     if not parents:
         return None
-    pods = list_pods(resources, ref, leads=has_lead(parents[0]))
+    pods = list_pods(resources, ref, lead=find_lead(parents[0]))
     waiting = [fact for fact in pods if fact.phase == "Pending"]
     return Observation(
         parents=parents,
@@ -48,16 +48,18 @@ def _if_allowed(look: Callable[[], _Seen], otherwise: _Seen) -> _Seen:
         raise
 
 
-def list_pods(resources: Objects, ref: AppRef, *, leads: bool) -> list[PodFact]:
+def list_pods(resources: Objects, ref: AppRef, *, lead: str) -> list[PodFact]:
     """All pods of an app, also those that ended."""
     items, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    return [read_pod(item, leads=leads) for item in items]
+    return [read_pod(item, lead=lead) for item in items]
 
 
-def has_lead(parent: Mapping[str, Any]) -> bool:
-    """Volcano, elastic: node 0 is a task of its own."""
-    tasks: Sequence[Mapping[str, Any]] = (parent.get("spec") or {}).get("tasks") or ()
-    return bool(tasks) and tasks[0].get("name") == LEAD
+def find_lead(parent: Mapping[str, Any]) -> str:
+    """Volcano: label of the elastic role, whose node 0 is a task of its own; "" without one."""
+    for task in (parent.get("spec") or {}).get("tasks") or ():
+        if task.get("name") == LEAD:
+            return str(task["template"]["metadata"]["labels"].get(LABEL_COMPONENT, ""))
+    return ""
 
 
 def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:

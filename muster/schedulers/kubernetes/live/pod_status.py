@@ -52,12 +52,13 @@ class PodFact:
     restarts: int = 0
 
 
-def read_pod(pod: Mapping[str, Any], *, leads: bool = False) -> PodFact:
+def read_pod(pod: Mapping[str, Any], *, lead: str = "") -> PodFact:
     """Reads a pod as the API server gives it.
 
     Args:
         pod: a v1 Pod.
-        leads: Volcano, elastic: node 0 is a task of its own, so that indices of the other task are one off.
+        lead: Volcano: label of the elastic role. Its node 0 is a task of its own, so that indices of the rest are one
+            off. "": there is none.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
@@ -69,7 +70,7 @@ def read_pod(pod: Mapping[str, Any], *, leads: bool = False) -> PodFact:
     return PodFact(
         name=metadata["name"],
         role=labels.get(LABEL_COMPONENT, ""),
-        index=_read_index(labels, leads=leads),
+        index=_read_index(labels, lead),
         phase=phase,
         created=metadata.get("creationTimestamp") or "",
         node=(pod.get("spec") or {}).get("nodeName") or "",
@@ -93,11 +94,12 @@ def latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]:
     return newest
 
 
-def _read_index(labels: Mapping[str, str], *, leads: bool) -> int:
+def _read_index(labels: Mapping[str, str], lead: str) -> int:
     text = labels.get(JOB_INDEX_LABEL) or labels.get(TASK_INDEX_LABEL) or ""
     if not text.isdecimal():
         return -1
-    return int(text) + (1 if leads and labels.get(TASK_LABEL) != LEAD else 0)
+    is_rest = bool(lead) and labels.get(LABEL_COMPONENT) == lead and labels.get(TASK_LABEL) != LEAD
+    return int(text) + is_rest
 
 
 def _find_container(statuses: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:

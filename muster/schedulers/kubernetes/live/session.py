@@ -17,7 +17,7 @@ from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import operations
 from muster.schedulers.kubernetes.live.logs import LogReader, PodLogQuery, Slots, to_stamp
-from muster.schedulers.kubernetes.live.observation import has_lead, list_pods, observe
+from muster.schedulers.kubernetes.live.observation import find_lead, list_pods, observe
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
@@ -132,7 +132,7 @@ class Session:
         )
         reader = LogReader(resources.client, self._slots, self._pace)
         if not tail:
-            return reader.read(query, PodSnapshot(list_pods(resources, ref, leads=has_lead(parents[0]))))
+            return reader.read(query, PodSnapshot(list_pods(resources, ref, lead=find_lead(parents[0]))))
         return _follow(reader, query, self._find_board(app_id, ref, resources, parents))
 
     def _find_board(self, app_id: str, ref: AppRef, resources: Objects, parents: Sequence[dict[str, Any]]) -> PodWatch:
@@ -144,7 +144,7 @@ class Session:
                 _stop_rest(resources, ref, current)
             return not current or decide_state(Observation(parents=current, pods=())) in _OVER
 
-        return self._boards.setdefault(app_id, PodWatch(resources, ref, leads=has_lead(parents[0]), is_over=is_over))
+        return self._boards.setdefault(app_id, PodWatch(resources, ref, lead=find_lead(parents[0]), is_over=is_over))
 
 
 def _follow(reader: LogReader, query: PodLogQuery, board: PodWatch) -> Iterator[str]:

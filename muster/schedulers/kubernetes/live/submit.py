@@ -1,13 +1,13 @@
 """Creates an app's objects: checks first, then all or nothing."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import SUBMISSION_ANNOTATION, Kind, Objects, kind_of
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.manifests.pod_group import (
@@ -79,8 +79,8 @@ class _Attempt:
     namespace: str
     mark: str
     documents: Sequence[dict[str, Any]]
-    created: list[dict[str, Any]] = field(default_factory=list)
-    """Those of the documents that are known to exist and to be ours."""
+    begun: list[dict[str, Any]] = field(default_factory=list)
+    """Those of the documents that exist and are ours, or may: their creation was begun and not refused."""
 
 
 def _create_all(resources: Objects, attempt: _Attempt) -> None:
@@ -90,9 +90,9 @@ def _create_all(resources: Objects, attempt: _Attempt) -> None:
     for document in documents:
         if owner is not None:
             document["metadata"]["ownerReferences"] = [build_owner_reference(owner)]
-        created = resources.create(document)
-        attempt.created.append(document)
-        if owner is None and document["kind"] in PARENT_KINDS:
+        is_parent = owner is None and document["kind"] in PARENT_KINDS
+        created = _create(resources, attempt, document, needs_uid=is_parent)
+        if is_parent:
             owner = {**document, "metadata": {**document["metadata"], "uid": created["metadata"]["uid"]}}
         elif owner is None:
             supplies.append(document)
@@ -102,6 +102,17 @@ def _create_all(resources: Objects, attempt: _Attempt) -> None:
     for document in supplies:
         metadata = document["metadata"]
         resources.patch(kind_of(document), metadata["namespace"], metadata["name"], change)
+
+
+def _create(resources: Objects, attempt: _Attempt, document: dict[str, Any], *, needs_uid: bool) -> dict[str, Any]:
+    """Creates one document. It is to be taken back from before the first attempt on, whose answer may be lost."""
+    attempt.begun.append(document)
+    try:
+        return resources.create(document, needs_uid=needs_uid)
+    except (ApiError, RequestError) as fault:
+        if not fault.refusal.maybe_done:
+            attempt.begun.pop()
+        raise
 
 
 def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,24 +131,36 @@ def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
 def _roll_back(resources: Objects, attempt: _Attempt, say: Callable[[str], None]) -> None:
     """Deletes what this submission created, also what it does not know to exist. What went wrong is told elsewhere."""
     kinds = list(dict.fromkeys(kind_of(document) for document in reversed(attempt.documents)))
-    try:
-        for kind in kinds:
-            for name in _find_own(resources, kind, attempt):
-                resources.delete(kind, attempt.namespace, name)
-    except (EngineError, SchedulerError) as error:
+    errors: list[EngineError | SchedulerError] = []
+    for kind in kinds:
+        error = _delete_own(resources, kind, attempt)
+        errors += [error] if error is not None else []
+        if isinstance(error, Unreachable):
+            break  # each further kind would only wait as long again
+    if errors:
         names = ",".join(kind.kind.lower() for kind in kinds)
         by_hand = f"kubectl -n {attempt.namespace} delete {names} -l {LABEL_INSTANCE}={attempt.name}"
-        say(f"what was created could not all be taken back ({error}); to do so: {by_hand}")
+        say(f"what was created could not all be taken back ({errors[0]}); to do so: {by_hand}")
+
+
+def _delete_own(resources: Objects, kind: Kind, attempt: _Attempt) -> EngineError | SchedulerError | None:
+    """Deletes this submission's objects of a kind. What fails is returned: it must not keep the other kinds."""
+    try:
+        for name in _find_own(resources, kind, attempt):
+            resources.delete(kind, attempt.namespace, name)
+    except (EngineError, SchedulerError) as error:
+        return error
+    return None
 
 
 def _find_own(resources: Objects, kind: Kind, attempt: _Attempt) -> list[str]:
-    """Names of the objects of a kind that bear this submission's mark; those known of, where listing is forbidden."""
+    """Names of the objects of a kind that bear this submission's mark; those begun, where listing is forbidden."""
     try:
         items, _ = resources.list_all(kind, attempt.namespace, labels=f"{LABEL_INSTANCE}={attempt.name}")
     except ApiError as fault:
         if fault.refusal.status != 403:
             raise
-        return [document["metadata"]["name"] for document in attempt.created if kind_of(document) == kind]
+        return [document["metadata"]["name"] for document in attempt.begun if kind_of(document) == kind]
     return [
         item["metadata"]["name"]
         for item in items
@@ -185,16 +208,35 @@ def _name_queues(resources: Objects, kind: Kind, namespace: str) -> str:
 def _choose_gang(
     resources: Objects, request: Request, documents: list[dict[str, Any]], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """gang=auto without a queue: what the cluster offers. One pod needs no gang."""
+    """gang=auto without a queue: what the cluster offers and the account may use. One pod needs no gang."""
     if request.options.flavor != "job" or request.options.resolved_gang != "auto" or request.minimum < 2:
         return documents
-    if resources.find_group(NATIVE_GROUP):
-        for version in NATIVE_VERSIONS:
-            if resources.has_kind(version, "podgroups"):
-                say(f"pods start together: PodGroup of {version}")
-                return add_pod_group(documents, api_version=version, minimum=request.minimum)
-    if resources.find_group(VOLCANO_GROUP) and resources.has_kind(VOLCANO_VERSION, "podgroups"):
-        say("pods start together: Volcano's PodGroup")
-        return add_pod_group(documents, api_version=VOLCANO_VERSION, minimum=request.minimum)
-    say("this cluster schedules no gangs (no Kueue queue given, no PodGroups): pods start one by one, as room allows")
+    why = "this cluster schedules no gangs (no Kueue queue given, no PodGroups)"
+    for version in _list_gangs(resources):
+        grouped = add_pod_group(documents, api_version=version, minimum=request.minimum)
+        if _may_create(resources, next(document for document in grouped if document["kind"] == "PodGroup")):
+            say(f"pods start together: PodGroup of {version}")
+            return grouped
+        why = f"this account may not create podgroups.{version.partition('/')[0]}"
+    say(f"{why}: pods start one by one, as room allows")
     return documents
+
+
+def _list_gangs(resources: Objects) -> Iterator[str]:
+    """Versions of PodGroup that the cluster has, Kubernetes' own first."""
+    for group, versions in ((NATIVE_GROUP, NATIVE_VERSIONS), (VOLCANO_GROUP, (VOLCANO_VERSION,))):
+        if resources.find_group(group):
+            version = next((version for version in versions if resources.has_kind(version, "podgroups")), None)
+            if version is not None:
+                yield version
+
+
+def _may_create(resources: Objects, document: Mapping[str, Any]) -> bool:
+    """Whether the account has the right; what else may be wrong with the document is found when it is created."""
+    try:
+        resources.create(document, dry_run=True)
+    except ApiError as fault:
+        return fault.refusal.status != 403
+    except RequestError:
+        return True
+    return True

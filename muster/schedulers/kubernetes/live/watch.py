@@ -51,14 +51,14 @@ class PodWatch:
     Args:
         resources: of the cluster.
         ref: the app.
-        leads: see `pods.read_pod`.
+        lead: see `pods.read_pod`.
         is_over: asks the cluster whether the app has ended; called at most every `_CHECK_S` seconds.
     """
 
-    def __init__(self, resources: Objects, ref: AppRef, *, leads: bool, is_over: Callable[[], bool]) -> None:
+    def __init__(self, resources: Objects, ref: AppRef, *, lead: str, is_over: Callable[[], bool]) -> None:
         self._resources = resources
         self._ref = ref
-        self._leads = leads
+        self._lead = lead
         self._is_over = is_over
         self._over = False
         self._changed = threading.Condition()
@@ -152,7 +152,7 @@ class PodWatch:
     def _list(self) -> str:
         labels = f"{LABEL_INSTANCE}={self._ref.name}"
         items, version = self._resources.list_all(POD, self._ref.namespace, labels=labels)
-        facts = [read_pod(item, leads=self._leads) for item in items]
+        facts = [read_pod(item, lead=self._lead) for item in items]
         with self._changed:
             self._facts = {fact.uid: fact for fact in facts}
             self._version = version
@@ -181,7 +181,7 @@ class PodWatch:
         return version
 
     def _apply(self, change: str, item: Mapping[str, Any]) -> None:
-        fact = read_pod(item, leads=self._leads)
+        fact = read_pod(item, lead=self._lead)
         with self._changed:
             if change == "DELETED":
                 self._facts.pop(fact.uid, None)

@@ -1,17 +1,18 @@
 """What the flavours need to know of an app and its roles, worked out and checked once."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torchx.specs import macros
 
 from muster._contract import Env
-from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.agent_command import find_agent_flag, is_agent_role, separate_runs
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.names import RolePlace, check_names, label_roles
+from muster.schedulers.kubernetes.names import RolePlace, check_names, label_roles, token_key
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.runner.roles import check_roles, mask_env
@@ -82,14 +83,17 @@ class AppInputs:
         return {item.key: item.value for role in self.roles for item in role.secret_env.values()}
 
     @property
-    def needs_token(self) -> bool:
-        """Whether any role runs our agent."""
-        return any(role.is_agent for role in self.roles)
+    def token_roles(self) -> dict[str, str]:
+        """Key in the Secret -> name of the agent role whose token it holds."""
+        return {token_key(role.label): role.role.name for role in self.roles if role.is_agent}
 
-    @property
-    def rank0_host(self) -> str:
-        """Name of replica 0 of the first role, resolvable in the job's namespace."""
-        return self.place.rank0_host(self.name, self.roles[0].label)
+    def rank0_host(self, role: RoleInputs) -> str:
+        """The address of rank 0 for a role, resolvable in the app's namespace.
+
+        An agent role is a job of its own and meets at its own replica 0; for others it is TorchX's: replica 0 of the
+        first role.
+        """
+        return self.place.rank0_host(self.name, role.label if role.is_agent else self.roles[0].label)
 
     @property
     def minimum(self) -> int:
@@ -110,20 +114,40 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
         SchedulerError: a role this adapter cannot run; one line that says why.
     """
     check_roles(app)
-    labels = label_roles([role.name for role in app.roles])
+    for role in app.roles:
+        _check_role(role)
+    names = [role.name for role in app.roles]
+    labels = dict(zip(names, label_roles(names), strict=True))
+    args = separate_runs(app.roles, labels, app_id=macros.app_id)
     roles = tuple(
-        _build_role_inputs(role, label, options, name, workspaces)
-        for role, label in zip(app.roles, labels, strict=True)
+        _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )
     check_version(options.schema_version, elastic=any(role.elastic for role in roles), source="kube_version")
-    place = RolePlace(flavor=options.flavor, leads=options.flavor == "volcano" and roles[0].elastic)
+    place = RolePlace(flavor=options.flavor, lead=_find_lead(roles) if options.flavor == "volcano" else "")
     plan = AppInputs(name=name, app=app, roles=roles, options=options, place=place)
     check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], place)
     return plan
 
 
-def _build_role_inputs(role: Any, label: str, options: Options, name: str, workspaces: Mapping[str, str]) -> RoleInputs:
-    _check_role(role)
+def _find_lead(roles: Sequence[RoleInputs]) -> str:
+    """Volcano: label of the elastic role, "" without one.
+
+    Raises:
+        SchedulerError: it is not the only agent role.
+    """
+    elastic = [role for role in roles if role.elastic]
+    if elastic and sum(role.is_agent for role in roles) > 1:
+        raise SchedulerError(
+            f"role {elastic[0].role.name!r} is elastic ({elastic[0].min_nodes}:{elastic[0].max_nodes}) and not the "
+            "only one that runs the agent: a Volcano Job ends as a whole, with the first elastic role that succeeds; "
+            "use flavor=job or jobset, or a fixed number of nodes"
+        )
+    return elastic[0].label if elastic else ""
+
+
+def _build_role_inputs(
+    role: Any, label: str, args: Sequence[str], options: Options, name: str, workspaces: Mapping[str, str]
+) -> RoleInputs:
     for key in role.env:
         if _ENV_NAME.fullmatch(key) is None:
             raise SchedulerError(
@@ -143,7 +167,7 @@ def _build_role_inputs(role: Any, label: str, options: Options, name: str, works
         is_agent=is_agent,
         min_nodes=role.min_replicas or role.num_replicas,
         max_nodes=role.num_replicas,
-        args=tuple(escape(values.substitute(_check_text(arg, role, "argument"))) for arg in role.args),
+        args=tuple(escape(values.substitute(arg)) for arg in args),
         env={key: escape(text) for key, text in env.items() if key not in secret_env},
         secret_env=secret_env,
         workspace=workspaces.get(role.name),
@@ -153,6 +177,8 @@ def _build_role_inputs(role: Any, label: str, options: Options, name: str, works
 
 def _check_role(role: Any) -> None:
     """What the API server would refuse in its own words, or what would never run."""
+    for arg in role.args:
+        _check_text(arg, role, "argument")
     if not role.image or role.image != role.image.strip():
         raise SchedulerError(f"role {role.name!r}: image {role.image!r} is no name of an image")
     if role.num_replicas > syntax.INDEXED_LIMIT:
@@ -193,13 +219,11 @@ def _grace(role: Any, is_agent: bool, options: Options) -> int:
 
 def _find_shutdown_timeout(role: Any) -> float:
     """The agent's `--shutdown-timeout`, from arguments or environment; a wrong one is the agent's to refuse."""
-    text = role.env.get("PET_SHUTDOWN_TIMEOUT", role.env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""))
-    for index, arg in enumerate(role.args):
-        flag, equals, value = arg.replace("_", "-").partition("=")
-        if flag == "--shutdown-timeout":
-            text = value if equals else (role.args[index + 1] if index + 1 < len(role.args) else "")
-            break
+    text = find_agent_flag(role.args, "shutdown-timeout")
+    if text is None:
+        text = role.env.get("PET_SHUTDOWN_TIMEOUT", role.env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""))
     try:
-        return max(0.0, float(text))
+        timeout_s = float(text)
     except ValueError:
         return DEFAULT_SHUTDOWN_TIMEOUT_S
+    return timeout_s if math.isfinite(timeout_s) and timeout_s >= 0 else DEFAULT_SHUTDOWN_TIMEOUT_S

@@ -8,7 +8,7 @@ import posixpath
 from typing import Any, Final
 
 from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, RoleKey
-from muster.schedulers.agent_command import rewrite_agent_args
+from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.labels import (
@@ -17,12 +17,11 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_MANAGED_BY,
     LABEL_NAME,
     MANAGED_BY,
-    TOKEN_KEY,
 )
 from muster.schedulers.kubernetes.manifests.inputs import INDEX_MARK, AppInputs, RoleInputs, escape
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
-from muster.schedulers.kubernetes.names import CONTAINER, secret_name
+from muster.schedulers.kubernetes.names import CONTAINER, secret_name, token_key
 from muster.schedulers.naming import build_label
 
 INDEX_VARIABLE: Final = "NODE_INDEX"
@@ -170,8 +169,9 @@ def _build_container(
 
 def _build_args(plan: AppInputs, role: RoleInputs, first_index: int) -> list[str]:
     args = list(role.args)
-    if role.is_agent and plan.options.agent == "bundled":
-        args = rewrite_agent_args(args, BUNDLE_DIR)
+    if role.is_agent:
+        bundled = plan.options.agent == "bundled"
+        args = rewrite_agent_args(args, BUNDLE_DIR) if bundled else rewrite_image_args(args)
     return [_put_index(arg, first_index) for arg in args]
 
 
@@ -193,12 +193,12 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
 def _build_env(plan: AppInputs, role: RoleInputs, index_label: str, first_index: int) -> list[dict[str, Any]]:
     # The index comes first: others refer to it, and a variable can only refer to those before it.
     env: list[dict[str, Any]] = [_from_field(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
-    ours: dict[str, str] = {Env.RANK0_HOST: plan.rank0_host, "TMPDIR": SCRATCH_DIR}
+    ours: dict[str, str] = {Env.RANK0_HOST: plan.rank0_host(role), "TMPDIR": SCRATCH_DIR}
     if plan.options.security == "restricted":
         ours.update(HOME=SCRATCH_DIR, USER="muster")  # uid 1000 need not be in the image's passwd
     if role.is_agent:
         env.append(_from_field(Env.NODE_NAME, "metadata.name"))
-        env.append(_from_secret(plan, Env.TOKEN, TOKEN_KEY))
+        env.append(_from_secret(plan, Env.TOKEN, token_key(role.label)))
         ours.update(_build_agent_env(plan, role))
     if first_index:
         env.append({"name": Env.NODE_INDEX, "value": f"{first_index}+$({INDEX_VARIABLE})"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, TOKEN_KEY
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, build_bundles, build_config_map
 from muster.schedulers.kubernetes.manifests.dry_run import render_documents
@@ -21,6 +21,7 @@ from muster.schedulers.kubernetes.manifests.volumes import needs_bundle
 from muster.schedulers.kubernetes.names import config_map_name, secret_name
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.schema import check_document
+from muster.schedulers.naming import derive_token
 
 PARENT_KINDS: Final = ("Job", "JobSet")
 """The first of these in a request owns all other objects."""
@@ -37,8 +38,9 @@ class Request:
     """Pods that must run at the same time."""
     elastic: bool
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What `with_token` puts into the Secret beside the token."""
-    needs_token: bool = False
+    """What `with_token` puts into the Secret beside the tokens."""
+    token_roles: Mapping[str, str] = field(default_factory=dict)
+    """Key in the Secret -> name of the agent role whose token it holds."""
     images_to_push: Mapping[str, Any] = field(default_factory=dict)
     """As TorchX's `push_images` wants them; only with `image_repo`."""
 
@@ -48,8 +50,7 @@ class Request:
         return next(document for document in self.documents if document["kind"] in PARENT_KINDS)
 
     def __str__(self) -> str:
-        keys = [*([TOKEN_KEY] if self.needs_token else []), *self.secrets]
-        return render_documents(self.documents, keys)
+        return render_documents(self.documents, token_keys=list(self.token_roles), secret_keys=list(self.secrets))
 
 
 def build_request(
@@ -67,7 +68,7 @@ def build_request(
         app: a `torchx.specs.AppDef`.
         cfg: resolved options.
         name: the app's unique name, a DNS label.
-        token: the job's secret; None leaves the Secret without data, as a dry run prints it.
+        token: the app's secret; None leaves the Secret without data, as a dry run prints it.
         workspaces: packed folders by the key that `Role.metadata` carries.
         images_to_push: goes into the request as it is.
 
@@ -91,7 +92,7 @@ def build_request(
         minimum=plan.minimum,
         elastic=elastic,
         secrets=plan.secret_values,
-        needs_token=plan.needs_token,
+        token_roles=plan.token_roles,
         images_to_push=images_to_push or {},
     )
 
@@ -100,10 +101,11 @@ def _build_supplies(plan: AppInputs, token: str | None, packed: Mapping[str, byt
     """What must be there before the first pod: a Secret 2 s late delays its container by 11 s (seen on 1.36)."""
     labels = build_labels(plan)
     supplies: list[dict[str, Any]] = []
-    if plan.needs_token or plan.secret_values:
-        supplies.append(build_secret(secret_name(plan.name), labels, {} if token is None else {TOKEN_KEY: token}))
+    if plan.token_roles or plan.secret_values:
+        tokens = {} if token is None else _derive_tokens(token, plan.token_roles)
+        supplies.append(build_secret(secret_name(plan.name), labels, tokens))
     if any(needs_bundle(plan, role) for role in plan.roles):
-        needs_agent = plan.needs_token and plan.options.agent == "bundled"
+        needs_agent = bool(plan.token_roles) and plan.options.agent == "bundled"
         used = {role.workspace for role in plan.roles if role.workspace}
         bundles = build_bundles({key: packed[key] for key in sorted(used)}, needs_agent=needs_agent)
         supplies.append(build_config_map(config_map_name(plan.name), labels, bundles))
@@ -161,10 +163,14 @@ def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
         document["metadata"] = {"name": metadata["name"], "namespace": namespace, **metadata}
 
 
+def _derive_tokens(token: str, roles: Mapping[str, str]) -> dict[str, str]:
+    return {key: derive_token(token, role) for key, role in roles.items()}
+
+
 def with_token(request: Request, token: str, namespace: str) -> list[dict[str, Any]]:
     """Copies of the request's documents as they are sent: in their namespace, the Secret filled."""
     documents = [copy.deepcopy(document) for document in request.documents]
-    values = {**request.secrets, **({TOKEN_KEY: token} if request.needs_token else {})}
+    values = {**request.secrets, **_derive_tokens(token, request.token_roles)}
     for document in documents:
         document["metadata"]["namespace"] = namespace
         if document["kind"] == "Secret" and document["metadata"]["name"].startswith(f"{request.name}-"):

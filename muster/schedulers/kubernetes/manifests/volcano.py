@@ -45,7 +45,7 @@ def build_volcano_job(plan: AppInputs) -> dict[str, Any]:
 
 
 def _build_tasks(plan: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
-    if not (plan.place.leads and role is plan.roles[0]):
+    if role.label != plan.place.lead:
         return [_build_task(plan, role, name=role.label, replicas=role.max_nodes, minimum=role.min_nodes)]
     lead = _build_task(plan, role, name=LEAD, replicas=1, minimum=1)
     lead["policies"].append({"event": "TaskCompleted", "action": "CompleteJob"})

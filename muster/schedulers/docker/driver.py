@@ -26,7 +26,7 @@ from muster.schedulers.docker.live.exit_evidence import ExitEvidence
 from muster.schedulers.docker.live.exit_reason import describe_start_failure, ended_by_engine
 from muster.schedulers.docker.live.payload import read_payload
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
-from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
@@ -67,7 +67,7 @@ class DockerDriver:
     Args:
         engine: where; stays the caller's to close.
         app: what was submitted.
-        folder: the app's, with its cargo in it; gets the first agent's error file.
+        folder: of the app's state, with its cargo in it; gets the first agent's error file.
         mailbox: where ends are told.
     """
 
@@ -361,4 +361,4 @@ def _log_failure(call: "Future[None]") -> None:
 def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> DockerDriver:
     """The factory that an app's spec names."""
     app = AppRequest.from_json(spec.details["request"])
-    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, Path(spec.folder), mailbox)
+    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, AppFolder(spec.folder).state_dir, mailbox)

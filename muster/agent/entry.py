@@ -1,0 +1,17 @@
+"""The file that adapters run instead of `-m muster.agent` where muster is installed.
+
+With `-m` the working directory is on `sys.path` before our code runs, and Python itself imports from there: a user's
+types.py or operator.py ends the agent. With a file, the working directory is not on `sys.path`.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # Not the first with -P or PYTHONSAFEPATH.
+    if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
+        del sys.path[0]
+
+    from muster.agent.__main__ import main
+
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""The thread that owns one of torch's handlers, and watches the round that the handler has formed.
+
+The only module of the agent, apart from workers and their template, that imports torch; it does so in the thread.
+
+Source: torch/distributed/elastic/agent/server/api.py (`_rendezvous`, `_invoke_run`, `_exit_barrier`; behaviour only).
+"""
+
+import json
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, RoundWatch
+from muster.agent.runtime.ports import PortReservation
+
+POLL_S = 0.1
+"""torch's agent asks its handler for waiting nodes this often."""
+TELL_LIMIT_S = 5.0
+"""How long a node that has failed for good waits for the others to know: one of them may be gone already."""
+TORCHS_OWN = {"c10d-torch": "c10d", "etcd": "etcd", "etcd-v2": "etcd-v2"}
+"""Our names for torch's own backends -> torch's names."""
+DEFAULT_TIMEOUT_S = 900
+KEEP_ALIVE_INTERVAL_S = 5.0
+KEEP_ALIVE_MAX_ATTEMPT = 3
+"""torch's own defaults for its c10d."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where everybody is; written by rank 0's agent, read by all."""
+
+    offsets: list[int]
+    role_offsets: list[int]
+    role_sizes: list[int]
+    world_size: int
+    master_addr: str
+    master_port: int
+    nonce: str
+    """Of this round only."""
+
+
+class Owner(Protocol):
+    """Who is told, on the agent's loop, what the thread has found."""
+
+    def hand_over(self, result: Callable[[], None]) -> None:
+        """Called by the thread: run `result` on the loop."""
+        ...
+
+    def on_formed(self, rank: int, size: int, layout: Layout, *, use_agent_store: bool) -> None:
+        """A round of torch's handler is complete."""
+        ...
+
+    def on_waiting(self, count: int) -> None:
+        """Nodes wait to get in."""
+        ...
+
+    def on_node_lost(self, rank: int, silence_s: float) -> None:
+        """A node that still had work shows no life."""
+        ...
+
+    def on_failed_elsewhere(self, found: FailedElsewhere) -> None:
+        """The job has failed for good on another node."""
+        ...
+
+    def on_end_told(self, *, succeeded: bool) -> None:
+        """Every node that can know the job's end knows it."""
+        ...
+
+    def on_lost(self, reason: str, *, usage: bool) -> None:
+        """The handler gave up."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """One line for the console."""
+        ...
+
+
+class _Stage(Enum):
+    """What the thread watches for."""
+
+    PAUSED = "paused"
+    """There is no round, or it is broken: this node only shows that it lives."""
+    RUNNING = "running"
+    """What becomes of the others."""
+    STOPPING = "stopping"
+    """Nothing: the job has failed for good, the others know, and this node's workers are being stopped."""
+    SUCCEEDED = "succeeded"
+    """The job has ended well, and the others are to know it too."""
+    FAILED = "failed"
+    """It has failed for good, no worker is left here, likewise."""
+
+
+class HandlerThread(threading.Thread):
+    """Owns torch's handler: nothing else touches it."""
+
+    def __init__(self, config: RendezvousConfig, nproc: int, role: str, owner: Owner) -> None:
+        super().__init__(daemon=True, name="rendezvous")
+        self._config = config
+        self._nproc = nproc
+        self._role = role
+        self._owner = owner
+        self._orders: queue.SimpleQueue[tuple[str, str, Failure | None]] = queue.SimpleQueue()
+        self._handler: Any = None
+        self._store: Any = None
+        self._rank = self._size = 0
+        self._port: PortReservation | None = None
+        self._watch: RoundWatch | None = None
+        """Of the current round; None before the first."""
+        self._silence_s = 0.0
+        self._stage = _Stage.PAUSED
+        self._tell_until_s = 0.0
+
+    def ask(self, order: str, reason: str = "", root: Failure | None = None) -> None:
+        """`next`, `pause`, `done`, `fail` (why, and the root cause) or `tell`; carried out one after the other."""
+        self._orders.put((order, reason, root))
+
+    def finish(self) -> None:
+        """Let it end; at most a second is spent on waiting. A handler that blocks ends with the process."""
+        self.ask("quit")
+        if self.is_alive():
+            self.join(1.0)
+        if self._port is not None:
+            self._port.close()
+
+    def run(self) -> None:
+        """Carry out orders; between them, watch for nodes that wait."""
+        try:
+            from torch.distributed.elastic.rendezvous.api import (
+                RendezvousClosedError,
+                RendezvousError,
+                RendezvousTimeoutError,
+            )
+        except ImportError as error:
+            why = f"--rdzv-backend {self._config.backend} needs torch in the agent's Python: {error}"
+            self._report_loss(why, usage=True)
+            return
+        try:
+            try:
+                self._silence_s = find_silence_s(self._config)
+                self._handler = self._create_handler()
+            except (ValueError, KeyError) as error:
+                self._report_loss(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
+                return
+            self._serve()
+        except RendezvousClosedError:
+            if (found := self._find_failure()) is not None:
+                self._owner.hand_over(lambda: self._owner.on_failed_elsewhere(found))
+                return
+            self._report_loss(f"run {self._config.run_id!r} is closed: another node has ended it", usage=False)
+        except RendezvousTimeoutError as error:
+            self._report_loss(f"the nodes did not come together in time: {error}", usage=False)
+        except (RendezvousError, OSError, RuntimeError) as error:
+            # What torch's stores raise for faults of the network (DistNetworkError, ...) are RuntimeErrors.
+            self._report_loss(f"torch's {self._config.backend} rendezvous failed: {error}", usage=False)
+        except Exception as error:  # noqa: BLE001  # a handler is a plug-in: with this thread alone, the agent would hang
+            kind = type(error)
+            if kind.__module__ == "builtins":  # nobody raises these on purpose
+                traceback.print_exc()
+            self._report_loss(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
+
+    def _report_loss(self, reason: str, *, usage: bool) -> None:
+        line = " ".join(reason.split())[:500]
+        self._owner.hand_over(lambda: self._owner.on_lost(line, usage=usage))
+
+    def _create_handler(self) -> Any:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+        config = self._config
+        if config.backend in TORCHS_OWN:
+            # The workers' store that torch's agents share is none of ours, and where a new agent joins old ones, torch
+            # waits for its address until it fails. Only this process is told: workers have an environment of their own.
+            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        name = TORCHS_OWN.get(config.backend, config.backend)
+        if name not in TORCHS_OWN.values():
+            registry._register_out_of_tree_handlers()  # noqa: SLF001 - torchrun does the same; there is no other way
+        conf: dict[str, Any] = {"timeout": DEFAULT_TIMEOUT_S, **config.conf}
+        parameters = RendezvousParameters(
+            backend=name,
+            endpoint=config.endpoint,
+            run_id=config.run_id,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **conf,
+        )
+        return registry.get_rendezvous_handler(parameters)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                order, reason, root = self._orders.get(timeout=None if self._watch is None else POLL_S)
+            except queue.Empty:
+                self._poll()
+                continue
+            if order == "quit":
+                return
+            if order == "next":
+                self._next_round()
+            elif order == "pause":
+                self._stage = _Stage.PAUSED
+            elif order == "done" and self._watch is not None:
+                self._watch.post_done()
+            elif order == "fail":
+                self._stage = _Stage.STOPPING
+                self._post_failure(reason, root)
+            elif order == "tell":
+                self._stage = _Stage.FAILED
+                self._tell_until_s = time.monotonic() + TELL_LIMIT_S
+
+    def _poll(self) -> None:
+        """Show life, and see what has become of the others."""
+        watch = self._watch
+        if watch is None or self._stage is _Stage.STOPPING:
+            return
+        if self._stage in (_Stage.SUCCEEDED, _Stage.FAILED):
+            self._poll_end(watch)
+            return
+        watch.beat()
+        if self._stage is _Stage.RUNNING:
+            self._look(watch)
+
+    def _look(self, watch: RoundWatch) -> None:
+        owner = self._owner
+        found = watch.look()
+        if isinstance(found, AllDone):
+            self._stage = _Stage.SUCCEEDED
+            self._tell_until_s = time.monotonic() + self._silence_s
+            self._say_goodbye(watch)
+        elif isinstance(found, FailedElsewhere):
+            self._stage = _Stage.STOPPING
+            watch.post_seen()
+            owner.hand_over(lambda: owner.on_failed_elsewhere(found))
+        elif (count := self._handler.num_nodes_waiting()) > 0:
+            self._stage = _Stage.PAUSED
+            owner.hand_over(lambda: owner.on_waiting(count))
+        elif found is not None:
+            self._stage = _Stage.PAUSED
+            owner.hand_over(lambda: owner.on_node_lost(found.rank, self._silence_s))
+
+    def _say_goodbye(self, watch: RoundWatch) -> None:
+        """The store is there as long as a node has not said that it knows the end; afterwards nothing needs it."""
+        try:
+            self._handler.shutdown()
+            watch.post_seen()
+        except Exception:  # noqa: BLE001  # a plug-in's store may raise anything: here, that its host has gone
+            self._tell_until_s = time.monotonic()
+
+    def _poll_end(self, watch: RoundWatch) -> None:
+        """Go when the others know the end too: it may be this process that holds the store."""
+        try:
+            watch.beat()
+            is_told = watch.is_end_seen_by_all()
+        except Exception:  # noqa: BLE001  # as above
+            is_told = True
+        if is_told or time.monotonic() >= self._tell_until_s:
+            succeeded, self._stage = self._stage is _Stage.SUCCEEDED, _Stage.STOPPING
+            self._owner.hand_over(lambda: self._owner.on_end_told(succeeded=succeeded))
+
+    def _post_failure(self, reason: str, root: Failure | None) -> None:
+        """The others need not find out by themselves. What this node reports does not depend on it."""
+        try:
+            if self._watch is not None:
+                self._watch.post_failed(reason, root)
+                self._watch.post_seen()
+            self._handler.shutdown()
+        except Exception as error:  # noqa: BLE001  # as above
+            line = f"the other nodes cannot be told of the failure: {error}"
+            self._owner.hand_over(lambda: self._owner.tell(line))
+
+    def _find_failure(self) -> FailedElsewhere | None:
+        """Whether the job failed for good in the last round, as far as its store can still be asked."""
+        try:
+            return None if self._watch is None else self._watch.read_failed()
+        except Exception:  # noqa: BLE001  # as above
+            return None
+
+    def _next_round(self) -> None:
+        found = self._find_failure()
+        if found is not None:
+            self._owner.hand_over(lambda: self._owner.on_failed_elsewhere(found))
+            return
+        info = self._handler.next_rendezvous()
+        self._store, self._rank, self._size = info.store, info.rank, info.world_size
+        layout = self._agree_layout(info)
+        self._watch = RoundWatch(
+            self._store,
+            f"muster/{layout.nonce}",
+            rank=self._rank,
+            size=self._size,
+            silence_s=self._silence_s,
+            now_s=time.monotonic,
+        )
+        self._stage = _Stage.RUNNING
+        shared = self._keeps_bootstrap() and bool(self._handler.use_agent_store)
+        rank, size = self._rank, self._size
+        self._owner.hand_over(lambda: self._owner.on_formed(rank, size, layout, use_agent_store=shared))
+
+    def _keeps_bootstrap(self) -> bool:
+        """Third-party handlers say where the workers' store is.
+
+        torch's own would reuse one store for all rounds, which breaks restarts (stale keys under one port): those get a
+        fresh port every round, as with our own rendezvous.
+        """
+        return self._config.backend not in TORCHS_OWN
+
+    def _agree_layout(self, info: Any) -> Layout:
+        """Every node writes its size, rank 0 adds up and says where the workers meet."""
+        self._store.set(f"muster/node/{self._rank}", json.dumps([self._nproc, self._role]))
+        if self._rank == 0:
+            nodes = [json.loads(self._store.get(f"muster/node/{rank}")) for rank in range(self._size)]
+            addr, port = self._find_master(info)
+            layout = {"nodes": _add_up(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
+            self._store.set("muster/layout", json.dumps(layout))
+        layout = json.loads(self._store.get("muster/layout"))
+        return Layout(**layout["nodes"], master_addr=layout["addr"], master_port=layout["port"], nonce=layout["nonce"])
+
+    def _find_master(self, info: Any) -> tuple[str, int]:
+        bootstrap = info.bootstrap_store_info
+        if self._keeps_bootstrap() and bootstrap is not None:
+            return str(bootstrap.master_addr), int(bootstrap.master_port)
+        old, self._port = self._port, PortReservation()
+        if old is not None:
+            old.close()
+        return self._config.local_addr or find_own_address(self._config.endpoint), self._port.port
+
+
+def find_silence_s(config: RendezvousConfig) -> float:
+    """How long a node may show no life, from the keys of --rdzv-conf that say it for torch's own c10d.
+
+    Raises:
+        ValueError: they are no numbers above 0.
+    """
+    interval_s = float(config.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL_S))
+    attempts = int(config.conf.get("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT))
+    if not (interval_s > 0 and attempts > 0):
+        raise ValueError(f"keep_alive_interval {interval_s:g} and keep_alive_max_attempt {attempts} must be above 0")
+    return interval_s * attempts
+
+
+def _add_up(nodes: list[tuple[int, str]]) -> dict[str, Any]:
+    offsets, role_offsets, total = [], [], 0
+    role_sizes: dict[str, int] = {}
+    for nproc, role in nodes:
+        offsets.append(total)
+        role_offsets.append(role_sizes.get(role, 0))
+        total += nproc
+        role_sizes[role] = role_sizes.get(role, 0) + nproc
+    sizes = [role_sizes[role] for _, role in nodes]
+    return {"offsets": offsets, "role_offsets": role_offsets, "role_sizes": sizes, "world_size": total}
+
+
+def find_own_address(endpoint: str) -> str:
+    """The address this machine would use to reach the endpoint: what others can reach it under. Sends nothing."""
+    host, _, port = endpoint.rpartition(":")
+    host = (host or port or "localhost").strip("[]")
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return "127.0.0.1"
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"

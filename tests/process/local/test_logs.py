@@ -1,0 +1,54 @@
+"""Following a log of local_cwd: every line of both streams, once, whole, at any speed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from torchx.specs import AppDef, Resource, Role
+
+from muster.components import dist
+from muster.schedulers.local import create_scheduler
+
+PROGRAM = str(Path(__file__).parents[1] / "programs" / "logs_two_streams.py")
+SPEEDS = [(20_000, 0, 0), (300, 100, 0), (2000, 0, 40_000)]
+"""Lines of each stream, lines of each a second (0: full speed), length of every tenth line."""
+
+
+@pytest.fixture
+def scheduler(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    made = create_scheduler("torchx")
+    yield made
+    made.close()
+
+
+def build_lines(name, rank, count, more):
+    return [f"{name} {rank} {number:06d} {'.' * more * (number % 10 == 0)}\n" for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "per_second", "more"), SPEEDS)
+def test_every_line_of_a_replica(scheduler, count, per_second, more):
+    args = [PROGRAM, str(count), str(per_second), str(more)]
+    resource = Resource(cpu=1, gpu=0, memMB=1)
+    role = Role(name="r", image="", entrypoint=sys.executable, args=args, resource=resource)
+    app_id = scheduler.submit(AppDef("app", roles=[role]), {})
+    followed = list(scheduler.log_iter(app_id, "r", should_tail=True))
+    for name in ("out", "err"):
+        assert [line for line in followed if line.startswith(name)] == build_lines(name, 0, count, more)
+    assert len(followed) == 2 * count
+
+
+@pytest.mark.parametrize(("count", "per_second", "more"), SPEEDS)
+def test_every_line_of_the_workers_of_a_job(scheduler, count, per_second, more):
+    app = dist.ddp(str(count), str(per_second), str(more), script=PROGRAM, j="1x2", start="cold")
+    app_id = scheduler.submit(app, {})
+    followed = list(scheduler.log_iter(app_id, app.roles[0].name, should_tail=True))
+    of_workers = [line.partition("]:") for line in followed if "]:" in line]
+    assert len(of_workers) == 4 * count
+    for rank in (0, 1):
+        for name in ("out", "err"):
+            lines = [text for _, _, text in of_workers if text.startswith(f"{name} {rank} ")]
+            assert lines == build_lines(name, rank, count, more)

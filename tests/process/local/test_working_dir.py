@@ -1,0 +1,136 @@
+"""Files of the user's that are called like modules of the standard library: no process of ours imports them.
+
+The agent's interpreter has nothing in its site-packages that imports such modules when Python starts.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+from muster.schedulers.agent_command import AGENT_ENTRY
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = {"stable": Path(sys.executable).parent, "nightly": ROOT / ".venv-nightly" / "bin"}
+NAMES = ("types", "operator", "collections", "functools", "contextlib", "warnings", "keyword")
+MAIN = """\
+import os, sys
+print(f"path {sys.path[0]} safe {os.environ.get('PYTHONSAFEPATH')} program {sys.argv[0]}")
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment that finds muster, and nothing else beside the standard library."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    Path(packages, "muster.pth").write_text(f"{ROOT}\n")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with a program and all those files; importing one of them ends the process."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "main.py").write_text(MAIN)
+    for name in NAMES:
+        (made / f"{name}.py").write_text(f"raise SystemExit('imported {name} of the working directory')\n")
+    return made
+
+
+def run_torchx(line: str, folder: Path, bare: Path | None, *words: str, **env: str) -> Outcome:
+    torchx = LINES[line] / "torchx"
+    if not torchx.exists():
+        pytest.skip(f"{torchx} is not there: `make environments` makes it")
+    environment = {name: value for name, value in os.environ.items() if name != "CONDA_PREFIX"} | env
+    environment |= {"VIRTUAL_ENV": str(bare), "XDG_STATE_HOME": str(folder.parent / "state")}
+    command = [str(torchx), "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", *words]
+    return run_tree(command, env=environment, cwd=folder, timeout_s=120)
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("line", LINES)
+def test_a_job_in_such_a_folder(folder: Path, bare: Path, line: str, start: str) -> None:
+    outcome = run_torchx(line, folder, bare, "--start", start, "--script", "main.py")
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stderr.count(f"path {folder} safe None program main.py\n") == 2, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_where_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path, start: str) -> None:
+    bare = tmp_path / "without-muster"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    outcome = run_torchx("stable", folder, bare, "--start", start, "--script", "main.py")
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stderr.count(f"path {folder} safe None program main.py\n") == 2, outcome.explain()
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_alone(tmp_path: Path, bare: Path, name: str, start: str) -> None:
+    (tmp_path / "main.py").write_text(MAIN)
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    logs = tmp_path / "logs"
+    flags = ["--start", start, "--standalone", "--log-dir", str(logs)]
+    outcome = run_tree([str(bare / "bin" / "python"), AGENT_ENTRY, *flags, "main.py"], cwd=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert f"path {tmp_path} safe None" in outcome.stdout, outcome.explain()
+    (events,) = logs.glob("*/events.jsonl")
+    assert f'"how": "{start}"' in events.read_text()
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_that_means_its_own_file_gets_it(tmp_path: Path, bare: Path, name: str, start: str) -> None:
+    """As with `python main.py`, and also by way of another module of the program's."""
+    (tmp_path / "main.py").write_text(
+        f"import sys\ndef main():\n    import part\n    print(part.{name}.MINE)\nmain()\n"
+    )
+    (tmp_path / "part.py").write_text(f"import {name}\n")
+    (tmp_path / f"{name}.py").write_text("MINE = 'it is mine'\n")
+    python = str(bare / "bin" / "python")
+    outcome = run_tree([python, AGENT_ENTRY, "--start", start, "--standalone", "main.py"], cwd=tmp_path)
+    plain = subprocess.run([python, "main.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (outcome.exit_code, outcome.stdout) == (plain.returncode, plain.stdout), outcome.explain()
+    assert plain.stdout == "it is mine\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is Python 3.11's")
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_a_safe_path_of_the_users_reaches_the_workers(folder: Path, bare: Path, start: str) -> None:
+    outcome = run_torchx("stable", folder, bare, "--start", start, "--script", "main.py", PYTHONSAFEPATH="1")
+    assert outcome.exit_code == 0, outcome.explain()
+    lines = [line for line in outcome.stderr.splitlines() if "safe 1 program main.py" in line]
+    assert len(lines) == 2, outcome.explain()
+    assert not any(f"path {folder} " in line for line in lines), outcome.explain()
+
+
+def test_other_roles_have_a_guard_that_imports_nothing_of_it(folder: Path, bare: Path) -> None:
+    torchx = LINES["stable"] / "torchx"
+    command = [str(torchx), "run", "-s", "local_cwd", "utils.sh", str(bare / "bin" / "python"), "main.py"]
+    outcome = run_tree(command, env=os.environ | {"XDG_STATE_HOME": str(folder.parent / "state")}, cwd=folder)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert f"path {folder} safe None program main.py\n" in outcome.stderr, outcome.explain()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_functions_as_workers(folder: Path, bare: Path, method: str) -> None:
+    program = folder.parent / "launches.py"
+    program.write_text(
+        "import os\n"
+        "from muster.agent.workers.function import launch_function\n"
+        "def rank(): return int(os.environ['RANK'])\n"
+        "if __name__ == '__main__':\n"
+        "    flags = ['--standalone', '--nproc-per-node', '2']\n"
+        f"    print(sorted(launch_function(rank, flags=flags, start_method={method!r}).items()))\n"
+    )
+    outcome = run_tree([str(bare / "bin" / "python"), str(program)], cwd=folder)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert "[(0, 0), (1, 1)]" in outcome.stdout, outcome.explain()

@@ -1,0 +1,197 @@
+"""Agents of one job are started with the same rules; one with others takes no part, and the job does not notice."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
+from doubles.rendezvous_world import Process, World
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
+from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.protocol.job_rules import (
+    build_job_rules,
+    describe_difference,
+    describe_job_rules,
+    read_job_rules,
+)
+from muster.agent.runtime.loop import Loop
+
+SETTINGS: dict[str, Any] = {
+    "backend": "muster",
+    "run_id": "sim",
+    "host": "h",
+    "port": 29400,
+    "node_index": 0,
+    "min_nodes": 1,
+    "max_nodes": 3,
+    "max_restarts": 2,
+}
+OTHERS = [
+    ({"min_nodes": 2}, "--nnodes 2:3 (the job: 1:3)"),
+    ({"max_nodes": 4}, "--nnodes 1:4 (the job: 1:3)"),
+    ({"min_nodes": 3}, "--nnodes 3 (the job: 1:3)"),
+    ({"max_restarts": 5}, "--max-restarts 5 (the job: 2)"),
+    ({"join_timeout_s": 61.5}, "--rdzv-conf join_timeout=61.5 (the job: 120)"),
+    ({"last_call_timeout_s": 7.0}, "--last-call-timeout 7 (the job: 3)"),
+    ({"keep_alive_interval_s": 2.0}, "--rdzv-conf keep_alive_interval=2 (the job: 1)"),
+    ({"keep_alive_max_attempt": 9}, "--rdzv-conf keep_alive_max_attempt=9 (the job: 5)"),
+    ({"min_nodes": 3, "max_restarts": 0}, "--nnodes 3 (the job: 1:3), --max-restarts 0 (the job: 2)"),
+]
+SAME: dict[str, Any] = {"host": "h2", "port": 1, "node_index": 7, "local_addr": "10.0.0.9", "is_host": False}
+"""What may differ from node to node."""
+
+
+def make_world(*, min_nodes: int = 1, seed: int = 7) -> World:
+    return World(seed, nodes=3, min_nodes=min_nodes, max_restarts=2, work_s=40.0)
+
+
+def expect_refused(process: Process, difference: str) -> None:
+    assert isinstance(process.outcome, RendezvousFailed)
+    assert process.outcome.usage
+    assert process.outcome.reason == f"this agent was started with {difference}"
+
+
+def expect_success(*processes: Process) -> None:
+    assert all(isinstance(process.outcome, JobEnded) and process.outcome.succeeded for process in processes)
+
+
+@pytest.mark.parametrize(("changes", "difference"), OTHERS)
+def test_another_setting_is_named_with_both_values(changes, difference) -> None:
+    job = build_job_rules(RendezvousConfig(**SETTINGS, join_timeout_s=120.0))
+    own = build_job_rules(RendezvousConfig(**{**SETTINGS, "join_timeout_s": 120.0, **changes}))
+    line = describe_difference(own, job)
+    assert line == f"{difference}; all agents of a job must be started with the same"
+    assert read_job_rules(json.loads(json.dumps(describe_job_rules(own)))) == own
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_may_differ_makes_no_difference(name: str) -> None:
+    other = RendezvousConfig(**{**SETTINGS, name: SAME[name]})
+    assert describe_difference(build_job_rules(other), build_job_rules(RendezvousConfig(**SETTINGS))) is None
+
+
+@pytest.mark.parametrize(("changes", "difference"), OTHERS)
+def test_a_stranger_is_refused_and_the_job_goes_on(changes, difference) -> None:
+    world = make_world()
+    job = [world.boot(0), world.boot(1)]
+    world.run_until(20.0)
+    assert [process.numbers for process in job] == [[1], [1]]
+    stranger = world.boot(2, **changes)
+    world.run_until(30.0)
+    expect_refused(stranger, f"{difference}; all agents of a job must be started with the same")
+    world.run_until(200.0)
+    expect_success(*job)
+    assert [process.numbers for process in job] == [[1], [1]]
+
+
+def test_two_that_begin_together_with_other_sizes_make_no_round() -> None:
+    world = make_world(min_nodes=2)
+    job = [world.boot(0), world.boot(1, min_nodes=1)]
+    world.run_until(30.0)
+    assert isinstance(job[1].outcome, RendezvousFailed)
+    assert job[1].outcome.usage
+    assert [process.numbers for process in job] == [[], []]
+    job.append(world.boot(2))
+    world.run_until(200.0)
+    expect_success(job[0], job[2])
+
+
+def test_a_successor_refuses_as_the_first_leader_did() -> None:
+    """Node 0 comes back with another budget, finds the endpoint free, and is called by the acting leader."""
+    world = make_world()
+    job = [world.boot(index) for index in range(3)]
+    world.run_until(10.0)
+    assert [process.numbers for process in job] == [[1]] * 3
+    job[0].crash()
+    world.run_until(20.0)
+    rounds = [process.numbers for process in job[1:]]
+    assert rounds == [[1, 2]] * 2
+    stranger = world.boot(0, max_restarts=9)
+    world.run_until(40.0)
+    expect_refused(stranger, "--max-restarts 9 (the job: 2); all agents of a job must be started with the same")
+    world.run_until(200.0)
+    expect_success(*job[1:])
+    assert [process.numbers for process in job[1:]] == rounds
+
+
+def test_a_node_of_the_job_is_not_refused_by_a_stranger_at_its_endpoint() -> None:
+    """Below `min` there is no acting leader: node 1 waits for its own kind, and is not ended by the wrong node 0."""
+    world = make_world(min_nodes=2)
+    job = [world.boot(0), world.boot(1)]
+    world.run_until(10.0)
+    job[0].crash()
+    stranger = world.boot(0, max_restarts=9)
+    world.run_until(30.0)
+    assert job[1].outcome is None
+    assert (job[1].numbers, stranger.numbers) == ([1], [])
+    stranger.crash()
+    job.append(world.boot(0))
+    world.run_until(200.0)
+    expect_success(job[1], job[2])
+    assert job[1].numbers == [1, 2]
+
+
+class Node:
+    """A leader that holds a round alone, and whoever comes to its door."""
+
+    def __init__(self) -> None:
+        self.loop = Loop(StandingClock())
+        self.network = FakeNetwork()
+        config = RendezvousConfig(**{**SETTINGS, "last_call_timeout_s": 0.0, "is_host": True})
+        self.member = Member(
+            config,
+            nproc=1,
+            role="default",
+            loop=self.loop,
+            lease=None,
+            node_name="h0",
+            network=self.network,  # type: ignore[arg-type]
+            reserve=FakeHandle,
+            member_id="m0",
+        )
+        self.member.join()
+        self.rules = describe_job_rules(build_job_rules(config))
+
+    def form_round(self) -> None:
+        self.loop.clock.passed_s += 3.0
+        for _ in range(3):
+            self.loop.turn(0)
+
+    def receive(self, message: dict[str, Any]) -> FakeLink:
+        link = FakeLink()
+        self.network.doors[-1](link, message)
+        return link
+
+    def close(self) -> None:
+        self.member.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("max_restarts", [2, 9])
+def test_a_running_job_gives_way_to_no_job_with_other_rules(node: Node, max_restarts: int) -> None:
+    """Two jobs of one name share an endpoint by mistake; the acting leader of the one calls where the other runs."""
+    node.form_round()
+    rules = {**node.rules, "max_restarts": max_restarts}
+    link = node.receive({"t": "acting", "run_id": "sim", "id": "m4", "round": 7, "port": 5004, "rules": rules})
+    assert (link.kinds() == ["heard"]) == (max_restarts == 9)
+    assert (node.member._session.office.leader is not None) == (max_restarts == 9)
+
+
+def test_an_agent_that_does_not_say_its_rules_gets_no_seat(node: Node) -> None:
+    """As those before this version would: their handshake is refused already."""
+    join = {"t": "join", "run_id": "sim", "id": "m1", "index": 1, "nproc": 1, "role": "default", "host": "h1"}
+    join |= {"port": 1, "listen": 2, "local_addr": None, "prepared": True}
+    carry = {"round": 0, "attempt": 0, "early": None, "final": None, "leader": None, "bases": []}
+    refused = node.receive({**join, "carry": carry})
+    assert (refused.kinds(), refused.closed) == ([], True)
+    assert node.receive({**join, "carry": carry, "rules": node.rules}).kinds() == ["welcome"]

@@ -1,0 +1,155 @@
+"""How the nodes of a round agree on its end through torch's store: a fake store, a clock that the test moves."""
+
+import json
+
+import pytest
+
+from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
+
+SILENCE_S = 15.0
+ROOT = Failure(
+    node=1,
+    node_index=1,
+    host="h1",
+    local_rank=0,
+    global_rank=3,
+    attempt=0,
+    round=1,
+    pid=7,
+    time_s=1.0,
+    exit_code=3,
+)
+
+
+class FakeStore:
+    """What the watch asks of a `torch.distributed.Store`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def add(self, key: str, number: int) -> int:
+        self.values[key] = str(int(self.values.get(key, "0")) + number)
+        return int(self.values[key])
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+class Group:
+    """The nodes of one round. Who is in `alive` beats."""
+
+    def __init__(self, size: int, *, nonce: str = "r1", store: FakeStore | None = None) -> None:
+        self.now_s = 100.0
+        self.store = store or FakeStore()
+        self.watches = [
+            RoundWatch(self.store, nonce, rank=rank, size=size, silence_s=SILENCE_S, now_s=lambda: self.now_s)
+            for rank in range(size)
+        ]
+        self.alive = set(range(size))
+        self.found: dict[int, object] = {}
+        """What each living node found first."""
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds * 2)):
+            self.now_s += 0.5
+            for rank in sorted(self.alive):
+                self.watches[rank].beat()
+                found = self.watches[rank].look()
+                if found is not None:
+                    self.found.setdefault(rank, found)
+
+
+def test_who_is_done_waits_for_the_living_without_a_limit() -> None:
+    group = Group(3)
+    group.watches[0].post_done()
+    group.watches[1].post_done()
+    group.pass_time(2000.0)
+    assert group.found == {}
+    group.watches[2].post_done()
+    group.pass_time(1.0)
+    assert group.found == dict.fromkeys(range(3), AllDone())
+
+
+@pytest.mark.parametrize(
+    ("size", "gone", "done", "finder"),
+    [
+        pytest.param(2, {1}, {0}, 0, id="one of two"),
+        pytest.param(4, {2}, set(), 1, id="its neighbour tells"),
+        pytest.param(4, {2, 3}, {0, 1}, 1, id="two neighbours"),
+        pytest.param(5, {0, 2}, {4}, 1, id="apart"),
+        pytest.param(4, {1, 2}, {1}, 0, id="behind one that was done and is gone"),
+        pytest.param(3, {0}, {0, 1, 2}, None, id="all were done before"),
+    ],
+)
+def test_a_lost_node_is_found_by_whoever_watches_it(size: int, gone: set, done: set, finder: int | None) -> None:
+    group = Group(size)
+    for rank in done:
+        group.watches[rank].post_done()
+    group.alive -= gone
+    group.pass_time(2 * SILENCE_S + 2.0)
+    lost = {rank for rank, found in group.found.items() if isinstance(found, NodeLost)}
+    assert (finder in lost) if finder is not None else (not lost)
+    assert all(found.rank in gone - done for found in group.found.values() if isinstance(found, NodeLost))
+
+
+def test_nobody_is_lost_before_the_silence_limit() -> None:
+    group = Group(2)
+    group.pass_time(5.0)
+    group.alive -= {1}
+    group.pass_time(SILENCE_S - 2.0)
+    assert group.found == {}
+
+
+def test_success_stands_though_its_node_is_gone() -> None:
+    group = Group(2)
+    group.watches[1].post_done()
+    group.alive -= {1}
+    group.pass_time(100.0)
+    assert group.found == {}
+    group.watches[0].post_done()
+    group.pass_time(1.0)
+    assert group.found == {0: AllDone()}
+
+
+def test_a_failure_for_good_is_told_with_its_root_cause() -> None:
+    group = Group(3)
+    group.watches[0].post_done()
+    group.watches[1].post_failed("rank 3 exited with code 3", ROOT)
+    group.pass_time(1.0)
+    assert group.found[0] == group.found[2] == FailedElsewhere(reason="rank 3 exited with code 3", root=ROOT)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", json.dumps({"reason": "x", "root": {"node": "y"}}), "[" * 5000])
+def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
+    group = Group(2)
+    group.store.set("r1/failed", text)
+    group.pass_time(0.5)
+    assert isinstance(group.found[0], FailedElsewhere)
+
+
+def test_a_store_that_is_used_again_tells_nothing_of_an_older_round() -> None:
+    first = Group(2, nonce="r1")
+    for watch in first.watches:
+        watch.post_done()
+        watch.post_seen()
+    first.watches[0].post_failed("x", None)
+    second = Group(2, nonce="r2", store=first.store)
+    second.watches[0].post_done()
+    second.pass_time(1.0)
+    assert second.found == {}
+    assert not second.watches[0].is_end_seen_by_all()
+
+
+def test_the_end_is_seen_by_all_when_each_has_said_so() -> None:
+    group = Group(3)
+    for rank in (2, 0, 1):
+        assert not group.watches[0].is_end_seen_by_all()
+        group.watches[rank].post_seen()
+    assert group.watches[0].is_end_seen_by_all()

@@ -1,0 +1,111 @@
+"""The agent's own flags as adapters read them: the same words as the agent itself takes, and none of the program's."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from muster._contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
+from muster.agent.cli.command_line import parse_words
+from muster.agent.cli.flag_table import FLAGS
+from muster.agent.errors import UsageError
+from muster.schedulers.agent_command import find_agent_flag, list_agent_flags, separate_runs
+
+COMMAND = ["-m", "muster.agent"]
+
+VALUES = st.sampled_from(["5", "-5", "-1.5", "a", "-", "", "a b", "-a b", "x=y", "0:3,1:1", "--", "main.py", "-m"])
+
+
+def _spell(flag: str, cut: int, underscores: bool) -> str:
+    name = flag[: max(1, len(flag) - cut)]
+    return "--" + (name.replace("-", "_") if underscores else name)
+
+
+LONG = st.builds(
+    _spell,
+    st.sampled_from([flag.name for flag in FLAGS] + ["shutdown-timeout", "rdzv-id"] * 4),
+    st.sampled_from([0, 0, 0, 0, 1, 2, 5]),
+    st.booleans(),
+)
+SHORT = st.sampled_from(["-m", "-r", "-t", "-r3", "-t=3", "-mr3", "-mr", "-mm", "-rm", "-r="])
+WORDS = st.one_of(
+    LONG.map(lambda flag: [flag]),
+    st.tuples(LONG, VALUES).map(list),
+    st.tuples(LONG, VALUES).map(lambda pair: [f"{pair[0]}={pair[1]}"]),
+    SHORT.map(lambda flag: [flag]),
+    VALUES.map(lambda value: [value]),
+)
+LINES = st.lists(WORDS, max_size=8).map(lambda parts: [word for part in parts for word in part])
+
+
+@given(LINES)
+@example(["--standalone", "--shutdown-timeout", "5", "main.py", "--shutdown-timeout", "600"])
+@example(["--rdzv-id", "a", "--", "main.py", "--", "--rdzv-id", "b"])
+@example(["-mr", "3", "--shutdown_t=7", "pkg.main", "--shutdown-timeout=9"])
+def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
+    try:
+        line = parse_words(words)
+    except UsageError:
+        return
+    args = [*COMMAND, *words]
+    flags = list_agent_flags(args)
+    assert find_agent_flag(args, "shutdown-timeout") == line.given.get("shutdown_timeout")
+    assert find_agent_flag(args, "rdzv-id") == line.given.get("rdzv_id")
+    program = args[flags[-1].end if flags else len(COMMAND) :]
+    program = program[1:] if program[:1] == ["--"] else program
+    if program[1:2] == ["--"]:
+        del program[1]
+    assert program == ([] if line.script is None else [line.script, *line.script_args])
+
+
+def test_the_contract_names_the_agents_switches() -> None:
+    assert {flag.name for flag in FLAGS if flag.is_switch} == set(AGENT_SWITCHES)
+    assert {flag.short for flag in FLAGS if flag.is_switch and flag.short} == set(AGENT_SHORT_SWITCHES)
+    # `AgentFlag.means` takes the beginning of a name for the name
+    for name in ("shutdown-timeout", "rdzv-id"):
+        assert [flag.name for flag in FLAGS if name.startswith(flag.name)] == [name]
+
+
+def agents(name: str, *flags: str, env: dict[str, str] | None = None) -> SimpleNamespace:
+    return SimpleNamespace(name=name, entrypoint="python3", args=[*COMMAND, *flags, "main.py"], env=env or {})
+
+
+def shell(name: str) -> SimpleNamespace:
+    return SimpleNamespace(name=name, entrypoint="sh", args=["-c", "true"], env={})
+
+
+def run_ids(*roles: SimpleNamespace) -> dict[str, str | None]:
+    """What each role's agents will take for their run id."""
+    before = [list(role.args) for role in roles]
+    args = separate_runs(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
+    assert [role.args for role in roles] == before, "the caller's roles are not changed"
+    return {role.name: parse_words(args[role.name][2:]).given.get("rdzv_id") for role in roles}
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ([agents("a", "--rdzv-id", "APP")], {"a": "APP"}),
+        ([agents("a", "--rdzv-id", "APP"), agents("b", "--rdzv-id", "APP")], {"a": "APP-l-a", "b": "APP-l-b"}),
+        ([agents("a", "--rdzv_id=x"), agents("b", "--rdzv-i", "x")], {"a": "x-l-a", "b": "x-l-b"}),
+        ([agents("a", "--rdzv-id", "x"), agents("b", "--rdzv-id", "y")], {"a": "x", "b": "y"}),
+        ([agents("a"), agents("b")], {"a": "APP-l-a", "b": "APP-l-b"}),
+        ([agents("a"), agents("b", env={"PET_RDZV_ID": "y"})], {"a": None, "b": None}),
+        ([agents(name, env={"PET_RDZV_ID": "y"}) for name in "ab"], {"a": "y-l-a", "b": "y-l-b"}),
+        ([agents(name, "--tee", "3", "--rdzv-id=1", "--rdzv-id", "2") for name in "ab"], {"a": "2-l-a", "b": "2-l-b"}),
+        ([agents("a"), shell("b")], {"a": None, "b": None}),
+    ],
+)
+def test_agent_roles_that_would_share_a_run_id_get_one_each(
+    roles: list[SimpleNamespace], expected: dict[str, str | None]
+) -> None:
+    assert run_ids(*roles) == expected
+
+
+def test_what_stands_behind_the_program_is_left_alone() -> None:
+    roles = [agents(name, "--rdzv-id", "x") for name in "ab"]
+    for role in roles:
+        role.args += ["--rdzv-id", "the program's"]
+    args = separate_runs(roles, {"a": "a", "b": "b"}, app_id="APP")
+    assert args["a"] == [*COMMAND, "--rdzv-id", "x-a", "main.py", "--rdzv-id", "the program's"]

@@ -77,14 +77,14 @@ class GuardLease:
             os.close(self._alive_read if guard else self._alive_write)
 
     def renew(self, until_boottime_s: float) -> None:
-        """Workers may live until this time of CLOCK_BOOTTIME (seconds)."""
+        """Let workers run until this time of CLOCK_BOOTTIME (seconds)."""
         if self._timer is not None:
             self._timer.set(max(until_boottime_s, 1e-9))
         else:
             struct.pack_into("d", self._page, _DEADLINE_AT, until_boottime_s)
 
     def release(self) -> None:
-        """Workers may live until they are stopped."""
+        """Let workers run without a deadline."""
         if self._timer is not None:
             self._timer.set(0.0)
         else:
@@ -127,7 +127,7 @@ class Guard:
     def __init__(self, lease: GuardLease) -> None:
         self._lease = lease
         self._parent = os.getppid()
-        self._dies_with_parent = _processes.read_death_signal() != 0
+        self._ends_with_parent = _processes.read_death_signal() != 0
         self._charge = 0
         self._code: int | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -156,7 +156,7 @@ class Guard:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._lease.close_other_side(guard=False)
-            _start_charge(guard_pid, old_mask, body)
+            _run_charge(guard_pid, old_mask, body)
         self._lease.close_other_side(guard=True)
         for signum in (*forwarded, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)
@@ -187,7 +187,7 @@ class Guard:
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
-        elif self._dies_with_parent and os.getppid() != self._parent:
+        elif self._ends_with_parent and os.getppid() != self._parent:
             # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
             _processes.send_signal([self._charge], signal.SIGKILL)
         else:
@@ -232,7 +232,7 @@ def _do_nothing(_signum: int, _frame: object) -> None:
     """A handler, so that the signal reaches the wake-up descriptor; `_wait` does all the work."""
 
 
-def _start_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
+def _run_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
     """In the child: set the death signal, restore default dispositions, run."""
     _processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:

@@ -1,4 +1,4 @@
-"""Actions of one node: what `decisions.decide` tells the supervisor to do."""
+"""Actions of one node: the output of `decisions.decide`, which the supervisor carries out."""
 
 from typing import TypeAlias
 

@@ -224,10 +224,10 @@ def test_a_bug_in_muster_ends_the_agent_at_once(launch: Launch) -> None:
 def test_an_agent_with_other_rules_is_refused(
     launch: Launch, tmp_path: Path, nnodes: str, max_restarts: str, difference: str
 ) -> None:
-    """It ends with 2 and one line; the job waits on for the right one."""
+    """It exits with 2 and prints one line; the job keeps waiting for an agent with its rules."""
     first = launch(0, "2", "conf_exits.py", "0", "all")
-    stranger = launch(1, nnodes, "conf_exits.py", "0", "all", **{"max-restarts": max_restarts})
-    outcome = stranger.wait()
+    refused = launch(1, nnodes, "conf_exits.py", "0", "all", **{"max-restarts": max_restarts})
+    outcome = refused.wait()
     assert (outcome.exit_code, outcome.leftovers) == (2, ()), outcome.explain()
     lines = [line for line in outcome.stderr.splitlines() if "the job:" in line]
     assert len(lines) == 1, outcome.explain()
@@ -238,8 +238,8 @@ def test_an_agent_with_other_rules_is_refused(
 
 
 @pytest.mark.parametrize("older", [0, 1])
-def test_an_agent_of_another_version_is_told_so_at_once(launch: Launch, older: int) -> None:
-    """Each speaks of its own version; the one that joins says why it cannot, and gives up in time."""
+def test_an_agent_of_another_version_is_refused_at_once(launch: Launch, older: int) -> None:
+    """Each names its own version; the one that joins prints the reason and exits at the join timeout."""
     agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
     conf = "join_timeout=3"
     trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]

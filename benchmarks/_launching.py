@@ -1,4 +1,4 @@
-"""Launchers on this machine: their command lines, jobs started and ended, marks that workers leave, memory."""
+"""Launchers on this machine: their command lines, jobs started and ended, marks that workers write, memory."""
 
 import json
 import os
@@ -38,16 +38,16 @@ class Job:
     """Just before the launcher's process was started."""
 
     def wait_marks(self, count: int) -> list[Mark]:
-        """Wait until workers have left so many marks.
+        """Wait until workers have written `count` marks.
 
         Raises:
-            SampleFailed: they did not in time.
+            SampleFailed: the limit has passed.
         """
         wait_for(lambda: len(read_marks(self.marks)) >= count, LIMIT_S)
         return read_marks(self.marks)
 
     def wait_last_s(self, count: int) -> float:
-        """From the job's start to the last of so many marks."""
+        """Seconds from the job's start to the last of `count` marks."""
         return float(max(mark["t"] for mark in self.wait_marks(count))) - self.began_s
 
 
@@ -55,7 +55,7 @@ class Job:
 def launched(
     launcher: Command, folder: Path, source: str, flags: Sequence[str], *, args: Sequence[str] = (), **env: str
 ) -> Iterator[Job]:
-    """Start a job; what of it runs at the end is ended.
+    """Start a job; at the end, stop what still runs of it.
 
     Args:
         launcher: its command line.
@@ -76,14 +76,14 @@ def launched(
         stop(process)
 
 
-def standalone(nproc: int) -> list[str]:
+def build_standalone_flags(nproc: int) -> list[str]:
     """The flags of a job on one node."""
     return ["--standalone", "--nproc-per-node", str(nproc)]
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder."""
+    """Make a temporary folder, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="muster-bench-"))
     try:
         yield folder
@@ -92,14 +92,14 @@ def scratch() -> Iterator[Path]:
 
 
 def clean_env(**extra: str) -> dict[str, str]:
-    """This environment without what a launcher would take for its own."""
+    """This environment without the variables that launchers read."""
     left_out = ("PET_", "TORCHELASTIC_", "MUSTER_", "PYTHONDONTWRITEBYTECODE")  # both launchers run compiled code
     env = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     return {**env, "PYTHONUNBUFFERED": "1", **extra}
 
 
 def start(argv: Sequence[str], **env: str) -> "subprocess.Popen[bytes]":
-    """Start a launcher with its output thrown away."""
+    """Start a launcher and discard its output."""
     return subprocess.Popen(
         argv,
         env=clean_env(**env),
@@ -113,7 +113,7 @@ def wait_for(holds: Callable[[], bool], limit_s: float, step_s: float = 0.001) -
     """Poll until it holds.
 
     Raises:
-        SampleFailed: it did not hold in time.
+        SampleFailed: the limit has passed.
     """
     began_s = time.monotonic()
     while not holds():
@@ -135,10 +135,10 @@ def stop(process: "subprocess.Popen[bytes]", limit_s: float = 20.0) -> None:
 
 
 def list_descendants(root: int) -> list[int]:
-    """Live descendants of a process."""
+    """List live descendants of a process."""
     from muster import _processes
 
-    return _processes.descendants(root)
+    return _processes.list_descendants(root)
 
 
 def pss_mb(pids: Sequence[int]) -> float:
@@ -152,7 +152,7 @@ def pss_mb(pids: Sequence[int]) -> float:
 
 
 def read_marks(path: Path) -> list[Mark]:
-    """The marks so far; a line being written is left out."""
+    """Read the marks so far, without a line that is being written."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def read_marks(path: Path) -> list[Mark]:
 
 
 def find_port() -> int:
-    """A port that was free a moment ago."""
+    """Find a port that is free now."""
     import socket
 
     with socket.socket() as probe:

@@ -1,7 +1,7 @@
-"""Samples taken in turn, their medians with spread, one row per figure, and the command line all benchmarks share.
+"""Samples of launchers in turn, their medians with spread, one row per figure, and the shared command line.
 
-The machines are shared and noisy: the launchers take turns sample by sample, and the ratio of the medians is what
-counts. A sample that fails is counted and left out. The machine's load while sampling stands beside each row.
+The machines are shared and noisy: the launchers alternate sample by sample, and the ratio of the medians is what
+counts. A sample that fails is counted and left out. Each row ends with the machine's load while sampling.
 """
 
 import argparse
@@ -20,12 +20,12 @@ Sample = TypeVar("Sample")
 
 
 class SampleFailed(Exception):
-    """A run that did not get to what is measured."""
+    """A run that ended before the measured event."""
 
 
 @dataclass
 class Samples(Generic[Sample]):
-    """What one launcher's runs have shown."""
+    """The samples of one launcher."""
 
     values: list[Sample] = field(default_factory=list)
     failures: int = 0
@@ -53,14 +53,14 @@ def describe(series: Series, unit: str) -> str:
     return text + (f", {series.failures} failed)" if series.failures else ")")
 
 
-def take_turns(
+def sample_in_turn(
     count: int, samplers: Mapping[str, Callable[[], Sample]], *, warmups: int = 1
 ) -> dict[str, Samples[Sample]]:
     """Call each sampler `count` times, in turn, after uncounted warm-ups."""
-    taken: dict[str, Samples[Sample]] = {name: Samples() for name in samplers}
+    sampled: dict[str, Samples[Sample]] = {name: Samples() for name in samplers}
     for number in range(-warmups, count):
         for name, sample in samplers.items():
-            samples, load = taken[name], os.getloadavg()[0]
+            samples, load = sampled[name], os.getloadavg()[0]
             try:
                 value = sample()
             except SampleFailed:
@@ -69,7 +69,7 @@ def take_turns(
             if number >= 0:
                 samples.values.append(value)
                 samples.loads.append(load)
-    return taken
+    return sampled
 
 
 def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: float | None = None) -> None:
@@ -91,7 +91,7 @@ def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: f
 
 
 def build_parser(about: str | None) -> argparse.ArgumentParser:
-    """A command line with `--count`. From here on SIGTERM ends the benchmark as Ctrl-C does: its jobs end with it.
+    """Build a command line with `--count`. Makes SIGTERM end the benchmark as Ctrl-C does, with its jobs.
 
     Args:
         about: the benchmark's docstring.
@@ -103,6 +103,6 @@ def build_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def parse_count(about: str | None) -> int:
-    """For a benchmark that has no other option."""
+    """Parse the command line of a benchmark without other options."""
     count: int = build_parser(about).parse_args().count
     return count

@@ -8,7 +8,7 @@ stops one replica after the other: three grace periods.
 
 import time
 
-from _sampling import parse_count, show, take_turns
+from _sampling import parse_count, sample_in_turn, show
 from torchx.runner import Runner
 from torchx.specs import AppDef, Resource, Role
 
@@ -19,7 +19,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1; done"
 
 
 def build_app() -> AppDef:
-    """Three replicas that only SIGKILL ends."""
+    """Build three replicas that only SIGKILL ends."""
     resource = Resource(cpu=-1, gpu=0, memMB=0)
     args = ["-c", STUBBORN]
     role = Role(name="w", image="muster-test:bare", entrypoint="sh", args=args, num_replicas=3, resource=resource)
@@ -43,7 +43,7 @@ def measure(runner: Runner) -> float:
 
 def main(count: int) -> None:
     with Runner("bench", {"docker": create_detached_scheduler}) as runner:
-        series = take_turns(count, {"muster": lambda: measure(runner) / GRACE_S}, warmups=0)
+        series = sample_in_turn(count, {"muster": lambda: measure(runner) / GRACE_S}, warmups=0)
     show("cancel of 3 stubborn replicas", series, unit=f"times the grace period of {GRACE_S:g} s", limit=1.2)
 
 

@@ -1,4 +1,4 @@
-"""How a job ends: what SIGKILL of the agent leaves, and how long a crash beside a stubborn peer takes.
+"""How a job ends: what SIGKILL of the agent leaves, and how long a crash takes when another worker ignores SIGTERM.
 
 python benchmarks/end.py [--count N]
 """
@@ -9,8 +9,18 @@ import subprocess
 import time
 from pathlib import Path
 
-from _launching import LAUNCHERS, TORCHRUN, Command, Mark, launched, list_descendants, read_marks, scratch, standalone
-from _sampling import SampleFailed, parse_count, show, take_turns
+from _launching import (
+    LAUNCHERS,
+    TORCHRUN,
+    Command,
+    Mark,
+    build_standalone_flags,
+    launched,
+    list_descendants,
+    read_marks,
+    scratch,
+)
+from _sampling import SampleFailed, parse_count, sample_in_turn, show
 
 STAY = """
 import json, os, signal, subprocess, sys, time
@@ -26,9 +36,9 @@ time.sleep(600)
 """
 
 
-def left_after_sigkill(launcher: Command, folder: Path) -> float:
-    """Workers and grandchildren alive 1 s after SIGKILL of the agent (of muster's: the process below the guard)."""
-    with launched(launcher, folder, STAY, standalone(2)) as job:
+def count_left(launcher: Command, folder: Path) -> float:
+    """Count workers and grandchildren alive 1 s after SIGKILL of the agent (muster's is the guard's child)."""
+    with launched(launcher, folder, STAY, build_standalone_flags(2)) as job:
         pids = list_pids(job.wait_marks(2))
         below = list_descendants(job.process.pid)
         agent = job.process.pid if launcher == TORCHRUN else min(set(below) - set(pids))
@@ -37,9 +47,9 @@ def left_after_sigkill(launcher: Command, folder: Path) -> float:
         return float(kill_left(pids))
 
 
-def crash_s(launcher: Command, folder: Path) -> float:
-    """One worker crashes, its peer ignores SIGTERM, `--shutdown-timeout 3`: from the crash to the launcher's end."""
-    flags = [*standalone(2), "--shutdown-timeout", "3"]
+def measure_crash(launcher: Command, folder: Path) -> float:
+    """One worker crashes, the other ignores SIGTERM, `--shutdown-timeout 3`: from the crash to the launcher's end."""
+    flags = [*build_standalone_flags(2), "--shutdown-timeout", "3"]
     with launched(launcher, folder, STAY, flags, args=["stubborn", "crash"]) as job:
         try:
             began_s = max(mark["t"] for mark in job.wait_marks(2)) + 0.5
@@ -57,7 +67,7 @@ def list_pids(marks: list[Mark]) -> list[int]:
 
 
 def kill_left(pids: list[int]) -> int:
-    """SIGKILL those that still run; how many did."""
+    """SIGKILL those that still run; their number."""
     left = [pid for pid in pids if "\nState:\tZ" not in read_status(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -65,7 +75,7 @@ def kill_left(pids: list[int]) -> int:
 
 
 def read_status(pid: int) -> str:
-    """As of proc(5); a zombie's for a process that is gone."""
+    """/proc/PID/status; a zombie's for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -74,9 +84,11 @@ def read_status(pid: int) -> str:
 
 def main(count: int) -> None:
     with scratch() as folder:
-        series = take_turns(count, {n: lambda c=c: left_after_sigkill(c, folder) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c: count_left(c, folder) for n, c in LAUNCHERS.items()})
         show("processes left 1 s after SIGKILL of the agent", series, unit="of 4")
-        series = take_turns(count, {n: lambda c=c: crash_s(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
+        series = sample_in_turn(
+            count, {n: lambda c=c: measure_crash(c, folder) for n, c in LAUNCHERS.items()}, warmups=0
+        )
         show("crash beside a peer that ignores SIGTERM, --shutdown-timeout 3", series)
 
 

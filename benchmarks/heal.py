@@ -1,9 +1,9 @@
-"""From a node's loss, or its coming, to the next common all-reduce. Workers run gloo all-reduces all the time.
+"""From the loss or the join of a node to the next common all-reduce. Workers run gloo all-reduces all the time.
 
     python benchmarks/heal.py [--count N] [--skip-torchrun]
 
 torchrun is measured where it recovers at all. Where it does not (its launcher waits for a collective to time out, or
-ends the job), it gets LIMIT_S and the row says so; `--skip-torchrun` leaves those out.
+ends the job), the sample fails after LIMIT_S; `--skip-torchrun` omits it.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import _launching
 from _launching import MUSTER, MUSTER_COLD, TORCHRUN, Command
-from _sampling import build_parser, show, take_turns
+from _sampling import build_parser, sample_in_turn, show
 
 LIMIT_S = 40.0
 
@@ -71,10 +71,10 @@ class Job:
         return node
 
     def wait_reduce(self, world: int, after_s: float, limit_s: float = LIMIT_S) -> float:
-        """Time of the first all-reduce of that size after a time."""
+        """Wait for the first all-reduce of size `world` after `after_s`; its time."""
         found: list[float] = []
 
-        def look() -> bool:
+        def find_marks() -> bool:
             found[:] = [
                 mark["t"]
                 for mark in _launching.read_marks(self.marks)
@@ -82,7 +82,7 @@ class Job:
             ]
             return bool(found)
 
-        _launching.wait_for(look, limit_s, step_s=0.005)
+        _launching.wait_for(find_marks, limit_s, step_s=0.005)
         return min(found)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Job:
 
 
 def kill_node(node: subprocess.Popen[bytes]) -> float:
-    """SIGKILL the node's agent, and with torchrun its workers too (they would live on); returns when."""
+    """SIGKILL the node's agent, and with torchrun its workers too (they would keep running); returns when."""
     pids = [node.pid, *_launching.list_descendants(node.pid)]
     at_s = time.monotonic()
     for pid in pids:
@@ -100,7 +100,7 @@ def kill_node(node: subprocess.Popen[bytes]) -> float:
     return at_s
 
 
-def lose(launcher: Command, folder: Path, victim: int) -> float:
+def measure_loss(launcher: Command, folder: Path, victim: int) -> float:
     """`--nnodes 1:2`: one of two nodes is killed; until the survivor's next all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
@@ -115,7 +115,7 @@ def lose(launcher: Command, folder: Path, victim: int) -> float:
 
 
 def wait_for_leader(job: Job) -> None:
-    """The first node leads: give it the start it would have on another machine."""
+    """Wait until the first node leads, as it would on another machine."""
 
     def listens() -> bool:
         with socket.socket() as probe:
@@ -124,7 +124,7 @@ def wait_for_leader(job: Job) -> None:
     _launching.wait_for(listens, LIMIT_S)
 
 
-def join(launcher: Command, folder: Path) -> float:
+def measure_join(launcher: Command, folder: Path) -> float:
     """`--nnodes 1:2`: a second node joins a running job; from its start to the common all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
@@ -137,8 +137,8 @@ def join(launcher: Command, folder: Path) -> float:
         job.close()
 
 
-def join_pause(launcher: Command, folder: Path) -> float:
-    """The same; how long the running job stands still, from its last all-reduce alone to the first common one."""
+def measure_pause(launcher: Command, folder: Path) -> float:
+    """The same; how long the running job pauses, from its last all-reduce alone to the first common one."""
     job = Job(launcher, folder, "1:2")
     try:
         job.add_node()
@@ -150,7 +150,7 @@ def join_pause(launcher: Command, folder: Path) -> float:
         job.close()
 
 
-def alone(launcher: Command, folder: Path) -> float:
+def measure_alone(launcher: Command, folder: Path) -> float:
     """`--nnodes 1:2` with one node present; until its first all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
@@ -161,30 +161,30 @@ def alone(launcher: Command, folder: Path) -> float:
         job.close()
 
 
-def import_torch_s() -> float:
-    """What a cold worker pays for `import torch` on this machine, now."""
+def measure_import() -> float:
+    """How long a cold worker needs for `import torch` on this machine now."""
     return float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True, text=True).stdout)
 
 
 def main(count: int, *, with_torchrun: bool) -> None:
     rows: dict[str, Callable[[Command, Path], float]] = {
-        "a node is killed, until the survivor's next all-reduce": lambda c, f: lose(c, f, 1),
-        "the leader is killed, until the survivor's next all-reduce": lambda c, f: lose(c, f, 0),
-        "a node joins, from its start to the common all-reduce": join,
-        "a node joins, how long the others stand still": join_pause,
-        "one node of 1:2 alone, from its start to its all-reduce": alone,
+        "a node is killed, until the survivor's next all-reduce": lambda c, f: measure_loss(c, f, 1),
+        "the leader is killed, until the survivor's next all-reduce": lambda c, f: measure_loss(c, f, 0),
+        "a node joins, from its start to the common all-reduce": measure_join,
+        "a node joins, how long the others stand still": measure_pause,
+        "one node of 1:2 alone, from its start to its all-reduce": measure_alone,
     }
     with _launching.scratch() as folder:
-        series = take_turns(count, {"import torch": import_torch_s})
+        series = sample_in_turn(count, {"import torch": measure_import})
         show("import torch in a fresh process", series)
         for figure, measure in rows.items():
             samplers = {
                 "muster": lambda m=measure: m(MUSTER, folder),
                 "muster cold": lambda m=measure: m(MUSTER_COLD, folder),
             }
-            show(figure, take_turns(count, samplers))
+            show(figure, sample_in_turn(count, samplers))
             if with_torchrun:
-                show("  torchrun", take_turns(1, {"torchrun": lambda m=measure: m(TORCHRUN, folder)}, warmups=0))
+                show("  torchrun", sample_in_turn(1, {"torchrun": lambda m=measure: m(TORCHRUN, folder)}, warmups=0))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _sampling import median, parse_count, show, take_turns
+from _sampling import median, parse_count, sample_in_turn, show
 
 TORCHX = [sys.executable, "-m", "torchx.cli.main"]
 OURS = ["run", "-s", "kubernetes", "--dryrun", "dist.ddp", "-j", "2:4x8", "--script", "main.py"]
@@ -31,16 +31,16 @@ def time_command(args: list[str], folder: str) -> tuple[float, float]:
 
 
 def main(count: int) -> None:
-    """Prints medians and spreads, and their difference."""
+    """Print medians and spreads, and their difference."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "main.py").write_text("print('hello')\n")
         samplers = {
             "kubernetes dry run": lambda: time_command(OURS, folder),
             "torchx's own start": lambda: time_command(THEIRS, folder),
         }
-        taken = take_turns(count, samplers)
+        sampled = sample_in_turn(count, samplers)
     for index, kind in enumerate(("wall", "cpu")):
-        series = {name: samples.of(lambda times, i=index: times[i]) for name, samples in taken.items()}
+        series = {name: samples.of(lambda times, i=index: times[i]) for name, samples in sampled.items()}
         show(kind, series)
         ours, theirs = map(median, series.values())
         print(f"    difference of the medians: {ours - theirs:.3f} s", flush=True)

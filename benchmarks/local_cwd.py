@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _sampling import SampleFailed, parse_count, show, take_turns
+from _sampling import SampleFailed, parse_count, sample_in_turn, show
 from torchx.specs import AppDef, Resource, Role
 
 LINES = 20
 PAIRS = 500
-SPEAK = f"""
+PRINT = f"""
 import time
 for _ in range({LINES}):
     print(time.time(), flush=True)
@@ -30,13 +30,13 @@ for number in range({PAIRS}):
 """
 
 
-def make_ours() -> Any:
+def create_ours() -> Any:
     from muster.schedulers.local import create_scheduler
 
     return create_scheduler("bench")
 
 
-def make_theirs() -> Any:
+def create_theirs() -> Any:
     from torchx.schedulers.local_scheduler import create_scheduler
 
     return create_scheduler("bench")
@@ -52,8 +52,8 @@ def submit(scheduler: Any, program: str, folder: str) -> tuple[str, float]:
     return app_id, time.perf_counter() - began_s
 
 
-def end(scheduler: Any, app_id: str) -> float:
-    """Cancel, and wait until it reads so."""
+def cancel(scheduler: Any, app_id: str) -> float:
+    """Cancel, and wait until the app has ended."""
     began_s = time.perf_counter()
     scheduler.cancel(app_id)
     while scheduler.describe(app_id).state.name not in ("CANCELLED", "FAILED", "SUCCEEDED"):
@@ -65,33 +65,33 @@ def end(scheduler: Any, app_id: str) -> float:
 
 def sample_submission(make: Callable[[], Any], folder: str) -> float:
     scheduler = make()
-    app_id, took_s = submit(scheduler, SPEAK, folder)
-    end(scheduler, app_id)
+    app_id, took_s = submit(scheduler, PRINT, folder)
+    cancel(scheduler, app_id)
     return took_s * 1e3
 
 
 def sample_line(make: Callable[[], Any], folder: str) -> float:
     """The median of one app's lines."""
     scheduler = make()
-    app_id, _ = submit(scheduler, SPEAK, folder)
+    app_id, _ = submit(scheduler, PRINT, folder)
     late = []
     for line in scheduler.log_iter(app_id, "r", should_tail=True):
         late.append(time.time() - float(line))
         if len(late) == LINES:
             break
-    end(scheduler, app_id)
+    cancel(scheduler, app_id)
     return sorted(late)[LINES // 2] * 1e3
 
 
 def sample_cancel(make: Callable[[], Any], folder: str) -> float:
     scheduler = make()
-    app_id, _ = submit(scheduler, SPEAK, folder)
+    app_id, _ = submit(scheduler, PRINT, folder)
     next(iter(scheduler.log_iter(app_id, "r", should_tail=True)))
-    return end(scheduler, app_id) * 1e3
+    return cancel(scheduler, app_id) * 1e3
 
 
 def sample_order(make: Callable[[], Any], folder: str) -> float:
-    """Per cent of alternating lines that are not where they were written."""
+    """Per cent of alternating lines that are out of place."""
     scheduler = make()
     app_id, _ = submit(scheduler, ALTERNATE, folder)
     text = "".join(scheduler.log_iter(app_id, "r", should_tail=True))
@@ -113,10 +113,10 @@ def main(count: int) -> None:
         os.environ["XDG_STATE_HOME"] = os.path.join(folder, "state")
         for name, (sample, unit) in figures.items():
             samplers = {
-                "muster": lambda sample=sample: sample(make_ours, folder),
-                "torchx": lambda sample=sample: sample(make_theirs, folder),
+                "muster": lambda sample=sample: sample(create_ours, folder),
+                "torchx": lambda sample=sample: sample(create_theirs, folder),
             }
-            show(name, take_turns(count, samplers), unit=unit)
+            show(name, sample_in_turn(count, samplers), unit=unit)
 
 
 if __name__ == "__main__":

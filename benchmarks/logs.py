@@ -1,4 +1,4 @@
-"""Logs, side by side with torchrun in one run: throughput of `--tee 3`, and a line's way from worker to console.
+"""Logs, side by side with torchrun in one run: throughput of `--tee 3`, and a line's latency from worker to console.
 
     python benchmarks/logs.py [--count N] [--check]
 
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _launching import LAUNCHERS, scratch, standalone
-from _sampling import SampleFailed, Samples, Series, build_parser, median, show, take_turns
+from _launching import LAUNCHERS, build_standalone_flags, scratch
+from _sampling import SampleFailed, Samples, Series, build_parser, median, sample_in_turn, show
 
 LINES = 200_000
 LINE_BYTES = 88
@@ -23,7 +23,7 @@ STAMPS = 100
 MOST_SHARE = 0.6
 MOST_LATENCY_MS = 10.0
 
-SPEW = f"""
+FLOOD = f"""
 import os
 rank = os.environ["RANK"]
 for number in range({LINES}):
@@ -49,7 +49,7 @@ class Job:
 
 
 def launch(command: Sequence[str], lines: int) -> Job:
-    """Run one job with its console on a pipe; every line must come."""
+    """Run one job with its console on a pipe; every line must arrive."""
     began_s = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert child.stdout is not None
@@ -69,53 +69,53 @@ def launch(command: Sequence[str], lines: int) -> Job:
 
 
 def check_files(log_dir: Path) -> None:
-    """Every line is in the files too.
+    """Check that every line is in the files too.
 
     Raises:
-        SampleFailed: not all.
+        SampleFailed: lines are missing.
     """
     if any(path.stat().st_size != LINES * LINE_BYTES for path in log_dir.rglob("stdout.log")):
         raise SampleFailed
 
 
 def measure(name: str, source: str, lines: int) -> Job:
-    """One job of a launcher, in folders of its own."""
+    """Run one job of a launcher, in folders of its own."""
     with scratch() as folder:
         script, log_dir = folder / "worker.py", folder / "logs"
         script.write_text(source)
-        flags = [*standalone(2), "--tee", "3", "--log-dir", str(log_dir)]
+        flags = [*build_standalone_flags(2), "--tee", "3", "--log-dir", str(log_dir)]
         job = launch([*LAUNCHERS[name], *flags, str(script)], lines)
-        if source is SPEW:
+        if source is FLOOD:
             check_files(log_dir)
         return job
 
 
-def take(count: int, source: str, lines: int) -> dict[str, Samples[Job]]:
-    return take_turns(count, {name: lambda n=name: measure(n, source, lines) for name in LAUNCHERS})
+def sample_launchers(count: int, source: str, lines: int) -> dict[str, Samples[Job]]:
+    return sample_in_turn(count, {name: lambda n=name: measure(n, source, lines) for name in LAUNCHERS})
 
 
 def flatten(drops: Samples[Job]) -> Series:
-    """All lines of all samples."""
+    """The latencies of all samples together."""
     latencies_ms = [latency for job in drops.values for latency in job.latencies_ms]
     return Samples(values=latencies_ms, failures=drops.failures, loads=drops.loads)
 
 
 def main() -> int:
     parser = build_parser(__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a figure of the design is not held")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a figure of the design is not met")
     options = parser.parse_args()
-    flood = take(options.count, SPEW, 2 * LINES)
+    flood = sample_launchers(options.count, FLOOD, 2 * LINES)
     shares = []
     for figure, read in (("wall", lambda job: job.wall_s), ("CPU", lambda job: job.cpu_s)):
         series = {name: samples.of(read) for name, samples in flood.items()}
         show(f"2 x {LINES} lines, {figure}", series, limit=MOST_SHARE)
         shares.append(median(series["muster"]) / median(series["torchrun"]))
-    drops = {name: flatten(samples) for name, samples in take(options.count, STAMP, 2 * STAMPS).items()}
+    drops = {name: flatten(samples) for name, samples in sample_launchers(options.count, STAMP, 2 * STAMPS).items()}
     show("a line until it is on the console", drops, unit="ms")
-    held = max(shares) <= MOST_SHARE and median(drops["muster"]) <= MOST_LATENCY_MS
+    met = max(shares) <= MOST_SHARE and median(drops["muster"]) <= MOST_LATENCY_MS
     failed = sum(samples.failures for samples in flood.values())
-    print(f"every line kept in all but {failed} samples; figures {'held' if held else 'NOT HELD'}")
-    return 1 if options.check and not held else 0
+    print(f"every line arrived in all but {failed} samples; figures {'met' if met else 'NOT MET'}")
+    return 1 if options.check and not met else 0
 
 
 if __name__ == "__main__":

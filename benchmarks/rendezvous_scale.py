@@ -3,13 +3,13 @@
     python benchmarks/rendezvous_scale.py [--count N] --members 128 1024 4096 --torch-members 16 32 64 128
 
 One leader process; the members share a few processes, each with its own connection. Times are from the moment the last
-member process lets its members join until every member has its round ("form"), and from one worker's failure until
+member process starts its members' joins until every member has its round ("form"), and from one worker's failure until
 every member has the next one ("restart", no workers to stop). Message counts are the leader's, heartbeats left out.
-"cpu" is the leader's own time for one member and one of these rounds: what is left to grow on a busy machine, where
-the members take most of it.
+"cpu" is the leader's own time for one member and one of these rounds: it grows with the job, while the members use
+most of a busy machine.
 
-Every member offers its MASTER_PORT on a loopback address of its own, as it would on a node of its own: with some 7,000
-wildcard ports held on one machine, Linux needs 2 ms to find the next free one, which would be most of what is measured.
+Every member reserves its MASTER_PORT on its own loopback address, as it would on its own node: with some 7,000
+wildcard ports reserved on one machine, Linux needs 2 ms to find the next free one, most of the measured time.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def create_member(index, config, loop):
 
 
 class Reservation:
-    """`addresses.PortReservation` on one address."""
+    """`runtime.ports.PortReservation` on one address."""
 
     def __init__(self, host):
         self._socket = socket.socket()
@@ -99,7 +99,7 @@ class Host:
             self.number = event.round.number
         elif kind == "RoundBroken":
             self.members[place].stopped(event.number)
-        elif kind == "RendezvousLost":
+        elif kind == "RendezvousFailed":
             raise SystemExit(event.reason)
 
     def wait_formed(self, rounds):
@@ -113,7 +113,7 @@ class Host:
 
 
 class Tap:
-    """One member's view of the shared loop: its events go to the host with its place."""
+    """One member's view of the shared loop: it passes its events to the host, with its place."""
 
     def __init__(self, loop, host, place):
         self._loop, self._host, self._place = loop, host, place
@@ -155,7 +155,7 @@ def count_messages(counter):
     """Count what the leader sends and receives over sockets."""
     from muster.agent.rendezvous.transport.tcp_link import TcpLink
 
-    send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 what no owner would count: all that arrives
+    send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 no public method sees all that arrives
 
     def counting_send(self, message):
         counter["sent"] += message["t"] != "beat"
@@ -185,7 +185,7 @@ def measure(members, port, rounds):
         )
         for a, b in spans
     ]
-    begin = let_go(children)
+    begin = release_members(children)
     host.join()
     times, cpu = [], [time.process_time()]
     for number in range(1, rounds + 1):
@@ -220,8 +220,8 @@ def measure(members, port, rounds):
     }
 
 
-def let_go(children):
-    """When they are all ready, tell them to join; returns just before that."""
+def release_members(children):
+    """Wait until all children are ready, then start their joins; the time just before that."""
     for child in children:
         assert child.stdout.readline() == "ready\n"
     begin = time.monotonic()
@@ -232,7 +232,7 @@ def let_go(children):
 
 
 def read_line(child, host):
-    """A line of a child, while the leader goes on leading."""
+    """Read a line of a child, while the leader's loop keeps running."""
     import select
 
     while not select.select([child.stdout], [], [], 0)[0]:
@@ -294,7 +294,7 @@ def measure_torch(members, port, limit_s):
     import select
 
     try:
-        begin = let_go(children)
+        begin = release_members(children)
         last = begin
         for child in children:
             if not select.select([child.stdout], [], [], max(0.0, begin + limit_s - time.monotonic()))[0]:

@@ -1,4 +1,4 @@
-"""How long until the user's first line runs, what the launcher weighs, how long until two nodes have met.
+"""How long until the user's first line runs, how much memory the launcher uses, how long until two nodes train.
 
 python benchmarks/start.py [--count N]
 """
@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import _launching
-from _launching import LAUNCHERS, MUSTER_COLD, TORCHRUN, Command, launched, standalone
-from _sampling import SampleFailed, parse_count, show, take_turns
+from _launching import LAUNCHERS, MUSTER_COLD, TORCHRUN, Command, build_standalone_flags, launched
+from _sampling import SampleFailed, parse_count, sample_in_turn, show
 
 MARK = """
 import json, os, time
@@ -34,13 +34,13 @@ dist.destroy_process_group()
 
 def first_line_s(launcher: Command, folder: Path) -> float:
     """From the start of the launcher's process to the first line of the last of two workers."""
-    with launched(launcher, folder, MARK, standalone(2)) as job:
+    with launched(launcher, folder, MARK, build_standalone_flags(2)) as job:
         return job.wait_last_s(2)
 
 
 def launcher_pss_mb(launcher: Command, folder: Path) -> float:
     """Guard, agent and, with a warm start, the template; workers not counted."""
-    with launched(launcher, folder, MARK, standalone(2), STAY="1") as job:
+    with launched(launcher, folder, MARK, build_standalone_flags(2), STAY="1") as job:
         workers = {mark["pid"] for mark in job.wait_marks(2)}
         tree = [job.process.pid, *_launching.list_descendants(job.process.pid)]
         return _launching.pss_mb([pid for pid in tree if pid not in workers])
@@ -68,13 +68,13 @@ def two_nodes_s(launcher: Command, folder: Path) -> float:
 def main(count: int) -> None:
     cold = {"muster": MUSTER_COLD, "torchrun": TORCHRUN}
     with _launching.scratch() as folder:
-        series = take_turns(count, {n: lambda c=c: first_line_s(c, folder) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c: first_line_s(c, folder) for n, c in LAUNCHERS.items()})
         show("first script line, 2 workers", series, limit=0.15)
-        series = take_turns(count, {n: lambda c=c: launcher_pss_mb(c, folder) for n, c in cold.items()}, warmups=0)
+        series = sample_in_turn(count, {n: lambda c=c: launcher_pss_mb(c, folder) for n, c in cold.items()}, warmups=0)
         show("guard and agent (PSS)", series, unit="MB")
-        series = take_turns(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in LAUNCHERS.items()})
         show("two nodes until the first all-reduce", series, limit=0.55)
-        series = take_turns(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in cold.items()})
+        series = sample_in_turn(count, {n: lambda c=c: two_nodes_s(c, folder) for n, c in cold.items()})
         show("the same, cold workers", series)
 
 

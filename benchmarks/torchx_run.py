@@ -3,10 +3,10 @@
     python benchmarks/torchx_run.py [--count N] [--peer REQUIREMENT]
 
 From the start of the command line's process to its end; the script is one gloo all-reduce over the eight workers. The
-peer gets an environment of its own in a temporary folder, because muster's entry points take the place of TorchX's
+peer gets an environment of its own in a temporary folder, because muster's entry points replace TorchX's
 components and schedulers wherever muster is installed: TorchX from the package index, torch and what torch needs linked
 to the very files muster's workers import. TorchX's own runs the two nodes as two torchrun agents on this machine. Each
-sample has a port of its own: TorchX's default, 29500, is anybody's.
+sample has a port of its own: TorchX's default, 29500, may be in use.
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ import venv
 from pathlib import Path
 
 import _launching
-from _sampling import SampleFailed, build_parser, show, take_turns
+from _sampling import SampleFailed, build_parser, sample_in_turn, show
 from start import ALL_REDUCE
 
 RUN = ("run", "-s", "local_cwd", "dist.ddp", "-j", "2x4", "--script", "main.py")
@@ -29,8 +29,8 @@ LIMIT_S = 120.0
 CHECK = """
 import importlib.metadata, importlib.util, torch
 every = list(importlib.metadata.distributions())
-taken = [point.value for d in every for point in d.entry_points if point.value.startswith("muster")]
-assert not taken and importlib.util.find_spec("muster") is None, taken
+replaced = [point.value for d in every for point in d.entry_points if point.value.startswith("muster")]
+assert not replaced and importlib.util.find_spec("muster") is None, replaced
 found = [d for d in every if d.name.startswith("torchx")]
 print(*[f"{d.name} {d.version}" for d in found], "with torch", torch.__version__)
 """
@@ -39,10 +39,10 @@ TORCHRUN = "#!{python}\nimport sys\nfrom torch.distributed.run import main\nsys.
 
 
 def make_peer(folder: Path, requirement: str) -> Path:
-    """An environment with TorchX and torch and without muster; its folder of commands.
+    """Build an environment with TorchX and torch and without muster; its folder of commands.
 
     Raises:
-        CalledProcessError: TorchX could not be installed, or muster is seen there.
+        CalledProcessError: TorchX cannot be installed, or muster is importable there.
     """
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -60,7 +60,7 @@ def make_peer(folder: Path, requirement: str) -> Path:
 
 
 def list_places(names: list[str]) -> set[Path]:
-    """What lies in this environment's site-packages for these distributions and all that they need."""
+    """List what this environment's site-packages have for these distributions and their requirements."""
     todo, seen, places = list(names), set[str](), set[Path]()
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
@@ -83,8 +83,8 @@ def clean_env(commands: Path) -> dict[str, str]:
     return {key: value for key, value in env.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
 
 
-def run_s(commands: Path, folder: Path) -> float:
-    """One whole process; every worker must have finished the all-reduce."""
+def measure_run(commands: Path, folder: Path) -> float:
+    """Run one whole process; every worker must have finished the all-reduce."""
     folder.mkdir(exist_ok=True)
     marks = folder / "marks"
     marks.unlink(missing_ok=True)
@@ -121,10 +121,10 @@ def main() -> None:
     with _launching.scratch() as folder:
         peer = make_peer(folder / "peer", options.peer)
         samplers = {
-            "muster": lambda: run_s(Path(sys.executable).parent, folder / "muster-job"),
-            "torchx": lambda: run_s(peer, folder / "torchx-job"),
+            "muster": lambda: measure_run(Path(sys.executable).parent, folder / "muster-job"),
+            "torchx": lambda: measure_run(peer, folder / "torchx-job"),
         }
-        show("torchx run -s local_cwd dist.ddp -j 2x4, whole", take_turns(options.count, samplers), limit=0.40)
+        show("torchx run -s local_cwd dist.ddp -j 2x4, whole", sample_in_turn(options.count, samplers), limit=0.40)
 
 
 if __name__ == "__main__":

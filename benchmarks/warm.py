@@ -1,9 +1,9 @@
-"""What warm start buys: imports at launch, none at restart, pages shared. Two and four workers, gloo.
+"""The gain of a warm start: one import per node at launch, none at restart, shared pages. Two and four workers, gloo.
 
     python benchmarks/warm.py [--count N] [import] [crash] [train] [memory]
 
-The crash is `os._exit(1)` in one worker of a formed group, timed from the call until the last rank has finished its
-first all-reduce of the next attempt; a breakdown of it is taken from the agent's event records. "train" is the same
+The crash is `os._exit(1)` in one worker of a formed process group, timed from the call until the last rank has finished
+its first all-reduce of the next attempt; the agent's event records give a breakdown of it. "train" is the same
 with a first step of DistributedDataParallel and Adam, which make torch import its compiler, in place of the all-reduce.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import _launching
-from _launching import LAUNCHERS, MUSTER, MUSTER_COLD, TORCHRUN, Command, Job, launched, standalone
-from _sampling import SampleFailed, Samples, build_parser, show, take_turns
+from _launching import LAUNCHERS, MUSTER, MUSTER_COLD, TORCHRUN, Command, Job, build_standalone_flags, launched
+from _sampling import SampleFailed, Samples, build_parser, sample_in_turn, show
 
 IMPORT = """
 import json, os, time
@@ -48,7 +48,7 @@ if attempt == 0:
         mark("crash")
         os._exit(1)
     time.sleep(600)
-dist.destroy_process_group()  # without it gloo's threads abort the interpreter now and then, whoever launched it
+dist.destroy_process_group()  # without it gloo's threads abort the interpreter now and then, with every launcher
 """
 
 TRAIN = CRASH.replace(
@@ -66,7 +66,7 @@ optimizer.step()
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """One crash and what came after it."""
+    """One crash and the recovery from it."""
 
     first_s: float
     """From the launcher's start until every rank has finished its first all-reduce, or step."""
@@ -78,13 +78,13 @@ class Recovery:
 
 def imported_s(launcher: Command, folder: Path, nproc: int) -> float:
     """From the start of the launcher's process until torch is imported in the last worker."""
-    with launched(launcher, folder, IMPORT, standalone(nproc)) as job:
+    with launched(launcher, folder, IMPORT, build_standalone_flags(nproc)) as job:
         return job.wait_last_s(nproc)
 
 
 def tree_pss_mb(launcher: Command, folder: Path) -> float:
     """Launcher, agent, template and four workers that have imported torch."""
-    with launched(launcher, folder, IMPORT, standalone(4), STAY="1") as job:
+    with launched(launcher, folder, IMPORT, build_standalone_flags(4), STAY="1") as job:
         job.wait_marks(4)
         return _launching.pss_mb([job.process.pid, *_launching.list_descendants(job.process.pid)])
 
@@ -117,7 +117,7 @@ def recover(launcher: Command, folder: Path, source: str) -> Recovery:
 
 
 def list_times(job: Job, what: str, attempt: int) -> list[float]:
-    """When the ranks of an attempt left a mark of this kind."""
+    """Times of this mark by the ranks of an attempt."""
     return [m["t"] for m in _launching.read_marks(job.marks) if (m["what"], m["attempt"]) == (what, attempt)]
 
 
@@ -151,23 +151,25 @@ def break_down(logs: Path, crashed_s: float, started_s: float, reduced_s: float)
 def show_imports(count: int, folder: Path) -> None:
     """Launch: one import per node instead of one per worker."""
     for nproc, limit in ((2, 0.60), (4, 0.40)):
-        series = take_turns(count, {n: lambda c=c, k=nproc: imported_s(c, folder, k) for n, c in LAUNCHERS.items()})
+        series = sample_in_turn(count, {n: lambda c=c, k=nproc: imported_s(c, folder, k) for n, c in LAUNCHERS.items()})
         show(f"start until torch is imported in {nproc} workers", series, limit=limit)
 
 
-def take_recoveries(
+def sample_recoveries(
     count: int, folder: Path, source: str, commands: Mapping[str, Command]
 ) -> dict[str, Samples[Recovery]]:
-    return take_turns(count, {name: lambda c=command: recover(c, folder, source) for name, command in commands.items()})
+    return sample_in_turn(
+        count, {name: lambda c=command: recover(c, folder, source) for name, command in commands.items()}
+    )
 
 
 def show_crash(count: int, folder: Path) -> None:
     """Restart: no import at all."""
-    taken = take_recoveries(count, folder, CRASH, {**LAUNCHERS, "muster cold": MUSTER_COLD})
-    series = {name: samples.of(lambda sample: sample.crash_s) for name, samples in taken.items()}
+    sampled = sample_recoveries(count, folder, CRASH, {**LAUNCHERS, "muster cold": MUSTER_COLD})
+    series = {name: samples.of(lambda sample: sample.crash_s) for name, samples in sampled.items()}
     show("crash of one of 2 workers until the next all-reduce", series, limit=0.06)
     parts: dict[str, list[float]] = {}
-    for sample in taken["muster"].values:
+    for sample in sampled["muster"].values:
         for name, value in sample.parts.items():
             parts.setdefault(name, []).append(value)
     for name, values in parts.items():
@@ -175,19 +177,19 @@ def show_crash(count: int, folder: Path) -> None:
 
 
 def show_train(count: int, folder: Path) -> None:
-    """What it saves, and costs at launch, that the template imports torch's compiler too."""
+    """Gain at restart, and cost at launch, of importing torch's compiler in the template."""
     commands = {**LAUNCHERS, "muster without the compiler": (*MUSTER, "--preload", "torch")}
-    taken = take_recoveries(count, folder, TRAIN, commands)
+    sampled = sample_recoveries(count, folder, TRAIN, commands)
     for figure, read in (
         ("crash of one of 2 workers until the next step is done", lambda sample: sample.crash_s),
         ("start until the first step is done", lambda sample: sample.first_s),
     ):
-        show(figure, {name: samples.of(read) for name, samples in taken.items()})
+        show(figure, {name: samples.of(read) for name, samples in sampled.items()})
 
 
 def show_memory(count: int, folder: Path) -> None:
     """Pages that workers share with the template."""
-    series = take_turns(count, {n: lambda c=c: tree_pss_mb(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
+    series = sample_in_turn(count, {n: lambda c=c: tree_pss_mb(c, folder) for n, c in LAUNCHERS.items()}, warmups=0)
     show("memory of the whole tree, 4 workers (PSS)", series, unit="MB", limit=0.7)
 
 

@@ -1,7 +1,7 @@
 """What the rooms share: environment names, exit codes, file names and schemas. Standard library only.
 
-The components, the scheduler adapters and the agent never import one another; everything two of them must
-agree on stands here, once.
+The components, the scheduler adapters and the agent never import one another; this module defines everything that
+two of them must agree on.
 """
 
 from enum import IntEnum
@@ -11,16 +11,16 @@ AGENT_MODULE: Final = "muster.agent"
 """`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
 
 AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
-"""The agent's flags that take no value. Adapters find by them where its own flags end and the program begins."""
+"""The agent's flags without a value. With them adapters find the end of its flags, where the program begins."""
 
 AGENT_SHORT_SWITCHES: Final = "m"
-"""The letters among them; every other letter takes a value."""
+"""Those with a short form; every other short flag takes a value."""
 
 AGENT_ENTRY_NAME: Final = "agent/entry.py"
-"""The same as a file of the package `muster`; see there why adapters prefer it."""
+"""The same as a file of the package `muster`; its docstring says why adapters prefer it."""
 
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
-"""The agent as one runnable file; made by `schedulers/bundle.py`, carried into containers and pods."""
+"""The agent as one runnable file; built by `schedulers/bundle.py`, copied into containers and pods."""
 
 WORKSPACE_BUNDLE_NAME: Final = "muster-workspace.tar.gz"
 """The user's working folder, packed by an adapter, unpacked by the agent before it does anything else."""
@@ -40,7 +40,7 @@ class Env:
     """
 
     RDZV_PORT: Final = "MUSTER_RDZV_PORT"
-    """Set by an adapter that chose the leader's port itself; beats `--rdzv-port`."""
+    """Set by an adapter that chose the leader's port itself; overrides `--rdzv-port`."""
 
     RDZV_FD: Final = "MUSTER_RDZV_FD"
     """Number of an inherited listening socket for the leader (local_cwd, node 0 only). Removed before workers start."""
@@ -49,7 +49,7 @@ class Env:
     """The job's secret; mutual authentication in rendezvous. Removed before workers start."""
 
     REQUIRE_TOKEN: Final = "MUSTER_REQUIRE_TOKEN"
-    """"1" when an adapter supplies a token: an agent that then finds none refuses to run (usage error)."""
+    """"1" when an adapter supplies a token: an agent without one then refuses to run (usage error)."""
 
     WORKSPACE: Final = "MUSTER_WORKSPACE"
     """Path of a packed workspace the agent unpacks into the working directory before it starts."""
@@ -61,10 +61,10 @@ class Env:
     """Log folder an adapter wants when the command line gives no `--log-dir`."""
 
     NODE_NAME: Final = "MUSTER_NODE_NAME"
-    """How reports call this node's machine (pod or container name); the host name when unset."""
+    """Name of this node's machine in reports (pod or container name); the host name when unset."""
 
     LAST_CALL_S: Final = "MUSTER_LAST_CALL_S"
-    """Seconds an elastic forming waits for more nodes after the last join; an adapter's default (Kubernetes: 30)."""
+    """Seconds an elastic job waits for more nodes after the last join; an adapter's default (Kubernetes: 30)."""
 
     TERMINATION_LOG: Final = "MUSTER_TERMINATION_LOG"
     """File that gets the report (at most 4 KiB); `/dev/termination-log` when that exists and this is unset."""
@@ -77,7 +77,7 @@ class Env:
 
     NODE_INDEX: Final = "MUSTER_NODE_INDEX"
     """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
-    nodes from 0 and cannot add. Where the agent's arguments and variables hold `NODE_INDEX_MARK`, it puts the index."""
+    nodes from 0 and cannot add. The agent replaces `NODE_INDEX_MARK` with it in its arguments and variables."""
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
@@ -93,8 +93,8 @@ NODE_INDEX_MARK: Final = "{{muster.node_index}}"
 class ExitCode(IntEnum):
     """Exit codes of the agent, the only ones besides 128+n for "ended by signal n".
 
-    Never 0 unless every worker of the job succeeded. An adapter runs a replica again after 69, 143 and a
-    death without an exit code of its own; never after 1 or 2.
+    Never 0 unless every worker of the job succeeded. An adapter runs a replica again after 69 and 143, and a
+    replica that ended without an exit code of its own; never after 1 or 2.
     """
 
     SUCCEEDED = 0
@@ -105,19 +105,19 @@ class ExitCode(IntEnum):
 
     @staticmethod
     def of_signal(signum: int) -> int:
-        """128 + the signal's number, the shell's way of saying it."""
+        """128 + the signal's number, as shells report it."""
         return 128 + signum
 
 
 class RoleKey:
-    """Keys of `torchx.specs.Role.metadata` by which components tell adapters what a `Resource` cannot say."""
+    """Keys of `torchx.specs.Role.metadata` that pass from components to adapters what a `Resource` cannot hold."""
 
     MEMORY_REQUEST_MB: Final = "muster.memory_request_mb"
     """Present only when the user gave neither `memMB` nor `h`; its value is a decimal string such as "4096".
 
-    Then `resource.memMB` is TorchX's default (1024), which nobody asked for: an adapter sets no memory limit and
-    requests this many MB (1024 per process) where it has requests. When the key is absent, `resource.memMB` was
-    given and is obeyed. Stock TorchX schedulers ignore the key and use `resource.memMB`.
+    Then `resource.memMB` is TorchX's default (1024), which the user did not ask for: an adapter sets no memory limit
+    and requests this many MB (1024 per process) where it has requests. When the key is absent, the user gave
+    `resource.memMB` and it applies. Stock TorchX schedulers ignore the key and use `resource.memMB`.
     """
 
 
@@ -142,4 +142,4 @@ class LogNames:
 
 REPORT_SCHEMA: Final = 1
 TERMINATION_LOG_LIMIT_BYTES: Final = 4096
-"""What Kubernetes keeps of a termination message."""
+"""Kubernetes keeps this much of a termination message."""

@@ -1,14 +1,14 @@
-"""The launched process of every replica: it outlives what it guards, and leaves nothing behind.
+"""The launched process of every replica: it outlives the process it guards and kills what that leaves behind.
 
 The guard forks its charge (the agent, or any command) and then only waits. It is a child subreaper: when the charge
-dies, however violently, every orphan of the job, even one that called setsid and emptied its environment, becomes the
-guard's child and is killed. When the guard dies, the charge gets a death signal. It also holds the fencing lease: the
+ends, for whatever reason, every orphan of the job, even one that called setsid and emptied its environment, becomes the
+guard's child and is killed. When the guard ends, the charge gets a death signal. The guard holds the fencing lease: the
 agent sets a timer that both share, and when it expires, the guard kills the workers even if the agent is stopped.
 
-A guard that was merely the agent's child was tried: it sees nothing of such orphans.
+Rejected: a guard that is the agent's child. It does not see such orphans.
 
     python -m muster._guard -- COMMAND ARGS     guards any command
-    run_guarded(body)                           guards a Python function, which gets the `Lease`
+    run_guarded(body)                           guards a Python function, which gets the lease
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from muster import _processes
 
-PASSED_ON = (
+FORWARDED_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -32,15 +32,15 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals handed to the charge. SIGKILL and SIGSTOP cannot be; everything else keeps its default."""
+"""Signals passed on to the charge. SIGKILL and SIGSTOP cannot be; all others keep their default."""
 
 SWEEP_LIMIT_S = 30.0
-"""How long the last sweep waits for processes that cannot die (uninterruptible sleep) before it says so and goes."""
+"""The last sweep waits this long for processes that cannot be killed (uninterruptible sleep), then reports them."""
 
-_LOOK_S = 0.25
-"""How often the guard looks at the lease where there is no timer that two processes can share."""
+_POLL_S = 0.25
+"""How often the guard checks the lease where two processes cannot share a timer."""
 
-_FIRED_AT = 0
+_FENCED_AT = 0
 _DEADLINE_AT = 8
 _COUNT_AT = 16
 _PIDS_AT = 20
@@ -48,12 +48,12 @@ _PIDS_AT = 20
 
 
 class GuardLease:
-    """The fencing lease, as the agent holds it (see `agent.rendezvous.Lease`), and what else the two share.
+    """The fencing lease as the agent uses it (see `agent.rendezvous.interface.Lease`), and what else the two share.
 
-    On Linux the deadline is a timer on CLOCK_BOOTTIME shared by fork, so a renewal wakes nobody, an expiry needs no
-    agent, and time that passes while the machine sleeps counts. Elsewhere it stands in a shared page that the guard
-    looks at; there a pipe's end tells the agent of the guard's death, and the page tells the guard the workers'
-    process groups, as orphans cannot be found any more.
+    On Linux the deadline is a timer on CLOCK_BOOTTIME shared by fork, so a renewal wakes no process, an expiry needs no
+    agent, and time that passes while the machine sleeps counts. Elsewhere the deadline is in a shared page that the
+    guard polls; there the agent notices the guard's end by a pipe, and the page lists the workers' process groups,
+    because the guard cannot find orphans.
     """
 
     def __init__(self) -> None:
@@ -63,35 +63,35 @@ class GuardLease:
 
     @property
     def fd(self) -> int | None:
-        """Guard's side: what to poll; None where the page must be looked at."""
+        """Guard's side: the descriptor to poll; None where the page must be polled."""
         return None if self._timer is None else self._timer.fd
 
     @property
     def guard_fd(self) -> int | None:
-        """Agent's side: readable (its end) once the guard is gone; None where there is a death signal instead."""
+        """Agent's side: readable (end of file) once the guard is gone; None where there is a death signal instead."""
         return None if self._alive_read < 0 else self._alive_read
 
-    def keep_side(self, *, guard: bool) -> None:
-        """After the fork: drop the other side's end of the pipe."""
+    def close_other_side(self, *, guard: bool) -> None:
+        """After the fork: close the other side's end of the pipe."""
         if self._alive_read >= 0:
             os.close(self._alive_read if guard else self._alive_write)
 
     def renew(self, until_boottime_s: float) -> None:
-        """Workers may live until this time of CLOCK_BOOTTIME (seconds)."""
+        """Let workers run until this time of CLOCK_BOOTTIME (seconds)."""
         if self._timer is not None:
             self._timer.set(max(until_boottime_s, 1e-9))
         else:
             struct.pack_into("d", self._page, _DEADLINE_AT, until_boottime_s)
 
     def release(self) -> None:
-        """Workers may live until they are stopped."""
+        """Let workers run without a deadline."""
         if self._timer is not None:
             self._timer.set(0.0)
         else:
             struct.pack_into("d", self._page, _DEADLINE_AT, 0.0)
 
-    def expire(self, now_s: float) -> bool:
-        """Guard's side: True when the lease has really expired; remembered for `take_fired`."""
+    def check_expiry(self, now_s: float) -> bool:
+        """Guard's side: True when the lease has really expired; recorded for `pop_fenced`."""
         if self._timer is not None:
             expired = self._timer.acknowledge()
         else:
@@ -100,22 +100,22 @@ class GuardLease:
             if expired:
                 self.release()
         if expired:
-            self._page[_FIRED_AT] = 1
+            self._page[_FENCED_AT] = 1
         return expired
 
-    def take_fired(self) -> bool:
-        """Agent's side: did the guard kill the workers since the last call?"""
-        fired = self._page[_FIRED_AT] == 1
-        self._page[_FIRED_AT] = 0
-        return fired
+    def pop_fenced(self) -> bool:
+        """Agent's side: True when the guard has killed the workers since the last call."""
+        fenced = self._page[_FENCED_AT] == 1
+        self._page[_FENCED_AT] = 0
+        return fenced
 
-    def note_workers(self, pids: Sequence[int]) -> None:
-        """Agent's side: the live workers, each the leader of its session and process group."""
+    def record_workers(self, pids: Sequence[int]) -> None:
+        """Agent's side: record the live workers, each the leader of its session and process group."""
         room = (len(self._page) - _PIDS_AT) // 4
         struct.pack_into(f"i{min(len(pids), room)}i", self._page, _COUNT_AT, len(pids), *pids[:room])
 
     def read_workers(self) -> list[int]:
-        """Guard's side: what was last noted."""
+        """Guard's side: the workers last recorded."""
         (count,) = struct.unpack_from("i", self._page, _COUNT_AT)
         room = (len(self._page) - _PIDS_AT) // 4
         return list(struct.unpack_from(f"{min(count, room)}i", self._page, _PIDS_AT))
@@ -127,46 +127,46 @@ class Guard:
     def __init__(self, lease: GuardLease) -> None:
         self._lease = lease
         self._parent = os.getppid()
-        self._dies_with_parent = _processes.death_signal() != 0
+        self._ends_with_parent = _processes.read_death_signal() != 0
         self._charge = 0
         self._code: int | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        # The last sweep opens two files at once, /proc and one below it: better refuse now than fail then.
+        # The last sweep opens two files at once, /proc and one below it: fail now rather than then.
         for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]:
             os.close(fd)
 
     def run(self, body: Callable[[], int]) -> int:
         """Fork, run `body` in the child, wait for its end; the exit code, 128+n when a signal ended it.
 
-        Signals that come before the handlers stand are held back by the mask, so none is lost and none kills the
-        guard between fork and wait.
+        The mask holds back signals that come before the handlers are set, so none is lost and none kills the guard
+        between fork and wait.
         """
         _processes.become_subreaper()
-        # nohup and shells that start jobs in the background have some signals ignored: they stay ignored.
-        passed_on = [signum for signum in PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN]
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
+        # nohup and shells that start background jobs set some signals to be ignored: they stay ignored.
+        forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
         guard_pid = os.getpid()
         try:
             self._charge = os.fork()
         except OSError as error:
-            return _refuse(error)
+            return _report_shortage(error)
         if self._charge == 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
-            self._lease.keep_side(guard=False)
-            _begin_charge(guard_pid, held, body)
-        self._lease.keep_side(guard=True)
-        for signum in (*passed_on, signal.SIGCHLD):
-            signal.signal(signum, _note)
+            self._lease.close_other_side(guard=False)
+            _run_charge(guard_pid, old_mask, body)
+        self._lease.close_other_side(guard=True)
+        for signum in (*forwarded, signal.SIGCHLD):
+            signal.signal(signum, _do_nothing)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         self._wait()
         code = self._sweep()
-        for signum in passed_on:
-            # Nobody is left to pass it on to, and the interpreter's shutdown restores defaults: one that came then
-            # would replace the exit code.
+        for signum in forwarded:
+            # The charge is gone, and the interpreter's shutdown restores defaults: a signal that came then would
+            # replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
         return code
 
@@ -175,33 +175,33 @@ class Guard:
         poller.register(self._wake_read, select.POLLIN)
         if self._lease.fd is not None:
             poller.register(self._lease.fd, select.POLLIN)
-        look_ms = None if self._lease.fd is not None else _LOOK_S * 1000
+        poll_ms = None if self._lease.fd is not None else _POLL_S * 1000
         while self._code is None:
-            ready = [fd for fd, _ in poller.poll(look_ms)]
+            ready = [fd for fd, _ in poller.poll(poll_ms)]
             if self._wake_read in ready:
                 for signum in set(os.read(self._wake_read, 4096)):
-                    self._take(signum)
-            if look_ms is not None or self._lease.fd in ready:
+                    self._handle_signal(signum)
+            if poll_ms is not None or self._lease.fd in ready:
                 self._fence()
 
-    def _take(self, signum: int) -> None:
+    def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
-        elif self._dies_with_parent and os.getppid() != self._parent:
-            # Whoever started us is gone, and asked by prctl that we go with it: no grace, nobody waits for one.
-            _processes.send([self._charge], signal.SIGKILL)
+        elif self._ends_with_parent and os.getppid() != self._parent:
+            # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
+            _processes.send_signal([self._charge], signal.SIGKILL)
         else:
-            _processes.send([self._charge], signum)
+            _processes.send_signal([self._charge], signum)
 
     def _fence(self) -> None:
-        """Kill the charge's descendants but not the charge: it has to learn of it and join again."""
-        if self._lease.expire(time.monotonic()):
+        """Kill the charge's descendants but not the charge: it must notice and join again."""
+        if self._lease.check_expiry(time.monotonic()):
             _processes.kill_groups(self._lease.read_workers())
             while _processes.kill_descendants(self._charge):
                 time.sleep(0.001)  # only the charge can reap them, and it may be stopped: wait for no signal
 
     def _reap(self) -> bool:
-        """Collect whoever has died; False when no child is left."""
+        """Collect the children that have ended; False when no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -214,13 +214,13 @@ class Guard:
                 self._code = code if code >= 0 else 128 - code
 
     def _sweep(self) -> int:
-        """Kill what is left of the job until nothing is."""
+        """Kill what is left of the job until no process is left; the exit code."""
         limit_s = time.monotonic() + SWEEP_LIMIT_S
         me = os.getpid()
         _processes.kill_groups(self._lease.read_workers())
         while _processes.kill_descendants(me) or self._reap():
             if time.monotonic() > limit_s:
-                left = _processes.descendants(me)
+                left = _processes.list_descendants(me)
                 print(f"muster: processes that cannot be killed are left running: {left}", file=sys.stderr, flush=True)
                 return self._code or 1
             time.sleep(0.001)
@@ -228,17 +228,17 @@ class Guard:
         return self._code
 
 
-def _note(_signum: int, _frame: object) -> None:
-    """A handler, so that the signal reaches the wake-up descriptor; all work is done there."""
+def _do_nothing(_signum: int, _frame: object) -> None:
+    """A handler, so that the signal reaches the wake-up descriptor; `_wait` does all the work."""
 
 
-def _begin_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
-    """In the child: die with the guard, have default dispositions, run."""
+def _run_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
+    """In the child: set the death signal, restore default dispositions, run."""
     _processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
-    # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the charge hears of it once,
-    # from the guard.
+    # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the charge gets it once, from
+    # the guard.
     os.setpgid(0, 0)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -249,16 +249,16 @@ def _begin_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]
     finally:
         if sys.exc_info()[0] is not None:
             sys.excepthook(*sys.exc_info())
-            print("muster: the above is a fault of muster's own, please report it", file=sys.stderr)
+            print("muster: the above is a bug in muster; please report it", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
-            # None: it was closed when we began. A console that is full or gone must not change the code.
+            # None: it was closed at the start. A console that is full or gone must not change the code.
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         os._exit(code)
 
 
 def _open_standard_descriptors() -> None:
-    """A descriptor 0, 1 or 2 that is closed would be given to one of our pipes, and workers would write into it."""
+    """Open closed descriptors 0 to 2: one of our pipes would get the number, and workers would write into it."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -274,12 +274,12 @@ def run_guarded(body: Callable[[GuardLease], int]) -> int:
         lease = GuardLease()
         guard = Guard(lease)
     except OSError as error:
-        return _refuse(error)
+        return _report_shortage(error)
     return guard.run(lambda: body(lease))
 
 
-def _refuse(error: OSError) -> int:
-    """The machine has no descriptor, no memory or no process left: say which."""
+def _report_shortage(error: OSError) -> int:
+    """Report that the machine has no descriptor, memory or process left; the exit code."""
     print(f"muster: cannot start: {error.strerror}", file=sys.stderr, flush=True)
     return 1
 
@@ -293,7 +293,7 @@ def _exec_command(command: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m muster._guard -- COMMAND ARGS`."""
+    """Run `python -m muster._guard -- COMMAND ARGS`; the exit code."""
     command = argv[1:] if argv[:1] == ["--"] else argv
     if not command:
         print("muster: usage: python -m muster._guard -- COMMAND [ARG ...]", file=sys.stderr)

@@ -32,14 +32,14 @@ def become_subreaper() -> None:
 def set_death_signal(signum: int) -> None:
     """This process gets `signum` when the *thread* that made it ends; survives exec, not fork. Linux only.
 
-    Check `os.getppid()` after it: a parent that died before is never told of.
+    Check `os.getppid()` after it: a parent that ended before sends no signal.
     """
     if LINUX:
         _libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
-def death_signal() -> int:
-    """The signal this process gets when its parent dies, 0 for none."""
+def read_death_signal() -> int:
+    """The signal this process gets when its parent ends, 0 for none."""
     if not LINUX:
         return 0
     value = ctypes.c_int(0)
@@ -72,7 +72,7 @@ class BoottimeTimer:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def acknowledge(self) -> bool:
-        """Read the expiry away; False when it had not expired (it was set again meanwhile)."""
+        """Consume the expiry; False when the timer has not expired (it was set again meanwhile)."""
         try:
             return bool(os.read(self.fd, 8))
         except BlockingIOError:
@@ -84,9 +84,9 @@ class BoottimeTimer:
 
 
 def list_parents() -> dict[int, int]:
-    """The parent of every live process the kernel shows us; zombies are left out.
+    """The parent of every live process the kernel shows; zombies are left out.
 
-    `/proc/<pid>/task/*/children` would be quicker but is a kernel option that is often off.
+    `/proc/<pid>/task/*/children` would be quicker, but needs a kernel option that is often off.
     """
     return _list_parents_proc() if LINUX else _list_parents_ps()
 
@@ -118,7 +118,7 @@ def read_stat(pid: int) -> list[str] | None:
 
 
 def _list_parents_ps() -> dict[int, int]:
-    import subprocess  # heavy, and only needed where there is no /proc
+    import subprocess  # slow to import, and only needed where there is no /proc
 
     with subprocess.Popen(["/bin/ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as lister:
         rows = lister.communicate()[0].splitlines()
@@ -128,8 +128,8 @@ def _list_parents_ps() -> dict[int, int]:
     return parents
 
 
-def descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
-    """Live descendants of `root`, without those in `keep` (their own descendants still count)."""
+def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
+    """List live descendants of `root`, without those in `keep` (but with the descendants of those)."""
     children: dict[int, list[int]] = {}
     for pid, parent in list_parents().items():
         children.setdefault(parent, []).append(pid)
@@ -143,22 +143,22 @@ def descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     return found
 
 
-def send(pids: Iterable[int], signum: int) -> None:
-    """Signal every process; one that is gone is fine, one that is not ours to signal too (a set-uid grandchild)."""
+def send_signal(pids: Iterable[int], signum: int) -> None:
+    """Signal every process. Ones that are gone or must not be signalled (a set-uid grandchild) are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
 
 def kill_groups(leaders: Iterable[int]) -> None:
-    """SIGKILL whole process groups by their leaders; for where orphans cannot be found by their parents."""
+    """SIGKILL whole process groups by their leaders; for systems where orphans cannot be found by their parents."""
     for pid in leaders:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def kill_descendants(root: int, *, keep: Container[int] = ()) -> bool:
-    """SIGKILL all live descendants of `root` once over; True when there were any."""
-    pids = descendants(root, keep=keep)
-    send(pids, signal.SIGKILL)
+    """SIGKILL all live descendants of `root`, once; True when there were any."""
+    pids = list_descendants(root, keep=keep)
+    send_signal(pids, signal.SIGKILL)
     return bool(pids)

@@ -2,12 +2,12 @@
 
     __main__    `python -m muster.agent`: the guard, and the agent below it
     entry       the same as a file that adapters start
-    launch      from a command line to a running agent; errors become lines and exit codes
+    launch      from a command line to a running agent; maps errors to lines and exit codes
     assembly    puts the parts of an agent together
     config      the configuration, one frozen object          errors     the error tree
-    round       one agreed membership, as one node needs it    workspace  unpacks the code that travelled with the job
+    round       one agreed membership, as one node needs it    workspace  unpacks the code that came with the job
 
-    cli/        words to configuration                      logs/       workers' output
+    cli/        command line to configuration               logs/       workers' output
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed
     node/       what one node does about each event         placement/  CPUs and GPUs of workers
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes

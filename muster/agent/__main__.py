@@ -1,6 +1,6 @@
 """`python -m muster.agent`, `muster-agent`, and the zip that travels with a job: the guard, and the agent below it.
 
-Only what the guard needs is imported before the fork: it lives as long as the job, and its memory is paid per node.
+Only what the guard needs is imported before the fork: the guard runs as long as the job, on every node.
 """
 
 import os
@@ -14,7 +14,7 @@ if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
 from muster import _guard
 
 _WORKER_FLAG = "--muster-worker"
-"""As in `workers.program`, which is imported only when it is given: in the bundle, cold workers start through here."""
+"""As in `workers.program`, which is imported only for this flag: in the bundle, cold workers start through here."""
 
 
 def main(argv: list[str] | None = None) -> int:

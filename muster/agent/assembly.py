@@ -1,4 +1,4 @@
-"""The parts of an agent put together. Imported only once the warm template is under way, which needs none of this."""
+"""Puts the parts of an agent together. Imported after the warm template was started, which needs none of this."""
 
 from typing import TYPE_CHECKING
 
@@ -26,30 +26,30 @@ def build_supervisor(
     warm: TemplateOptions | None,
     template: TemplateHandle | None,
 ) -> Supervisor:
-    """An agent ready to run.
+    """Build an agent, ready to run.
 
     Args:
         config: the agent's.
         loop: its one loop.
         lease: the guard's fencing lease.
         placements: length nproc, indexed by local rank; empty: workers run where the agent may.
-        warm: what its templates are made for; None: workers start cold.
-        template: the first template, when it has been started already.
+        warm: how its templates are started; None: workers start cold.
+        template: the first template, if it was started already.
 
     Raises:
-        MusterError: the log folder, the event sink or the rendezvous cannot be had.
+        MusterError: the log folder, the event sink or the rendezvous is not available.
     """
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
-    journal = EventLog(loop.clock, open_sinks(config.event_log_handler))
+    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler))
     starter: WorkerStarter
     if warm is None:
-        starter = CommandStarter(on_record=journal.write)
+        starter = CommandStarter(on_record=event_log.write)
     else:
         starter = TemplateStarter(
-            loop, CommandStarter(), warm, on_notice=logs.print_line, on_record=journal.write, early=template
+            loop, CommandStarter(), warm, on_notice=logs.print_line, on_record=event_log.write, early=template
         )
     return Supervisor(
-        config, loop=loop, lease=lease, logs=logs, journal=journal, starter=starter, placements=placements
+        config, loop=loop, lease=lease, logs=logs, event_log=event_log, starter=starter, placements=placements
     )

@@ -1,4 +1,4 @@
-"""The agent's configuration: one frozen object, made by `cli.py` from flags and environment, read by everybody."""
+"""The agent's configuration: one frozen object, built by `cli.arguments` from flags and environment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Std(IntFlag):
 
 @dataclass(frozen=True, kw_only=True)
 class StdChoice:
-    """`3` for all ranks, or `0:3,1:1` for some: what `--redirects` and `--tee` say."""
+    """Value of `--redirects` and `--tee`: `3` for all ranks, or `0:3,1:1` for some."""
 
     default: Std = Std.NONE
     by_rank: Mapping[int, Std] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class StdChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousConfig:
-    """Where and how the nodes come together. With `static`, host and port are MASTER_ADDR and MASTER_PORT."""
+    """Where and how the nodes form a round. With `static`, host and port are MASTER_ADDR and MASTER_PORT."""
 
     backend: str
     """"muster" (also what `c10d` means on our command line), "static", or a name in torch's registry."""
@@ -39,11 +39,11 @@ class RendezvousConfig:
     """The leader's host; None with `standalone`."""
     port: int
     node_index: int | None
-    """--node-rank when the caller gave one: 0 leads. None: whoever can bind the endpoint's local address leads."""
+    """--node-rank, if given: node 0 leads. None: the node that can bind the endpoint's local address leads."""
     min_nodes: int
     max_nodes: int
     standalone: bool = False
-    """One node, this one: no socket needed."""
+    """This node alone: no socket needed."""
     listen_fd: int | None = None
     """An inherited listening socket for the leader."""
     local_addr: str | None = None
@@ -55,7 +55,7 @@ class RendezvousConfig:
     keep_alive_interval_s: float = 1.0
     keep_alive_max_attempt: int = 5
     is_host: bool | None = None
-    """`--rdzv-conf is_host=`: this node leads, or does not, whatever its number. None: see `node_index`."""
+    """`--rdzv-conf is_host=`: this node leads, or does not, whatever its index. None: see `node_index`."""
     endpoint: str = ""
     """--rdzv-endpoint as given, for torch's handlers."""
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class RendezvousConfig:
 
     @property
     def lends_endpoint(self) -> bool:
-        """True when the workers' store listens at the endpoint while they run: the leader does so in between."""
+        """True when the workers' store listens at the endpoint while they run, and the leader between rounds."""
         return self.backend == "static"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What becomes of the workers' output."""
+    """Where the workers' output goes."""
 
     base_dir: str | None
     """`--log-dir`; None: a temporary folder when a file is needed; "/dev/null": no files."""
@@ -95,7 +95,7 @@ class AgentConfig:
 
     program: Program
     nproc: int
-    """Workers on this node; already counted when the caller said `gpu`, `cpu` or `auto`."""
+    """Workers on this node; `gpu`, `cpu` and `auto` are already counted."""
     rendezvous: RendezvousConfig
     logs: LogConfig
     role: str = "default"
@@ -115,20 +115,20 @@ class AgentConfig:
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS of workers whose `base_env` has none; None: leave it unset."""
     hang_timeout_s: float | None = None
-    """Without CPU time used or bytes written by any worker of any node; None: never."""
+    """How long no worker of any node may use CPU time or write a byte; None: no limit."""
     event_log_handler: str = "null"
     monitor_interval_s: float = 0.1
-    """Accepted for torchrun's sake; nothing waits for it."""
+    """Accepted because torchrun has it; without effect."""
     base_env: Mapping[str, str] = field(default_factory=dict)
-    """The environment workers inherit: the agent's own less `_contract.Env.PRIVATE`."""
+    """The environment that workers inherit: the agent's without `_contract.Env.PRIVATE`."""
     agent_error_file: str | None = None
     """The agent's own TORCHELASTIC_ERROR_FILE: the root cause is copied there in torch's format."""
     node_name: str = ""
-    """How reports call this machine."""
+    """This machine's name in reports."""
     termination_log: str | None = None
 
     def longest_backoff_s(self, attempt: int) -> float:
-        """The most that workers of this attempt wait before they start: 0 for the first restart, then doubled.
+        """The longest wait before workers of this attempt start: 0 for the first restart, then doubled.
 
         Args:
             attempt: restarts because a worker failed, this one included.

@@ -1,7 +1,7 @@
-"""What an interpreter that has muster is given to run in place of `-m muster.agent`.
+"""The file that adapters run instead of `-m muster.agent` where muster is installed.
 
-With `-m` the working directory is on `sys.path` before a line of ours runs, and Python itself imports from there: a
-types.py or an operator.py of the user's, meant for something else, ends the agent. A file is started without.
+With `-m` the working directory is on `sys.path` before our code runs, and Python itself imports from there: a user's
+types.py or operator.py ends the agent. With a file, the working directory is not on `sys.path`.
 """
 
 import os

@@ -1,32 +1,32 @@
-"""The agent's error tree: whose fault it was decides what the command line says and exits with.
+"""The agent's error tree: which part failed decides the message and the exit code.
 
     MusterError
-    ├── UsageError          the caller's: a flag, a variable, a script that is not there        exit 2
+    ├── UsageError          the caller's: a flag, a variable, a missing script                  exit 2
     ├── EnvironmentFault    the machine's: no memory, no descriptors, no such interpreter        exit 1
     │   └── SpawnError      a worker could not be started
-    ├── RendezvousError     the job's nodes did not come together in time                        exit 69
-    └── InternalError       ours: a broken invariant                                             exit 1
+    ├── RendezvousError     rendezvous could not be formed in time                               exit 69
+    └── InternalError       muster's: a broken invariant                                         exit 1
 
-A worker's failure is data (`report.Failure`), never an exception. Only `cli.main` maps these to exit codes.
+A worker's failure is data (`diagnosis.report.Failure`), never an exception. Only `launch` maps these to exit codes.
 """
 
 from muster._contract import ExitCode
 
 
 class MusterError(Exception):
-    """Root of all errors the agent raises on purpose; `str()` is one clear line for the console."""
+    """Root of the agent's own errors; `str()` is one clear line for the console."""
 
     exit_code: int = ExitCode.WORKERS_FAILED
 
 
 class UsageError(MusterError, ValueError):
-    """The caller's fault: names the value and what is allowed."""
+    """The caller's mistake: names the value and what is allowed."""
 
     exit_code = ExitCode.USAGE
 
 
 class EnvironmentFault(MusterError):
-    """The machine's fault: names what was missing."""
+    """The machine lacks something: names it."""
 
 
 class SpawnError(EnvironmentFault):
@@ -34,10 +34,10 @@ class SpawnError(EnvironmentFault):
 
 
 class RendezvousError(MusterError):
-    """The nodes did not come together, or came apart and could not be joined again."""
+    """Rendezvous could not be formed in time, or was lost and could not be formed again."""
 
     exit_code = ExitCode.RENDEZVOUS
 
 
 class InternalError(MusterError):
-    """Our fault: an invariant does not hold. Please report it."""
+    """A bug in muster: an invariant does not hold. Please report it."""

@@ -1,7 +1,7 @@
 """From a command line to a running agent: parse, start the template, put the parts together, map errors to exit codes.
 
-What the template imports takes ten times as long as what the agent imports, so it begins first: only what parsing and
-starting it need is imported here, the rest of the agent while it imports.
+The template's imports take ten times as long as the agent's, so the template starts first: this module imports only
+what parsing and starting it need, and the rest of the agent is imported meanwhile.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOp
 if TYPE_CHECKING:
     from muster.agent.placement.affinity import WorkerPlacement
 
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""What the machine has run out of, wherever it is noticed: its fault, not ours."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""The machine has run out of descriptors, memory or processes: not a bug in muster."""
 
 
 def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
@@ -41,19 +41,19 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
     try:
         return _run(args, environ, lease)
     except InternalError as error:
-        return _fail(f"{error}: this is a fault of muster's own, please report it", ExitCode.WORKERS_FAILED)
+        return _report_error(f"{error}: this is a bug in muster; please report it", ExitCode.WORKERS_FAILED)
     except MusterError as error:
-        return _fail(str(error), error.exit_code)
+        return _report_error(str(error), error.exit_code)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     except OSError as error:
-        if error.errno not in _SCARCE:
+        if error.errno not in _EXHAUSTED:
             raise
-        return _fail(f"the agent cannot go on: {error.strerror}", ExitCode.WORKERS_FAILED)
+        return _report_error(f"the agent cannot continue: {error.strerror}", ExitCode.WORKERS_FAILED)
 
 
-def _fail(line: str, code: int) -> int:
-    """Say it; the code."""
+def _report_error(line: str, code: int) -> int:
+    """Print one line to stderr; the code."""
     # A console that is full or gone must not change the exit code: schedulers act on it.
     with contextlib.suppress(OSError):
         print(f"muster: {line}", file=sys.stderr, flush=True)
@@ -61,14 +61,14 @@ def _fail(line: str, code: int) -> int:
 
 
 def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
-    args, environ = _put_node_index(args, environ)
+    args, environ = _substitute_node_index(args, environ)
     _unpack_workspace(environ)
     config = parse_args(args, environ)
     placements = _plan_placements(config)
     with ExitStack() as stack:
         loop = Loop()
         stack.callback(loop.close)
-        warm = None if _starts_cold(config) else _describe_template(config, placements)
+        warm = None if _starts_cold(config) else _build_template_options(config, placements)
         template = _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
@@ -79,8 +79,8 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
         ).run()
 
 
-def _put_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Do the sum that an adapter's controller could not do, see `Env.NODE_INDEX`."""
+def _substitute_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Replace `NODE_INDEX_MARK` with this node's index, see `Env.NODE_INDEX`."""
     text = environ.get(Env.NODE_INDEX)
     if not text:
         return args, environ
@@ -107,13 +107,13 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
 
 
 def _starts_cold(config: AgentConfig) -> bool:
-    """Warm for Python programs on Linux, unless told otherwise; with --run-path, --start-method tells."""
+    """True unless workers are warm: Python programs on Linux by default; with --run-path, --start-method decides."""
     if config.start == "auto" and config.program.kind is ProgramKind.RUN_PATH and config.start_method == "spawn":
         return True
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND or sys.platform != "linux"
 
 
-def _describe_template(config: AgentConfig, placements: "tuple[WorkerPlacement, ...]") -> TemplateOptions:
+def _build_template_options(config: AgentConfig, placements: "tuple[WorkerPlacement, ...]") -> TemplateOptions:
     return TemplateOptions(
         program=config.program,
         nproc=config.nproc,
@@ -124,7 +124,7 @@ def _describe_template(config: AgentConfig, placements: "tuple[WorkerPlacement, 
 
 
 def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle | None:
-    """None also when it cannot be started: the starter tries again and says what comes of it."""
+    """None also when it cannot be started: the starter tries again and reports the result."""
     if warm is None:
         return None
     try:

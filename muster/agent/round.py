@@ -1,4 +1,4 @@
-"""One agreed membership as one node needs it: what rendezvous hands to workers, logs and reports."""
+"""One agreed membership as one node needs it: rendezvous passes it to workers, logs and reports."""
 
 from muster.agent.runtime.records import record
 
@@ -8,7 +8,7 @@ class Round:
     """One agreed membership, as one node needs it."""
 
     number: int
-    """Counts up over the life of the job, also across leaders."""
+    """Counts up until the job ends, also across leaders."""
     attempt: int
     """How often workers were restarted because one failed: TORCHELASTIC_RESTART_COUNT."""
     restarts_left: int
@@ -25,4 +25,4 @@ class Round:
     use_agent_store: bool = False
     """TORCHELASTIC_USE_AGENT_STORE; True only behind torch's own handlers that host a store in the agent."""
     node_index: int = 0
-    """The number this node joined with (--node-rank), which decides the order of ranks."""
+    """The index this node joined with (--node-rank), which decides the order of ranks."""

@@ -1,4 +1,4 @@
-"""Unpacks the workspace that travelled with the job, before anything else happens on the node."""
+"""Unpacks the workspace that came with the job, before anything else happens on the node."""
 
 import os
 import posixpath
@@ -9,7 +9,7 @@ from muster.agent.errors import EnvironmentFault
 
 
 def unpack_workspace(bundle_path: str, into_dir: str) -> None:
-    """Unpacks a workspace bundle over a folder; what the folder held besides stays.
+    """Unpack a workspace bundle into a folder; other files in it stay.
 
     Nothing is written outside `into_dir`: names are checked, and no entry is written through a symbolic link, neither
     one of the archive (links are made last) nor one that was there before (it is replaced). Links themselves may point
@@ -33,7 +33,7 @@ def unpack_workspace(bundle_path: str, into_dir: str) -> None:
 
 
 def _unpack_entry(bundle: tarfile.TarFile, entry: tarfile.TarInfo, into_dir: str) -> bool:
-    """Writes a file or folder; returns False for a link, which must wait."""
+    """Write a file or folder; returns False for a link, which must wait."""
     if entry.issym():
         return False
     target = _target(entry.name, into_dir)
@@ -85,4 +85,4 @@ def _clear(path: str) -> None:
     if os.path.islink(path) or os.path.isfile(path):
         os.unlink(path)
     elif os.path.isdir(path):
-        raise tarfile.ExtractError(f"{path!r} is a folder there and a file in the workspace")
+        raise tarfile.ExtractError(f"{path!r} is a folder at the destination and a file in the workspace")

@@ -1,8 +1,9 @@
-"""From words to configuration: the agent's command line.
+"""The agent's command line, parsed into its configuration.
 
 `arguments.parse_args` turns the command line and the environment into one `AgentConfig`; it is the only place of the
-agent that reads variables. `flag_table` lists every flag as data, `command_line` matches words with that table and
-prints `--help`, `rendezvous_flags` and `stream_flags` read the two groups of flags with a grammar of their own.
+agent that reads variables. `flag_table` lists every flag as data, `command_line` parses the
+words by that table and formats `--help`, `rendezvous_flags` and `stream_flags` parse the two groups of flags with a
+grammar of their own.
 
 Not here: the configuration itself (`agent.config`), and `-j` and `-cfg`, which belong to components and schedulers.
 From outside, import `arguments.parse_args` only.

@@ -1,7 +1,7 @@
 """The agent's command line: flags and environment in, one `AgentConfig` out. The only place that reads variables.
 
-torchrun's flags, abbreviations and PET_* variables with torchrun's meaning, and a few of ours; `flag_table.py` has them
-all. Nothing here acts: what must be looked up (cores, devices, entry points) is looked up only when a flag asks.
+torchrun's flags, abbreviations and PET_* variables with torchrun's meaning, and a few of ours; `flag_table` lists them
+all. Nothing here acts: cores, devices and entry points are looked up only when a flag asks for them.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from muster._contract import Env
-from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_seconds, parse_words
+from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
 from muster.agent.cli.stream_flags import parse_ranks, parse_std_choice, parse_texts
 from muster.agent.config import AgentConfig, LogConfig
@@ -25,11 +25,11 @@ _START_METHODS = ("spawn", "fork", "forkserver")
 _STARTS = ("auto", "cold", "warm")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _TERMINATION_LOG = "/dev/termination-log"
-"""Where Kubernetes mounts the file for a container's last words."""
+"""Where Kubernetes mounts the file for a container's termination message."""
 
 
 def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
-    """The configuration that a command line and an environment make.
+    """Build the configuration from a command line and an environment.
 
     Args:
         argv: the words after the program's name.
@@ -39,7 +39,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         UsageError: one line that names the value and what is allowed.
         SystemExit: code 0, after `--help` has been printed.
     """
-    line = parse_words(argv)
+    line = parse_command_line(argv)
     if line.wants_help:
         with contextlib.suppress(OSError):  # `--help | head`
             print(format_help(), flush=True)
@@ -96,7 +96,7 @@ def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], envi
         return Program(kind=ProgramKind.COMMAND, target=script, args=args)
     python = environ.get("PYTHON_EXEC")
     if python and python != sys.executable:
-        # Another interpreter: neither our template nor our start-up code is in it, so it is a command like any other.
+        # Another interpreter: it has neither our template nor our start-up code, so it is a command like any other.
         return Program(kind=ProgramKind.COMMAND, target=python, args=("-u", *(("-m",) * module), script, *args))
     return Program(kind=ProgramKind.MODULE if module else ProgramKind.SCRIPT, target=script, args=args)
 
@@ -116,7 +116,7 @@ def _choose_start(values: FlagValues, program: Program) -> tuple[str, str]:
 def _build_log_config(values: FlagValues, environ: Mapping[str, str]) -> LogConfig:
     base_dir = values.text("log-dir") or environ.get(Env.LOG_DIR) or None
     if base_dir is not None and base_dir != os.devnull and os.path.isfile(base_dir):
-        raise UsageError(f"{values.origin('log-dir')} {base_dir!r}: is a file; allowed is a folder, or {os.devnull}")
+        raise UsageError(f"{values.origin('log-dir')} {base_dir!r}: must be a folder or {os.devnull}, not a file")
     return LogConfig(
         base_dir=base_dir,
         redirects=parse_std_choice(values.text("redirects") or "0", origin=values.origin("redirects")),
@@ -135,11 +135,11 @@ def _choose_logs_specs(values: FlagValues) -> str | None:
     name = values.text("logs-specs")
     if name is None or name == "default":
         return None
-    from importlib.metadata import entry_points  # 15 ms: only who names one pays them
+    from importlib.metadata import entry_points  # 15 ms: only when a flag names one
 
     known = sorted({point.name for point in entry_points(group="torchrun.logs_specs")})
     if name not in known:
-        raise values.fault("logs-specs", ", ".join(dict.fromkeys(("default", *known))))
+        raise values.build_error("logs-specs", "one of " + ", ".join(dict.fromkeys(("default", *known))))
     return name
 
 
@@ -154,7 +154,7 @@ def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -
     text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
     variable_s = parse_seconds(text, zero=True)
     if variable_s is None:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: allowed is {describe_seconds(zero=True)}")
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
     return variable_s
 
 
@@ -165,14 +165,14 @@ def _parse_signals(values: FlagValues) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
-            raise values.fault(
+            raise values.build_error(
                 "signals-to-handle", f"names of signals that can be handled, as in SIGTERM,SIGUSR1, not {name}"
             )
     return names
 
 
 def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:
-    """A share of the cores for each of several workers, so that they do not start cores x workers threads."""
+    """Divide the cores among several workers, so that they do not start cores x workers threads."""
     if "OMP_NUM_THREADS" in environ or nproc == 1:
         return None
     return max(1, count_usable_cores() // nproc)

@@ -1,9 +1,9 @@
-"""From words to values: which flags the command line gave, with PET_* variables behind them, and `--help`.
+"""Parses the command line: which flags were given, with the PET_* variables as defaults; formats `--help`.
 
 The grammar is argparse's as torchrun uses it: flags up to the first other word, which is the script; everything after
-it is the script's. Not argparse itself, for three reasons. Its rule for abbreviations changed between Python 3.11 and
-3.13 (`--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for `--star` and gives up); our flags must
-never make an abbreviation of torchrun's ambiguous; and its errors are a page of usage before the line that matters.
+it belongs to the script. Not argparse itself, for three reasons. Its rule for abbreviations changed between Python 3.11
+and 3.13 (`--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for `--star` and fails); our flags
+must never make an abbreviation of torchrun's ambiguous; its errors print a page of usage before the line that matters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ _BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """The words, sorted."""
+    """The command line, split into flags, script and the script's arguments."""
 
     given: Mapping[str, str]
-    """dest -> text, `ON` for a switch; only what the command line says."""
+    """dest -> text, `ON` for a switch; only flags of the command line."""
     script: str | None
     """None when there was none."""
     script_args: tuple[str, ...]
     wants_help: bool = False
 
 
-def parse_words(argv: Sequence[str]) -> CommandLine:
-    """Sort the words of a command line (without the program's name).
+def parse_command_line(argv: Sequence[str]) -> CommandLine:
+    """Split a command line (without the program's name).
 
     Raises:
-        UsageError: an unknown or ambiguous flag, a value too many or too few.
+        UsageError: an unknown or ambiguous flag, a missing value, or a value that a switch cannot have.
     """
     given: dict[str, str] = {}
     words = list(argv)
@@ -45,14 +45,14 @@ def parse_words(argv: Sequence[str]) -> CommandLine:
         if word in ("-h", "--help"):
             return CommandLine(given=given, script=None, script_args=(), wants_help=True)
         if word.startswith("--"):
-            _take_long(word, words, given)
+            _parse_long(word, words, given)
         else:
-            _take_short(word, words, given)
+            _parse_short(word, words, given)
     if not words:
         return CommandLine(given=given, script=None, script_args=())
     script, args = words[0], words[1:]
     if args[:1] == ["--"]:
-        del args[0]  # torchrun swallows one `--` after the script; scripts are called that way
+        del args[0]  # torchrun drops one `--` after the script, and users rely on it
     return CommandLine(given=given, script=script, script_args=tuple(args))
 
 
@@ -63,46 +63,46 @@ def _is_flag(word: str) -> bool:
     return not word[1:].replace(".", "", 1).isdecimal()
 
 
-def _take_long(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
     spelling, equals, value = word.partition("=")
     flag = find_flag(spelling)
     if not flag.is_switch:
-        given[flag.dest] = value if equals else _take_value(flag, words)
+        given[flag.dest] = value if equals else _pop_value(flag, words)
     elif equals:
         raise UsageError(f"--{flag.name} takes no value, got {value!r}")
     else:
         given[flag.dest] = ON
 
 
-def _take_short(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
     """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
-    letters = word[1:]
-    while letters:
-        flag = _BY_SHORT.get(letters[0])
+    rest = word[1:]
+    while rest:
+        flag = _BY_SHORT.get(rest[0])
         if flag is None:
-            raise UsageError(f"unknown flag -{letters[0]} in {word!r}; the short ones are {_list_short()}, -h")
-        letters = letters[1:]
+            raise UsageError(f"unknown flag -{rest[0]} in {word!r}; the short flags are {_list_short()}, -h")
+        rest = rest[1:]
         if flag.is_switch:
             given[flag.dest] = ON
             continue
-        given[flag.dest] = letters.removeprefix("=") if letters else _take_value(flag, words)
+        given[flag.dest] = rest.removeprefix("=") if rest else _pop_value(flag, words)
         return
 
 
-def _take_value(flag: Flag, words: list[str]) -> str:
+def _pop_value(flag: Flag, words: list[str]) -> str:
     if not words or _is_flag(words[0]):
-        got = f", got the flag {words[0]!r} (write --{flag.name}=VALUE if that is the value)" if words else ""
+        got = f", got the flag {words[0]!r} (write --{flag.name}={words[0]} if that is the value)" if words else ""
         raise UsageError(f"--{flag.name} needs a value ({flag.metavar}){got}")
     return words.pop(0)
 
 
 def find_flag(spelling: str) -> Flag:
-    """The flag that `--name`, `--na_me` or an unambiguous beginning of it means.
+    """Find the flag for `--name`, `--na_me` or an unambiguous prefix of it.
 
-    torchrun's flags go first: one of ours never makes a beginning ambiguous that torchrun understands.
+    torchrun's flags go first: a flag of ours never makes a prefix ambiguous that torchrun understands.
 
     Raises:
-        UsageError: none or several.
+        UsageError: no flag matches, or several do.
     """
     name = spelling.removeprefix("--").replace("_", "-")
     if name in _BY_NAME:
@@ -117,39 +117,39 @@ def find_flag(spelling: str) -> Flag:
 
 
 def _suggest(name: str) -> str:
-    from difflib import get_close_matches  # only somebody who mistyped waits for it
+    from difflib import get_close_matches  # loaded only after a typing error
 
     close = get_close_matches(name, _BY_NAME, n=1)
     return f" (did you mean --{close[0]}?)" if close else ""
 
 
 def _list_short() -> str:
-    return ", ".join("-" + letter for letter in _BY_SHORT)
+    return ", ".join("-" + short for short in _BY_SHORT)
 
 
 class FlagValues:
-    """What the command line gave and, behind it, the PET_* variables; every error names where the value came from."""
+    """The values of flags: the command line's, else the PET_* variables'. Every error names the value's origin."""
 
     def __init__(self, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
         self._given = given
         self._environ = environ
 
     def origin(self, name: str) -> str:
-        """`--max-restarts`, or `PET_MAX_RESTARTS` when the value is the variable's."""
+        """`--max-restarts`, or `PET_MAX_RESTARTS` when the value comes from the variable."""
         flag = _BY_NAME[name]
         return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
 
     def is_given(self, name: str) -> bool:
-        """True when the command line or a variable has it."""
+        """True when the command line or a variable sets it."""
         flag = _BY_NAME[name]
         return flag.dest in self._given or (flag.has_variable and flag.variable in self._environ)
 
     def is_on_command_line(self, name: str) -> bool:
-        """True when the command line has it."""
+        """True when the command line sets it."""
         return _BY_NAME[name].dest in self._given
 
     def text(self, name: str) -> str | None:
-        """The value as it stands; None when nobody gave one."""
+        """The unparsed value; None when there is none."""
         flag = _BY_NAME[name]
         value = self._given.get(flag.dest)
         return self._environ.get(flag.variable) if value is None and flag.has_variable else value
@@ -162,10 +162,10 @@ class FlagValues:
         try:
             return int(value) != 0
         except ValueError:
-            raise self.fault(name, "0 or 1") from None
+            raise self.build_error(name, "0 or 1") from None
 
     def integer(self, name: str, *, minimum: int, maximum: int | None = None) -> int | None:
-        """A whole number within bounds; None when nobody gave one."""
+        """A whole number within bounds; None when there is none."""
         value = self.text(name)
         if value is None:
             return None
@@ -173,31 +173,31 @@ class FlagValues:
         try:
             number = int(value)
         except ValueError:
-            raise self.fault(name, allowed) from None
+            raise self.build_error(name, allowed) from None
         if number < minimum or (maximum is not None and number > maximum):
-            raise self.fault(name, allowed)
+            raise self.build_error(name, allowed)
         return number
 
     def seconds(self, name: str, *, zero: bool) -> float | None:
-        """A finite number of seconds; None when nobody gave one."""
+        """A finite number of seconds; None when there is none."""
         value = self.text(name)
         if value is None:
             return None
         number = parse_seconds(value, zero=zero)
         if number is None:
-            raise self.fault(name, describe_seconds(zero=zero))
+            raise self.build_error(name, describe_seconds(zero=zero))
         return number
 
     def choice(self, name: str, allowed: Sequence[str]) -> str | None:
-        """One of a few words; None when nobody gave one."""
+        """One of `allowed`; None when there is none."""
         value = self.text(name)
         if value is not None and value not in allowed:
-            raise self.fault(name, ", ".join(allowed))
+            raise self.build_error(name, "one of " + ", ".join(allowed))
         return value
 
-    def fault(self, name: str, allowed: str) -> UsageError:
-        """The error for a value that is not allowed."""
-        return UsageError(f"{self.origin(name)} {self.text(name)!r}: allowed is {allowed}")
+    def build_error(self, name: str, allowed: str) -> UsageError:
+        """Build the error for a value that is not allowed."""
+        return UsageError(f"{self.origin(name)} {self.text(name)!r}: must be {allowed}")
 
 
 def parse_seconds(text: str, *, zero: bool) -> float | None:
@@ -211,44 +211,44 @@ def parse_seconds(text: str, *, zero: bool) -> float | None:
 
 
 def describe_seconds(*, zero: bool) -> str:
-    """What `parse_seconds` takes, for an error."""
+    """Describe what `parse_seconds` accepts, for an error."""
     return "a number of seconds, 0 or more" if zero else "a number of seconds above 0"
 
 
 HEAD: Final = """\
 usage: muster-agent [flags] script [arguments of the script]
 
-Starts, watches and restarts the workers of one node of a distributed PyTorch job. Takes torchrun's place: all its
-flags, abbreviations and PET_* variables, with its meaning except where it is said below. Flags marked * are new.
+Starts, watches and restarts the workers of one node of a distributed PyTorch job. Replaces torchrun: it has all of
+torchrun's flags, abbreviations and PET_* variables, with the same meaning except where noted. Flags marked * are new.
 """
 
 TAIL: Final = """\
-A PET_<FLAG> variable (PET_NNODES, ...) is the default of every flag without *, but --logs-specs and --numa-binding.
-${local_rank} in the script's arguments stands for the worker's local rank.
+A PET_<FLAG> variable (PET_NNODES, ...) is the default of every flag without *, except --logs-specs and --numa-binding.
+${local_rank} in the script's arguments is replaced with the worker's local rank.
 
 Logs are DIR/ID/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with more than one node
 DIR/ID/node_INDEX/attempt_N/... (torchrun has no such folder). A restart begins a new attempt; a change of nodes
-appends to the same. DIR/ID also has events.jsonl and, after a failure, report.json.
+appends to the same files. DIR/ID also has events.jsonl and, after a failure, report.json.
 
 TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces the prefix of console lines, [${role_name}${local_rank}]: on one node
-and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It knows torchrun's ${role_name}, ${local_rank} and
+and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It may use torchrun's ${role_name}, ${local_rank} and
 ${rank}, and ${global_rank} (the same), ${node} (group rank), ${node_index} (--node-rank), ${world_size}, ${nodes},
-${attempt} and ${round}. A line of more than 16 MiB reaches the console in several pieces, each with the prefix; its
-file is unharmed. A progress bar (text with carriage returns) is one live line on a terminal, and elsewhere a line of
-its last state every 5 s.
+${attempt} and ${round}. A line of more than 16 MiB reaches the console in several pieces, each with the prefix; in the
+file it stays whole. A progress bar (text with carriage returns) is one live line on a terminal, and elsewhere a line
+with its latest state every 5 s.
 
-What differs from torchrun: a dead worker or node is noticed at once, not by polling; a restart gets a fresh
-MASTER_PORT, so no stale store; node 0 hosts rank 0 as long as it lives and another node takes over when it dies;
-nothing of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset, not 1;
-PYTHON_EXEC is honoured and means a cold start.
+Differences from torchrun: a dead worker or node is noticed at once, not by polling; a restart gets a fresh MASTER_PORT,
+so no stale store; node 0 hosts rank 0 as long as it is there, and another node takes over when it is lost; no process
+of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset, not 1; PYTHON_EXEC is
+honoured and means a cold start.
 
-Exit codes: 0 all workers succeeded, 1 workers failed for good, 2 wrong usage, 69 the nodes did not come together,
-128+n ended by signal n.
+Exit codes: 0 all workers succeeded, 1 workers failed and no restart is left, 2 usage error, 69 rendezvous could not be
+formed in time, 128+n ended by signal n.
 """
 
 
 def format_help(width: int = 110) -> str:
-    """The text of `--help`."""
+    """Format the text of `--help`."""
     from textwrap import fill
 
     parts = [HEAD]

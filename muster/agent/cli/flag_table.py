@@ -13,13 +13,13 @@ class Flag:
 
     name: str
     text: str
-    """What it means, for --help; says so where torchrun does otherwise."""
+    """What it means, for --help; also where torchrun differs."""
     metavar: str = ""
-    """What its value is called; "" for a switch, which takes none."""
+    """Name of its value in --help; "" for a switch, which has none."""
     short: str = ""
     """One letter: `-m`."""
     default: str = ""
-    """For --help only; cli.py decides."""
+    """For --help only; `arguments` sets the value."""
     ours: bool = False
     """torchrun does not have it."""
     has_variable: bool = True
@@ -27,12 +27,12 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """`nproc_per_node`."""
+        """Its key: `nproc_per_node`."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """`PET_NPROC_PER_NODE`."""
+        """Its variable: `PET_NPROC_PER_NODE`."""
         return "PET_" + self.dest.upper()
 
     @property
@@ -47,38 +47,37 @@ NODES: Final = (
         name="nproc-per-node",
         metavar="N|KIND",
         default="1",
-        text="Workers on this node: a number, or one per device: cpu, gpu, xpu, auto (gpu or what else torch finds, "
-        "otherwise cpu), or the name of a device torch knows. A throw-away process counts the devices; the agent "
+        text="Workers on this node: a number, or one per device: cpu, gpu, xpu, auto (torch's accelerator, otherwise "
+        "cpu), or the name of a device torch knows. A short-lived process counts the devices; the agent "
         "itself never imports torch.",
     ),
     Flag(
         name="node-rank",
         metavar="I",
         default="0 for static, else none",
-        text="This node's number; decides the order of ranks, and node 0 leads. Unlike torchrun, it means this for "
-        "c10d too.",
+        text="This node's index; it decides the order of ranks, and node 0 leads. Unlike in torchrun, also with c10d.",
     ),
     Flag(name="role", metavar="NAME", default="default", text="Name of the workers' role, in prefixes and ROLE_NAME."),
     Flag(
         name="local-addr",
         metavar="ADDR",
-        default="found out",
-        text="This node's address for the others; MASTER_ADDR when it hosts rank 0.",
+        default="detected",
+        text="This node's address as the other nodes reach it; MASTER_ADDR when this node hosts rank 0.",
     ),
 )
 
 RENDEZVOUS: Final = (
     Flag(
         name="standalone",
-        text="One node, this one: no address, no port, a fresh id (or --rdzv-id). Also what static means with one "
-        "node, no --rdzv-endpoint and no --master-port.",
+        text="Run on this node alone: no address, no port, a fresh id (or --rdzv-id). static with one node, no "
+        "--rdzv-endpoint and no --master-port means the same.",
     ),
     Flag(
         name="rdzv-backend",
         metavar="NAME",
         default="static",
-        text="muster, or c10d, which means muster here: the agents agree among themselves, no store is needed. "
-        "static: a fixed number of nodes, --master-addr and --master-port; the agents meet there too, before the "
+        text="muster, or c10d, which means muster here: the agents agree among themselves and need no store. "
+        "static: a fixed number of nodes, --master-addr and --master-port; the agents connect there too, before the "
         "workers' store listens and between rounds, and keep these connections. c10d-torch, etcd, etcd-v2 and any "
         "torchrun.handlers entry point: torch's own handlers.",
     ),
@@ -86,7 +85,7 @@ RENDEZVOUS: Final = (
         name="rdzv-endpoint",
         metavar="HOST[:PORT]",
         default="localhost:29400",
-        text="Where the leader listens; what torch's handlers take as their endpoint.",
+        text="Where the leader listens; for torch's handlers, their endpoint.",
     ),
     Flag(
         name="rank0-env",
@@ -102,21 +101,24 @@ RENDEZVOUS: Final = (
         default="29400",
         ours=True,
         has_variable=False,
-        text="The leader's port when --rdzv-endpoint names none; MUSTER_RDZV_PORT beats it. Implies --rdzv-backend "
-        "muster.",
+        text="The leader's port when --rdzv-endpoint names none; MUSTER_RDZV_PORT overrides it. Implies "
+        "--rdzv-backend muster.",
     ),
     Flag(
-        name="rdzv-id", metavar="ID", default="none", text="The job's id, the same on all nodes; also the log folder."
+        name="rdzv-id",
+        metavar="ID",
+        default="none",
+        text="The job's id, the same on all nodes; also its log folder.",
     ),
     Flag(
         name="rdzv-conf",
         metavar="K=V,...",
         text="For muster: join_timeout (600), last_call_timeout (3), keep_alive_interval (1), keep_alive_max_attempt "
-        "(5): seconds, and how many intervals of silence lose a node; is_host (1: this node leads, 0: it does not; "
-        "with static node 0 does); "
+        "(5): seconds, and after how many silent intervals a node is lost; is_host (1: this node leads, 0: it does "
+        "not; with static node 0 does); "
         "timeout is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, read_timeout and "
-        "store_type=tcp are accepted and have no effect there: muster has no store to read or to close. torch's "
-        "handlers get every key as it is.",
+        "store_type=tcp are accepted without effect: muster has no store to read or to close. torch's handlers get "
+        "every key unchanged.",
     ),
     Flag(
         name="last-call-timeout",
@@ -124,20 +126,20 @@ RENDEZVOUS: Final = (
         default="3",
         ours=True,
         has_variable=False,
-        text="Seconds an elastic job waits for more nodes after the last one came, once it has its minimum; beats the "
-        "key of --rdzv-conf. torchrun waits 30.",
+        text="Seconds an elastic job waits for more nodes after the latest one joined, once it has its minimum; "
+        "overrides the key of --rdzv-conf. torchrun waits 30.",
     ),
     Flag(name="master-addr", metavar="ADDR", default="127.0.0.1", text="static only: MASTER_ADDR."),
     Flag(name="master-port", metavar="PORT", default="29500", text="static only: MASTER_PORT."),
 )
 
-LIFE: Final = (
+RESTARTS: Final = (
     Flag(
         name="max-restarts",
         metavar="N",
         default="0",
         text="How often workers may be restarted because one failed: one budget for the whole job, not one per node "
-        "as in torchrun. Lost and new nodes do not use it up.",
+        "as in torchrun. Lost and new nodes use none of it.",
     ),
     Flag(
         name="restart-backoff",
@@ -145,19 +147,19 @@ LIFE: Final = (
         default="0",
         ours=True,
         has_variable=False,
-        text="Base of an exponential pause, with jitter, before the second and later restarts.",
+        text="Base of the exponential back-off, with jitter, before the second and later restarts.",
     ),
     Flag(
         name="shutdown-timeout",
         metavar="S",
         default="30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-        text="Seconds between the polite signal and SIGKILL, whatever the reason for the stop.",
+        text="Seconds between the stop signal and SIGKILL, whatever the reason for the stop.",
     ),
     Flag(
         name="signals-to-handle",
         metavar="SIG,...",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        text="Signals that stop this node: they are passed on to the workers.",
+        text="Signals that stop this node; the agent passes them on to the workers.",
     ),
     Flag(
         name="hang-timeout",
@@ -165,30 +167,30 @@ LIFE: Final = (
         default="0",
         ours=True,
         has_variable=False,
-        text="Take the job as hung, and its workers as failed, when no worker of any node has used CPU time or written "
-        "anything (to a file, a pipe, the console, captured or not) for S seconds; the report then has the stacks of "
-        "all ranks. CPU time under 0.5% of a core counts as none. 0: never.",
+        text="The job counts as hung, and its workers as failed, when no worker of any node has used CPU time or "
+        "written anything (to a file, a pipe, the console, captured or not) for S seconds; the report then has the "
+        "stacks of all ranks. CPU time under 0.5% of a core counts as none. 0: never.",
     ),
     Flag(
         name="monitor-interval",
         metavar="S",
         default="0.1",
-        text="Has no effect here: the agent is told of a worker's end by the kernel and polls nothing.",
+        text="Has no effect: the kernel notifies the agent of a worker's end, and nothing is polled.",
     ),
 )
 
 PROGRAM: Final = (
     Flag(name="module", short="m", text="The script is a module name, as in `python -m`."),
-    Flag(name="no-python", text="The script is any executable."),
+    Flag(name="no-python", text="The script is an executable of any kind, not run by Python."),
     Flag(
         name="run-path",
-        text="Run the script by runpy.run_path in an interpreter made by --start-method. Beats --no-python and -m.",
+        text="Run the script with runpy.run_path in an interpreter from --start-method. Overrides --no-python and -m.",
     ),
     Flag(
         name="start-method",
         metavar="HOW",
         default="spawn",
-        text="spawn, fork or forkserver: how the interpreters of --run-path and of function workers are made.",
+        text="spawn, fork or forkserver: how the interpreters of --run-path and of function workers are started.",
     ),
     Flag(
         name="start",
@@ -197,8 +199,8 @@ PROGRAM: Final = (
         ours=True,
         has_variable=False,
         text="cold: a new interpreter per worker. warm: fork workers from one template that has imported torch. auto: "
-        "warm for Python scripts on Linux. (spawn, fork and forkserver are taken for --start-method, of which --start "
-        "is an abbreviation in torchrun.)",
+        "warm for Python scripts on Linux. (spawn, fork and forkserver set --start-method, which torchrun lets "
+        "users abbreviate to --start.)",
     ),
     Flag(
         name="preload",
@@ -206,7 +208,7 @@ PROGRAM: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="What the warm template imports; auto is torch, if the program imports it, and what it takes of it.",
+        text="Modules that the warm template imports; auto is torch, if the program imports it, and the parts it uses.",
     ),
     Flag(
         name="virtual-local-rank",
@@ -217,13 +219,18 @@ PROGRAM: Final = (
         metavar="HOW",
         default="off",
         has_variable=False,
-        text="node, socket, exclusive or core-complex: bind each worker to CPUs near its GPU, by numactl when it is "
-        "installed. On a machine without GPUs workers are dealt out over the NUMA nodes.",
+        text="node, socket, exclusive or core-complex: bind each worker to CPUs near its GPU, with numactl when it is "
+        "installed. On a machine without GPUs the workers are spread over the NUMA nodes.",
     ),
 )
 
 OUTPUT: Final = (
-    Flag(name="log-dir", metavar="DIR", default="a temporary folder", text="Base folder of logs; /dev/null for none."),
+    Flag(
+        name="log-dir",
+        metavar="DIR",
+        default="a temporary folder",
+        text="Base folder of logs; /dev/null for no files.",
+    ),
     Flag(
         name="redirects",
         short="r",
@@ -242,7 +249,7 @@ OUTPUT: Final = (
     Flag(
         name="duplicate-stdout-filters",
         metavar="TEXT,...",
-        text="Lines with any of these texts also go to filtered_stdout.log; `,,` stands for a comma.",
+        text="Lines with any of these texts also go to filtered_stdout.log; `,,` means a comma.",
     ),
     Flag(name="duplicate-stderr-filters", metavar="TEXT,...", text="The same for stderr and filtered_stderr.log."),
     Flag(
@@ -255,15 +262,15 @@ OUTPUT: Final = (
         name="event-log-handler",
         metavar="NAME",
         default="null",
-        text="console prints the agent's event records to stderr, one JSON object a line; null does not. They are "
-        "in events.jsonl of the log folder either way.",
+        text="console prints the agent's event records to stderr, one JSON object per line; null does not. "
+        "events.jsonl in the log folder has them either way.",
     ),
 )
 
 GROUPS: Final = (
     ("Nodes and workers", NODES),
     ("How nodes find each other", RENDEZVOUS),
-    ("Restarts and the end", LIFE),
+    ("Restarts and the end", RESTARTS),
     ("The program and how it is started", PROGRAM),
     ("Output", OUTPUT),
 )

@@ -1,4 +1,4 @@
-"""From flags to `RendezvousConfig`: which backend, where the leader is, which of torch's keys mean what here."""
+"""From flags to `RendezvousConfig`: which backend, where the leader is, what torch's keys mean here."""
 
 import os
 from collections.abc import Mapping
@@ -28,21 +28,21 @@ _FALSE: Final = ("0", "false", "f", "no", "n")
 
 
 def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, host_name: str) -> RendezvousConfig:
-    """Where and how this node meets the others.
+    """Build the rendezvous configuration: where and how this node joins the others.
 
     Args:
         values: the flags.
-        environ: the agent's environment, for what adapters set and for the variable --rank0-env names.
-        host_name: this machine's, which node 0 takes for its own address when nobody names one.
+        environ: the agent's environment, for the variables that adapters set and the one --rank0-env names.
+        host_name: this machine's; node 0's address when no address is given.
 
     Raises:
-        UsageError: a value that is not allowed, flags that contradict each other, an adapter's promise not kept.
+        UsageError: a value that is not allowed, flags that contradict each other, or a missing token.
     """
     min_nodes, max_nodes = parse_nnodes(values.text("nnodes") or "1", origin=values.origin("nnodes"))
     backend = _choose_backend(values, max_nodes)
     standalone = backend == "standalone"
     if standalone and min_nodes > 1:
-        raise UsageError(f"--standalone is one node, but {values.origin('nnodes')} says {values.text('nnodes')!r}")
+        raise UsageError(f"--standalone is one node, but {values.origin('nnodes')} is {values.text('nnodes')!r}")
     if standalone:
         min_nodes = max_nodes = 1
     node_index = values.integer("node-rank", minimum=0)
@@ -50,15 +50,13 @@ def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, h
         node_index = node_index or 0
         if node_index >= max_nodes:
             raise UsageError(
-                f"{values.origin('node-rank')} {node_index}: allowed is 0 to {max_nodes - 1} with --nnodes {max_nodes}"
+                f"{values.origin('node-rank')} {node_index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
             )
     host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
     if backend == "static":
         min_nodes = max_nodes  # as with torchrun: all of them, always
         if port == 0 and max_nodes > 1:
-            raise UsageError(
-                f"{values.origin('master-port')} 0: with more than one node, allowed is 1 to {_PORT_LIMIT}"
-            )
+            raise UsageError(f"{values.origin('master-port')} 0: must be 1 to {_PORT_LIMIT} with more than one node")
     conf = parse_conf(values.text("rdzv-conf") or "", origin=values.origin("rdzv-conf"))
     is_torchs = backend not in ("static", "muster", "standalone")
     if not is_torchs:
@@ -95,7 +93,7 @@ def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
     """`2`, or `1:4` for an elastic job.
 
     Raises:
-        UsageError: not that, less than 1, or more at least than at most.
+        UsageError: it is neither, MIN is less than 1, or MIN is more than MAX.
     """
     words = text.split(":")
     try:
@@ -103,7 +101,7 @@ def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or not 0 < numbers[0] <= numbers[-1]:
-        raise UsageError(f"{origin} {text!r}: allowed is N or MIN:MAX, with 1 <= MIN <= MAX")
+        raise UsageError(f"{origin} {text!r}: must be N or MIN:MAX, with 1 <= MIN <= MAX")
     return numbers[0], numbers[-1]
 
 
@@ -111,7 +109,7 @@ def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, i
     """`host`, `host:port`, `[::1]` or `[::1]:port`.
 
     Raises:
-        UsageError: anything else, or a port that is none.
+        UsageError: anything else, or an invalid port.
     """
     text = text.strip()
     if text.startswith("["):
@@ -122,7 +120,7 @@ def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, i
         host, colon, port = text.partition(":")
         well_formed = ":" not in port
     if not (well_formed and host and not set(host) & set(" /,@[]")):
-        raise UsageError(f"{origin} {text!r}: allowed is HOST or HOST:PORT, an IPv6 address in brackets")
+        raise UsageError(f"{origin} {text!r}: must be HOST or HOST:PORT, an IPv6 address in brackets")
     if not colon:
         return host, default_port
     if not port.isdecimal() or int(port) > _PORT_LIMIT:
@@ -140,7 +138,7 @@ def parse_conf(text: str, *, origin: str) -> dict[str, str]:
     for pair in text.split(",") if text.strip() else ():
         key, _, value = (part.strip() for part in pair.partition("="))
         if not (key and value):
-            raise UsageError(f"{origin} {text!r}: allowed is KEY=VALUE,KEY=VALUE,..., not {pair!r}")
+            raise UsageError(f"{origin} {text!r}: must be KEY=VALUE,KEY=VALUE,..., not {pair!r}")
         conf[key] = value
     return conf
 
@@ -159,12 +157,12 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
         return "muster"
     if named not in _TORCHS and named not in _list_handlers():
         allowed = ("muster", "c10d", "static", *_TORCHS, *_list_handlers())
-        raise values.fault("rdzv-backend", ", ".join(dict.fromkeys(allowed)))
+        raise values.build_error("rdzv-backend", "one of " + ", ".join(dict.fromkeys(allowed)))
     return named
 
 
 def _list_handlers() -> list[str]:
-    from importlib.metadata import entry_points  # 15 ms: only who names a handler of his own pays them
+    from importlib.metadata import entry_points  # 15 ms: only when a flag names another handler
 
     return sorted({point.name for point in entry_points(group="torchrun.handlers")})
 
@@ -172,11 +170,11 @@ def _list_handlers() -> list[str]:
 def _find_leader(
     values: FlagValues, environ: Mapping[str, str], *, backend: str, node_index: int | None, host_name: str
 ) -> tuple[str, int]:
-    """The leader's (static: the master's) host and port. Names on the command line beat those in PET_ variables."""
+    """The leader's (static: the master's) host and port. The command line overrides PET_ variables."""
     endpoint = values.text("rdzv-endpoint")
     variable = values.text("rank0-env")
     if variable is not None and values.is_on_command_line("rdzv-endpoint"):
-        raise UsageError("--rank0-env and --rdzv-endpoint both say where the leader is; give one of them")
+        raise UsageError("--rank0-env and --rdzv-endpoint both give the leader's address; use one of them")
     if backend == "static" and not endpoint and variable is None:
         port = values.integer("master-port", minimum=0, maximum=_PORT_LIMIT)
         return values.text("master-addr") or "127.0.0.1", _STATIC_PORT if port is None else port
@@ -191,11 +189,11 @@ def _find_leader(
 
 
 def _choose_port(values: FlagValues, environ: Mapping[str, str]) -> int:
-    """An adapter's port beats the flag: it had to choose one that is free."""
+    """An adapter's port overrides the flag: the adapter had to choose one that is free."""
     chosen = environ.get(Env.RDZV_PORT)
     if chosen is not None:
         if not chosen.isdecimal() or int(chosen) > _PORT_LIMIT:
-            raise UsageError(f"{Env.RDZV_PORT} {chosen!r}: allowed is a port, from 0 to {_PORT_LIMIT}")
+            raise UsageError(f"{Env.RDZV_PORT} {chosen!r}: must be a port from 0 to {_PORT_LIMIT}")
         return int(chosen)
     port = values.integer("rdzv-port", minimum=0, maximum=_PORT_LIMIT)
     return DEFAULT_RDZV_PORT if port is None else port
@@ -206,16 +204,16 @@ def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int 
     if host:
         return host
     if node_index == 0:
-        return host_name  # AWS Batch, for one, does not tell node 0 its own address
+        return host_name  # AWS Batch, for one, does not give node 0 its own address
     raise UsageError(
         f"--rank0-env {variable}: this variable must hold the address of node 0, but it is "
         f"{'empty' if variable in environ else 'not set'} on this node"
-        + (" (and --node-rank does not say which node this is)" if node_index is None else f" (number {node_index})")
+        + (" (and --node-rank is not given)" if node_index is None else f" (index {node_index})")
     )
 
 
 def _name_endpoint(values: FlagValues, host: str, port: int) -> str:
-    """The endpoint for torch's handlers: as given, or made of what --rank0-env and --rdzv-port say."""
+    """The endpoint for torch's handlers: as given, or built from --rank0-env and --rdzv-port."""
     given = values.text("rdzv-endpoint")
     if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not given):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -227,17 +225,19 @@ def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
     if given:
         return given
     if given is not None and not standalone:
-        raise values.fault("rdzv-id", "a name that is the same on all nodes")
+        raise values.build_error("rdzv-id", "a name that is the same on all nodes")
     return os.urandom(8).hex() if standalone else "none"
 
 
 def _refuse_unknown_keys(conf: Mapping[str, str], *, origin: str) -> None:
     for key in conf:
         if key not in _KEYS and key not in _KEYS_WITHOUT_EFFECT:
-            raise UsageError(f"{origin} {key!r}: allowed are {', '.join((*_KEYS, *_KEYS_WITHOUT_EFFECT))}")
+            raise UsageError(
+                f"{origin}: unknown key {key!r}; the keys are {', '.join((*_KEYS, *_KEYS_WITHOUT_EFFECT))}"
+            )
     if conf.get("store_type", "tcp") != "tcp":
         raise UsageError(
-            f"{origin} store_type={conf['store_type']}: allowed is tcp; others need --rdzv-backend c10d-torch"
+            f"{origin} store_type={conf['store_type']}: must be tcp; other stores need --rdzv-backend c10d-torch"
         )
 
 
@@ -248,26 +248,26 @@ def _choose_last_call_s(values: FlagValues, environ: Mapping[str, str], read: "_
     text = environ.get(Env.LAST_CALL_S)
     adapter_s = 3.0 if text is None else parse_seconds(text, zero=True)
     if adapter_s is None:
-        raise UsageError(f"{Env.LAST_CALL_S} {text!r}: allowed is {describe_seconds(zero=True)}")
+        raise UsageError(f"{Env.LAST_CALL_S} {text!r}: must be {describe_seconds(zero=True)}")
     return read.seconds("last_call_timeout", adapter_s, zero=True)
 
 
 def _read_listen_fd(environ: Mapping[str, str]) -> int | None:
     text = environ.get(Env.RDZV_FD)
     if text is not None and not text.isdecimal():
-        raise UsageError(f"{Env.RDZV_FD} {text!r}: allowed is the number of an inherited descriptor")
+        raise UsageError(f"{Env.RDZV_FD} {text!r}: must be the number of an inherited descriptor")
     return None if text is None else int(text)
 
 
 def _read_token(environ: Mapping[str, str]) -> str | None:
     token = environ.get(Env.TOKEN) or None
     if token is None and environ.get(Env.REQUIRE_TOKEN, "0") not in ("", "0"):
-        raise UsageError(f"{Env.REQUIRE_TOKEN} says the job has a token, but {Env.TOKEN} is not set or empty")
+        raise UsageError(f"{Env.REQUIRE_TOKEN} requires a token, but {Env.TOKEN} is not set or empty")
     return token
 
 
 class _ConfReader:
-    """Typed reading of --rdzv-conf."""
+    """Reads typed values from --rdzv-conf."""
 
     def __init__(self, conf: Mapping[str, str], origin: str) -> None:
         self._conf = conf
@@ -277,13 +277,13 @@ class _ConfReader:
         text = self._conf.get(key)
         number = default if text is None else parse_seconds(text, zero=zero)
         if number is None:
-            raise self._fault(key, describe_seconds(zero=zero))
+            raise self._build_error(key, describe_seconds(zero=zero))
         return number
 
     def count(self, key: str, default: int) -> int:
         text = self._conf.get(key, str(default))
         if not text.isdecimal() or int(text) < 1:
-            raise self._fault(key, "a whole number, at least 1")
+            raise self._build_error(key, "a whole number, at least 1")
         return int(text)
 
     def truth(self, key: str) -> bool | None:
@@ -291,8 +291,8 @@ class _ConfReader:
         if text is None:
             return None
         if text.lower() not in (*_TRUE, *_FALSE):
-            raise self._fault(key, ", ".join((*_TRUE, *_FALSE)))
+            raise self._build_error(key, "one of " + ", ".join((*_TRUE, *_FALSE)))
         return text.lower() in _TRUE
 
-    def _fault(self, key: str, allowed: str) -> UsageError:
-        return UsageError(f"{self._origin} {key}={self._conf[key]}: allowed is {allowed}")
+    def _build_error(self, key: str, allowed: str) -> UsageError:
+        return UsageError(f"{self._origin} {key}={self._conf[key]}: must be {allowed}")

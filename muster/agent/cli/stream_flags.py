@@ -1,4 +1,4 @@
-"""What `--redirects`, `--tee` and the filters say, as data."""
+"""Parses `--redirects`, `--tee` and the filters."""
 
 from muster.agent.config import Std, StdChoice
 from muster.agent.errors import UsageError
@@ -11,7 +11,7 @@ def parse_std_choice(text: str, *, origin: str) -> StdChoice:
     """`3` for all ranks, or `0:3,12:1` for some and none for the others; any rank number, unlike torchrun's one digit.
 
     Args:
-        text: what the caller wrote.
+        text: the flag's value.
         origin: `--tee` or `PET_TEE`, for the error.
 
     Raises:
@@ -23,7 +23,7 @@ def parse_std_choice(text: str, *, origin: str) -> StdChoice:
     for pair in text.split(","):
         rank, colon, choice = pair.partition(":")
         if not (colon and rank.isdecimal() and choice in _WORDS):
-            raise UsageError(f"{origin} {text!r}: allowed is {_ALLOWED}")
+            raise UsageError(f"{origin} {text!r}: must be {_ALLOWED}")
         by_rank[int(rank)] = _WORDS[choice]
     return StdChoice(by_rank=by_rank)
 
@@ -38,12 +38,12 @@ def parse_ranks(text: str, *, origin: str) -> frozenset[int] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise UsageError(f"{origin} {text!r}: allowed are local ranks with commas between, as in 0,2")
+        raise UsageError(f"{origin} {text!r}: must be local ranks separated by commas, as in 0,2")
     return frozenset(int(word) for word in words)
 
 
 def parse_texts(text: str) -> tuple[str, ...]:
-    """Texts with commas between, `,,` for a comma within one; an empty text is none at all."""
+    """Split texts at commas; `,,` is a comma within a text. An empty text gives no texts."""
     if not text:
         return ()
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))

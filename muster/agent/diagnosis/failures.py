@@ -79,25 +79,21 @@ class StderrSource(Protocol):
 
 
 class FailureCollector:
-    """Collects the evidence of a failed worker. Create it once; call `reset` before a round's workers start."""
+    """Collects the evidence of a failed worker."""
 
-    def __init__(self, *, host: str, clock: Clock, logs: StderrSource, oom: OomWatch | None = None) -> None:
+    def __init__(self, *, host: str, clock: Clock, logs: StderrSource, oom: OomWatch) -> None:
         """Set what all failures of this node share.
 
         Args:
             host: the name of this machine in reports.
             clock: of the agent's loop.
             logs: keeps the end of the workers' stderr.
-            oom: None: one for this process's cgroup.
+            oom: has been reset when the round's workers were started.
         """
         self._host = host
         self._clock = clock
         self._logs = logs
-        self._oom = oom or OomWatch()
-
-    def reset(self) -> None:
-        """Ignore OOM kills up to now."""
-        self._oom.reset()
+        self._oom = oom
 
     def collect(
         self,

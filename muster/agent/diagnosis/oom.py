@@ -7,8 +7,10 @@ proves one; a limit that was reached, or a kill anywhere on the machine, only ma
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from muster.agent.diagnosis.report import OomEvidence
+if TYPE_CHECKING:  # only a failure loads the report
+    from muster.agent.diagnosis.report import OomEvidence
 
 _UNLIMITED_BYTES = 1 << 60
 """cgroup v1 shows "no limit" as the largest multiple of a page that fits into a long."""
@@ -49,7 +51,7 @@ class OomWatch:
         """Forget earlier kills, because workers are about to start."""
         self._before = self._read()
 
-    def check(self) -> OomEvidence | None:
+    def check(self) -> "OomEvidence | None":
         """Evidence of an OOM kill since `reset`; None when there is none."""
         before, now = self._before, self._read()
         if now.kills is not None and before.kills is not None and now.kills > before.kills:
@@ -60,7 +62,9 @@ class OomWatch:
             return self._describe(certain=False, source=f"{self._proc}/vmstat")
         return None
 
-    def _describe(self, *, certain: bool, source: str) -> OomEvidence:
+    def _describe(self, *, certain: bool, source: str) -> "OomEvidence":
+        from muster.agent.diagnosis.report import OomEvidence
+
         limit = find_limit(self._cgroup) if self._cgroup else None
         return OomEvidence(
             certain=certain,

@@ -143,7 +143,7 @@ def _request_dump(target: StackTarget, now_s: float) -> _Dump | None:
     if number is None or not can_dump(target.pid):
         return None
     dump = _Dump(target, now_s)
-    _processes.send([target.pid], number)
+    _processes.send_signal([target.pid], number)
     return dump
 
 

@@ -1,8 +1,8 @@
 """One node of the job: what the agent does about each event.
 
-`decisions.decide` is pure: state and event in, new state and actions out. `events`, `actions` and `state` are what it
-works on. `supervisor` feeds it and carries out its actions, `transition_log` records and prints what happens, `outcome`
-publishes how the job ended.
+`decisions.decide` is pure: state and event in, new state and actions out. `events`, `actions` and `state` are its
+data. `supervisor` passes events to it and carries out its actions, `transition_log` records and prints what happens,
+`outcome` reports how the job ended.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`). From outside, import
 `supervisor.Supervisor`.

@@ -1,4 +1,4 @@
-"""Actions of one node: what `decisions.decide` asks the supervisor to do."""
+"""Actions of one node: the output of `decisions.decide`, which the supervisor carries out."""
 
 from typing import TypeAlias
 
@@ -9,7 +9,7 @@ from muster.agent.runtime.records import record
 
 @record
 class LocalFailure:
-    """A worker of this node that failed; `reason` is set when there was no exit to speak of."""
+    """A worker of this node that failed; `reason` is set when there was no process to exit, or it still runs."""
 
     local_rank: int
     reason: str = ""
@@ -17,7 +17,7 @@ class LocalFailure:
 
 @record
 class SettleFailure:
-    """A worker failed: post `FailureSettled` once what it wrote last has been read."""
+    """A worker failed: post `FailureSettled` once its last output has been read."""
 
     number: int
     failure: LocalFailure
@@ -29,22 +29,22 @@ class StartWorkers:
 
     round: Round
     is_held: bool = False
-    """Not before `ReleaseStarts`, or a limited time."""
+    """Start them only after `ReleaseStarts`, or after a limited time."""
 
 
 @record
 class ReleaseStarts:
-    """Global rank 0 of the round has been started elsewhere: start the workers that were held."""
+    """Global rank 0 of the round has been started on another node: start the held workers."""
 
 
 @record
 class CancelStarts:
-    """Workers asked for that do not exist yet shall not come into being; nothing is heard of them again."""
+    """Cancel the starts of workers that do not exist yet; no event about them follows."""
 
 
 @record
 class CollectStacks:
-    """Take the stacks of the live workers of round `number`; then, in any case after a limit, post `StacksTaken`."""
+    """Collect the stacks of the live workers of round `number`; then, or after a limit, post `StacksCollected`."""
 
     number: int
 
@@ -58,12 +58,12 @@ class SignalWorkers:
 
 @record
 class StartGracePeriod:
-    """Post `GraceOver` after the shutdown timeout."""
+    """Post `GraceExpired` after the shutdown timeout."""
 
 
 @record
 class KillWorkers:
-    """SIGKILL every process of the workers until none is left, drain their output, post `TreeGone`."""
+    """SIGKILL every process of the workers until none is left, drain their output, post `WorkersGone`."""
 
 
 @record
@@ -83,7 +83,7 @@ class ReportFailed:
 
 @record
 class ReportIdle:
-    """Rendezvous: these workers show no life; none: they do again. It decides whether the whole job hangs."""
+    """Rendezvous: these workers are idle; empty: they are active again. It decides whether the whole job hangs."""
 
     number: int
     local_ranks: tuple[int, ...]
@@ -92,7 +92,7 @@ class ReportIdle:
 
 @record
 class ReportSucceeded:
-    """Rendezvous: all workers of the round ended well."""
+    """Rendezvous: all workers of the round exited with 0."""
 
     number: int
 
@@ -103,23 +103,23 @@ class ReportStopped:
 
     number: int
     late: tuple[LocalFailure, ...] = ()
-    """Those that `ReportFailed` has not told."""
+    """Failures that no `ReportFailed` has reported."""
 
 
 @record
 class LeaveJob:
-    """Rendezvous: this node goes."""
+    """Rendezvous: this node leaves the job."""
 
     reason: str
 
 
 @record
 class Finish:
-    """The agent's work is done; exit with `code` after `ended` has been reported, if there is one."""
+    """The agent is done: report `ended` or `rendezvous_failed`, if set, then exit with `code`."""
 
     code: int
     ended: JobEnded | None = None
-    lost: RendezvousFailed | None = None
+    rendezvous_failed: RendezvousFailed | None = None
 
 
 Action: TypeAlias = (

@@ -1,7 +1,7 @@
-"""What one node does about what happens: a pure function from state and event to new state and actions.
+"""What one node does about each event: a pure function from state and event to new state and actions.
 
-Nothing here reads a clock, touches a process or knows a socket. `supervisor` turns facts into the events of
-`transitions` and `rendezvous`, and carries the actions out, in order.
+Nothing here reads a clock, a process or a socket. `supervisor` posts the events of `node.events`, rendezvous those of
+`rendezvous.interface`; `supervisor` carries the actions out, in order.
 
     JOINING --RoundFormed--> RUNNING --all exited 0--> SUCCEEDED --JobEnded--> ENDED
        ^                        |  ^                       |
@@ -61,10 +61,10 @@ Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
 
 
 def decide(state: NodeState, event: Any) -> Decision:
-    """What follows from one event. Events of an older round, and any after the end, change nothing.
+    """Decide what follows from one event. Events of an older round, and any after the end, change nothing.
 
     Raises:
-        TypeError: the event is none of ours.
+        TypeError: the event is of another type.
     """
     if state.phase is NodePhase.ENDED:
         return state, ()
@@ -83,20 +83,22 @@ def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
     if state.finish is not None or event.round.number <= state.number:
         return state, ()
     if state.phase is not NodePhase.JOINING:
-        # Only after a change of leader: we owe the old round's end first, then start without asking again.
+        # Only after a change of leader: end the old round first, then start without asking again.
         state = replace(state, next_round=event.round, next_is_held=event.is_held)
         return (state, ()) if state.phase is NodePhase.STOPPING else _begin_stop(state, kill=True)
     return _start(state, event.round, is_held=event.is_held)
 
 
 def _start(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    everybody = frozenset(range(state.nproc))
-    state = NodeState(nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=everybody, opened=state.opened)
-    return state, (StartWorkers(round=new, is_held=is_held and state.opened < new.number),)
+    local_ranks = frozenset(range(state.nproc))
+    state = NodeState(
+        nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=local_ranks, rank0_started=state.rank0_started
+    )
+    return state, (StartWorkers(round=new, is_held=is_held and state.rank0_started < new.number),)
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
-    state = replace(state, opened=max(state.opened, event.number))
+    state = replace(state, rank0_started=max(state.rank0_started, event.number))
     return state, (ReleaseStarts(),) if state.phase is NodePhase.RUNNING and state.number == event.number else ()
 
 
@@ -123,11 +125,11 @@ def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
 
 def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision:
     code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
-    return _end_with(state, Finish(code=code, lost=event))
+    return _end_with(state, Finish(code=code, rendezvous_failed=event))
 
 
 def _end_with(state: NodeState, finish: Finish) -> Decision:
-    if state.finish is not None:  # a signal came first: its exit code stands, but what ended may still be told
+    if state.finish is not None:  # a signal came first: its exit code stays, but the job's end is still reported
         finish = replace(finish, code=state.finish.code)
     state = replace(state, finish=finish)
     if state.phase is NodePhase.STOPPING:
@@ -154,7 +156,7 @@ def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
     state = replace(state, alive=state.alive - {event.local_rank})
     failure = LocalFailure(local_rank=event.local_rank)
     if event.code != 0:
-        state = _note_failure(state, failure)
+        state = _add_failure(state, failure)
     if state.phase is NodePhase.STOPPING:
         return _continue_stop(state) if was_alive else (state, ())
     if state.phase is not NodePhase.RUNNING or not was_alive:
@@ -171,23 +173,23 @@ def _on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     if event.number != state.number or event.local_rank not in state.awaited:
         return state, ()
     failure = LocalFailure(local_rank=event.local_rank, reason=event.reason)
-    state = _note_failure(replace(state, awaited=state.awaited - {event.local_rank}), failure)
+    state = _add_failure(replace(state, awaited=state.awaited - {event.local_rank}), failure)
     return state, (SettleFailure(number=event.number, failure=failure),)
 
 
-def _note_failure(state: NodeState, failure: LocalFailure) -> NodeState:
-    """Each failure is told once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone before."""
-    if failure.local_rank in state.told or any(each.local_rank == failure.local_rank for each in state.untold):
+def _add_failure(state: NodeState, failure: LocalFailure) -> NodeState:
+    """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone first."""
+    if failure.local_rank in state.reported or any(each.local_rank == failure.local_rank for each in state.unreported):
         return state
-    return replace(state, untold=(*state.untold, failure))
+    return replace(state, unreported=(*state.unreported, failure))
 
 
 def _on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
-    settled = [each for each in state.untold if each.local_rank == event.local_rank]
+    settled = [each for each in state.unreported if each.local_rank == event.local_rank]
     if event.number != state.number or not settled:
         return state, ()
-    untold = tuple(each for each in state.untold if each not in settled)
-    state = replace(state, untold=untold, told=state.told | {event.local_rank})
+    unreported = tuple(each for each in state.unreported if each not in settled)
+    state = replace(state, unreported=unreported, reported=state.reported | {event.local_rank})
     return state, tuple(ReportFailed(number=event.number, failure=failure) for failure in settled)
 
 
@@ -203,25 +205,25 @@ def _on_workers_idle(state: NodeState, event: WorkersIdle) -> Decision:
 def _begin_stop(
     state: NodeState, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM
 ) -> Decision:
-    """Politely unless `kill`: [stacks], the signal to the workers, one grace period; then everything is killed."""
+    """Stop in steps unless `kill`: [stacks], the signal to the workers, one grace period; then SIGKILL."""
     cancel = (CancelStarts(),) if state.awaited else ()
     state = replace(state, phase=NodePhase.STOPPING, stop_signal=signum, awaited=frozenset())
     if kill or not state.alive:
         return replace(state, killing=True), (*cancel, KillWorkers())
     if stacks:
-        return replace(state, taking_stacks=True), (*cancel, CollectStacks(number=state.number))
+        return replace(state, collecting_stacks=True), (*cancel, CollectStacks(number=state.number))
     return state, (*cancel, SignalWorkers(signum=signum), StartGracePeriod())
 
 
 def _on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
-    return _go_on_without_stacks(state) if event.number == state.number else (state, ())
+    return _send_deferred_signal(state) if event.number == state.number else (state, ())
 
 
-def _go_on_without_stacks(state: NodeState) -> Decision:
-    """Send the polite signal now if it has been put off for the sake of stacks."""
-    if not state.taking_stacks:
+def _send_deferred_signal(state: NodeState) -> Decision:
+    """Send the stop signal now if it waits for stacks."""
+    if not state.collecting_stacks:
         return state, ()
-    state = replace(state, taking_stacks=False)
+    state = replace(state, collecting_stacks=False)
     if state.killing:
         return state, ()
     if not state.alive:
@@ -230,8 +232,8 @@ def _go_on_without_stacks(state: NodeState) -> Decision:
 
 
 def _continue_stop(state: NodeState) -> Decision:
-    """Once no worker is left, what they left behind gets no grace of its own."""
-    if state.alive or state.killing or state.taking_stacks:
+    """Once no worker is left, the processes that they left behind get no grace period."""
+    if state.alive or state.killing or state.collecting_stacks:
         return state, ()
     return replace(state, killing=True), (KillWorkers(),)
 
@@ -251,14 +253,14 @@ def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
         return state, ()
     if state.finish is not None:
         return replace(state, phase=NodePhase.ENDED), (state.finish,)
-    idle = NodeState(nproc=state.nproc, round=state.round, opened=state.opened)
+    idle = NodeState(nproc=state.nproc, round=state.round, rank0_started=state.rank0_started)
     if state.next_round is not None:
         return _start(idle, state.next_round, is_held=state.next_is_held)
-    return idle, (ReportStopped(number=state.number, late=state.untold),)
+    return idle, (ReportStopped(number=state.number, late=state.unreported),)
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """The first one stops politely with the same signal; a second Ctrl-C kills; other repetitions change nothing."""
+    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing."""
     if state.finish is not None:
         again = event.signum == signal.SIGINT or event.guard_died
         return _kill_now(state) if again and state.phase is NodePhase.STOPPING else (state, ())
@@ -268,9 +270,9 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if state.phase is NodePhase.JOINING:
         return replace(state, phase=NodePhase.ENDED), (leave, finish)
     if state.phase is NodePhase.STOPPING:
-        # The sender counts the grace period from its signal: nothing is put off any longer.
-        polite = replace(state, stop_signal=event.signum)
-        state, actions = _kill_now(state) if event.guard_died else _go_on_without_stacks(polite)
+        # The sender counts the grace period from its signal: do not wait for stacks any longer.
+        waiting = replace(state, stop_signal=event.signum)
+        state, actions = _kill_now(state) if event.guard_died else _send_deferred_signal(waiting)
     else:
         state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
     return state, (leave, *actions)

@@ -1,4 +1,4 @@
-"""Events of one node: what `decisions.decide` is told. Those of rendezvous are in `rendezvous.interface`."""
+"""Events of one node: the input of `decisions.decide`. Those of rendezvous are in `rendezvous.interface`."""
 
 from muster.agent.runtime.records import record
 
@@ -31,7 +31,7 @@ class SpawnFailed:
 
 @record
 class WorkersIdle:
-    """The workers of round `number` have shown no sign of life for the hang timeout; without ranks: one has again."""
+    """The workers of round `number` have been idle for the hang timeout; without ranks: one is active again."""
 
     number: int
     local_ranks: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class WorkersIdle:
 
 @record
 class StacksCollected:
-    """`TakeStacks` of round `number` is done, as far as it could be, or its limit has passed."""
+    """`CollectStacks` of round `number` is done as far as possible, or its limit has passed."""
 
     number: int
 
@@ -52,16 +52,16 @@ class GraceExpired:
 
 @record
 class WorkersGone:
-    """After `KillTree`: no process of the workers is left, and their output is on disk."""
+    """After `KillWorkers`: no process of the workers is left, and their output is on disk."""
 
 
 @record
 class SignalReceived:
-    """The agent was sent a signal that means: go."""
+    """The agent received a signal that ends this node."""
 
     signum: int
     guard_died: bool = False
-    """It is the death signal: nobody would sweep after us, so nothing gets a grace period."""
+    """It is the death signal: no guard would sweep after the agent, so there is no grace period."""
 
 
 @record
@@ -71,7 +71,7 @@ class Fenced:
 
 @record
 class FailureSettled:
-    """After `SettleFailure`: what the worker wrote last has been read, so its failure can be collected."""
+    """After `SettleFailure`: the worker's last output has been read, so its failure can be collected."""
 
     number: int
     local_rank: int

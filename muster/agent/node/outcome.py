@@ -1,47 +1,50 @@
-"""How the job ended, told to everybody who listens: console, report.json, torch's error file, the termination log."""
+"""Reports how the job ended: on the console, in report.json, torch's error file and the termination log."""
 
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster._contract import ExitCode, LogNames
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis.report import Report
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 
+if TYPE_CHECKING:
+    from muster.agent.diagnosis.report import Report
+
 COMMON_EXIT_S = 0.5
-"""How long after it has heard of the job's failure an agent on Kubernetes leaves: all that is told is told by then."""
+"""An agent on Kubernetes exits this long after it has learned of the job's failure: every report is written by then."""
 
 
 def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
-    """Say and write what there is to say; the agent's exit code.
+    """Print and write the reports; the agent's exit code.
 
-    Nothing here may keep the agent from ending: a place that cannot be written to is named in one line.
+    Nothing here may keep the agent from ending: a file that cannot be written is named in one line.
     """
-    if finish.lost is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
-        logs.print_line(finish.lost.reason)
-        _write_termination_log(config, finish.lost.reason.encode(), logs)
+    if finish.rendezvous_failed is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
+        logs.print_line(finish.rendezvous_failed.reason)
+        _write_termination_log(config, finish.rendezvous_failed.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
         _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
     return int(finish.code)
 
 
-def _publish_report(report: Report, prints: bool, config: AgentConfig, logs: LogRouter) -> None:
+def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: LogRouter) -> None:
     from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:
         logs.print_text(report_text.format_report(report))
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
-        _attempt(path, logs, lambda: report_files.write_report(report, path))
+        _write_or_report(path, logs, lambda: report_files.write_report(report, path))
     error_file = config.agent_error_file
     if error_file is not None:
-        _attempt(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
+        _write_or_report(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))
     _write_termination_log(config, report_files.build_termination_message(report), logs)
 
 
-def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
+def _write_or_report(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
@@ -51,7 +54,7 @@ def _attempt(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
 def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:
     path = config.termination_log
     if path is not None:
-        _attempt(path, logs, lambda: _write(path, message))
+        _write_or_report(path, logs, lambda: _write(path, message))
 
 
 def _write(path: str, data: bytes) -> None:
@@ -60,15 +63,15 @@ def _write(path: str, data: bytes) -> None:
 
 
 def wait_for_common_exit(config: AgentConfig, failed_s: float) -> None:
-    """On Kubernetes, go at the same moment as the others.
+    """On Kubernetes, wait so that all agents exit at the same moment.
 
-    The first pod that ends with a failure makes the Job controller remove all that it does not know to have ended, and
-    with them their logs. A kubelet looks once a second what has ended: the less the ends are apart, the rarer one is
-    seen without the other.
+    The first pod that ends with a failure makes the Job controller remove all pods that it does not know to have ended,
+    and with them their logs. A kubelet checks once a second which pods have ended: the closer together the ends are,
+    the rarer one is seen without the others.
 
     Args:
         config: the agent's.
-        failed_s: when it heard of the job's failure, time.monotonic; all agents do within a network's delay.
+        failed_s: when the agent learned of the job's failure, time.monotonic; all agents do within one network delay.
     """
     if config.termination_log is not None:
         time.sleep(max(0.0, failed_s + COMMON_EXIT_S - time.monotonic()))

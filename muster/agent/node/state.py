@@ -1,4 +1,4 @@
-"""What one node knows: the state that `decisions.decide` works on."""
+"""The state of one node, input and output of `decisions.decide`."""
 
 import signal
 from enum import Enum
@@ -9,23 +9,23 @@ from muster.agent.runtime.records import record
 
 
 class NodePhase(Enum):
-    """Where the node stands."""
+    """What the node is doing."""
 
     JOINING = "joining"
     """No workers; waiting for a round."""
     RUNNING = "running"
     """Workers of the round are being started or run."""
     SUCCEEDED = "succeeded"
-    """All workers of the round ended well; waiting for the others."""
+    """All workers of the round exited with 0; waiting for the other nodes."""
     STOPPING = "stopping"
     """The round's workers are being stopped."""
     ENDED = "ended"
-    """`Finish` has been given out; nothing matters any more."""
+    """`Finish` has been returned; later events change nothing."""
 
 
 @record
 class NodeState:
-    """All the node knows. Local ranks are 0..nproc-1."""
+    """The whole state of the node. Local ranks are 0..nproc-1."""
 
     nproc: int
     phase: NodePhase = NodePhase.JOINING
@@ -33,23 +33,23 @@ class NodeState:
     alive: frozenset[int] = frozenset()
     """Workers that exist."""
     awaited: frozenset[int] = frozenset()
-    """Workers asked for that neither exist nor have failed to."""
+    """Workers that `StartWorkers` asked for and that have neither started nor failed to start."""
     succeeded: frozenset[int] = frozenset()
-    untold: tuple[LocalFailure, ...] = ()
-    """Those that rendezvous has not been told yet."""
-    told: frozenset[int] = frozenset()
-    """Workers whose failure rendezvous has been told. Idleness is no failure: it is told besides."""
-    taking_stacks: bool = False
+    unreported: tuple[LocalFailure, ...] = ()
+    """Failures that rendezvous does not have yet."""
+    reported: frozenset[int] = frozenset()
+    """Workers whose failure rendezvous has. Idleness is no failure: it is reported besides."""
+    collecting_stacks: bool = False
     killing: bool = False
-    """`KillTree` is under way."""
+    """`KillWorkers` is under way."""
     stop_signal: int = signal.SIGTERM
-    opened: int = 0
-    """The last round whose global rank 0 is known to have been started elsewhere."""
+    rank0_started: int = 0
+    """The number of the last round whose global rank 0 is known to have been started."""
     next_round: Round | None = None
     """A round that formed while the last one's workers were still being stopped (after a change of leader)."""
     next_is_held: bool = False
     finish: Finish | None = None
-    """What to finish with once the workers are gone; None: tell that they are, and go on."""
+    """What to finish with once the workers are gone; None: report that they are gone, and continue."""
 
     @property
     def number(self) -> int:

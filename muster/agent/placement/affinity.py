@@ -1,8 +1,7 @@
 """Which CPUs each worker runs on: `--numa-binding`.
 
-Source: torch/numa/binding.py of torch 2.13 says what the four words mean for a machine with GPUs. Without GPUs torch
-ends with an error; here the workers are dealt out over the NUMA nodes, neighbours together. GPUs that are not NVIDIA's
-are not looked for.
+Source: torch/numa/binding.py of torch 2.13 defines the four values for a machine with GPUs. Without GPUs torch ends
+with an error; here the workers are spread over the NUMA nodes, neighbours together. Only NVIDIA GPUs are looked for.
 """
 
 from collections import defaultdict
@@ -16,7 +15,7 @@ from muster.agent.placement.gpus import Gpu, choose_visible, list_gpus
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlacement:
-    """Where one worker runs. Either half is enough; a warm worker has only the first."""
+    """Where one worker runs. Either field is enough; a warm worker has only the first."""
 
     cpus: frozenset[int]
     """For `os.sched_setaffinity`."""
@@ -33,21 +32,21 @@ def plan_affinity(
     gpus: Sequence[Gpu] | None = None,
     numactl: Callable[[], str | None] | None = None,
 ) -> tuple[WorkerPlacement, ...]:
-    """The placement of each worker, indexed by local rank; length nproc.
+    """Plan the placement of each worker, indexed by local rank; length nproc.
 
     Args:
         kind: node, socket, exclusive or core-complex.
         nproc: workers on this node.
         env: for CUDA_VISIBLE_DEVICES.
-        topology: the machine; a test's.
-        gpus: all of the machine's, in CUDA's order; None: look for them.
-        numactl: finds the command; None: look for it.
+        topology: None: this machine's.
+        gpus: all of the machine's, in CUDA's order; None: find them.
+        numactl: finds the command; None: `find_numactl`.
 
     Raises:
         UsageError: more workers than GPUs, or than cores with `exclusive`.
         EnvironmentFault: the topology cannot be read.
     """
-    topology = topology or _look_at_machine()
+    topology = topology or _read_machine()
     visible = choose_visible(tuple(list_gpus() if gpus is None else gpus), env)
     homes = _find_homes(nproc, visible, topology)
     if nproc > len(homes):
@@ -62,15 +61,15 @@ def plan_affinity(
         cpus = choose(topology, homes, local_rank)
         if not cpus:
             raise EnvironmentFault(
-                f"--numa-binding {kind}: this process may use no CPU of NUMA node {homes[local_rank]}, where the GPU "
-                f"of local rank {local_rank} is"
+                f"--numa-binding {kind}: this process may not use any CPU of NUMA node {homes[local_rank]}, which has "
+                f"the GPU of local rank {local_rank}"
             )
         prefix = (command, f"--physcpubind={format_ranges(cpus)}") if command else ()
         placements.append(WorkerPlacement(cpus=cpus, command_prefix=prefix))
     return tuple(placements)
 
 
-def _look_at_machine() -> CpuTopology:
+def _read_machine() -> CpuTopology:
     try:
         return CpuTopology()
     except AttributeError as error:  # os.sched_getaffinity: Linux only
@@ -101,8 +100,8 @@ def _choose_socket(topology: CpuTopology, homes: Sequence[int], index: int) -> f
 
 
 def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
-    """An even share of the node's physical cores; the first ones get one more when it does not come out even."""
-    cores = _group(topology.cpus_of_node(homes[index]), topology.core_of)
+    """An even share of the node's physical cores; the first workers get one more when there is a remainder."""
+    cores = _group_cpus(topology.cpus_of_node(homes[index]), topology.core_of)
     neighbours = [other for other, home in enumerate(homes) if home == homes[index]]
     if len(cores) < len(neighbours):
         raise UsageError(
@@ -118,7 +117,7 @@ def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -
 
 def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
     """One core complex each, those with most usable CPUs first; shared when there are fewer than workers."""
-    complexes = _group(topology.cpus_of_node(homes[index]), topology.complex_of)
+    complexes = _group_cpus(topology.cpus_of_node(homes[index]), topology.complex_of)
     if not complexes:
         return frozenset()
     place = [other for other, home in enumerate(homes) if home == homes[index]].index(index)
@@ -126,7 +125,7 @@ def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int
     return frozenset(complexes[names[place % len(names)]])
 
 
-def _group(cpus: frozenset[int], name_of: Callable[[int], int]) -> dict[int, set[int]]:
+def _group_cpus(cpus: frozenset[int], name_of: Callable[[int], int]) -> dict[int, set[int]]:
     groups: dict[int, set[int]] = defaultdict(set)
     for cpu in cpus:
         groups[name_of(cpu)].add(cpu)
@@ -142,8 +141,8 @@ _CHOICES: Mapping[str, Callable[[CpuTopology, Sequence[int], int], frozenset[int
 
 
 def find_numactl() -> str | None:
-    """The path of a numactl that works here; a container's seccomp profile often forbids it to ask the kernel."""
-    import shutil  # with what it imports 10 ms: only for --numa-binding
+    """Find the path of a numactl that works here; a container's seccomp profile often blocks its system calls."""
+    import shutil  # 10 ms with its imports: only for --numa-binding
     import subprocess
 
     path = shutil.which("numactl")

@@ -11,25 +11,25 @@ from muster.agent.errors import EnvironmentFault
 
 
 class CpuTopology:
-    """Which CPUs belong together. Reads files when asked; nothing is kept."""
+    """Which CPUs belong together. Reads the files at each call and keeps nothing."""
 
     def __init__(self, *, sys_root: str | os.PathLike[str] = "/sys", allowed: Iterable[int] | None = None) -> None:
-        """Look at a machine.
+        """Choose the machine.
 
         Args:
-            sys_root: where /sys is; a test's folder.
-            allowed: CPUs the workers may use; None: those of this process.
+            sys_root: where /sys is; tests use a folder.
+            allowed: CPUs the workers may use; None: this process's.
         """
         self._sys_root = os.fspath(sys_root)
         self.allowed = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
 
     def nodes(self) -> list[int]:
-        """NUMA nodes that have CPUs we may use, ascending."""
+        """NUMA nodes with CPUs in `allowed`, ascending."""
         online = parse_ranges(self._read("devices/system/node/online"))
         return [node for node in sorted(online) if self.cpus_of_node(node)]
 
     def cpus_of_node(self, node: int) -> frozenset[int]:
-        """CPUs of a NUMA node that we may use."""
+        """CPUs of a NUMA node that are in `allowed`."""
         return parse_ranges(self._read(f"devices/system/node/node{node}/cpulist")) & self.allowed
 
     def socket_of(self, cpu: int) -> int:
@@ -37,22 +37,22 @@ class CpuTopology:
         return int(self._read(f"devices/system/cpu/cpu{cpu}/topology/physical_package_id"))
 
     def core_of(self, cpu: int) -> int:
-        """The physical core of a CPU, named by its lowest hardware thread."""
+        """The physical core of a CPU, identified by its lowest hardware thread."""
         return min(parse_ranges(self._read(f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")))
 
     def complex_of(self, cpu: int) -> int:
-        """The core complex of a CPU (what shares its last-level cache), named by the lowest CPU of it."""
+        """The core complex of a CPU (the CPUs that share its last-level cache), identified by its lowest CPU."""
         folder = f"devices/system/cpu/cpu{cpu}/cache"
         shared = {}
         for index in self._list(folder):
             if index.startswith("index") and self._read(f"{folder}/{index}/type") != "Instruction":
                 shared[int(self._read(f"{folder}/{index}/level"))] = f"{folder}/{index}/shared_cpu_list"
         if not shared:
-            raise EnvironmentFault(f"--numa-binding core-complex: {self._sys_root}/{folder} names no cache")
+            raise EnvironmentFault(f"--numa-binding core-complex: {self._sys_root}/{folder} lists no cache")
         return min(parse_ranges(self._read(shared[max(shared)])))
 
     def node_of_device(self, address: str) -> int:
-        """NUMA node of a PCI device. The kernel says -1 on a machine with one node, which is node 0."""
+        """NUMA node of a PCI device. The kernel reports -1 on a machine with one node, which is node 0."""
         return max(0, int(self._read(f"bus/pci/devices/{address}/numa_node")))
 
     def _read(self, name: str) -> str:
@@ -72,7 +72,7 @@ class CpuTopology:
 
 
 def _unreadable(path: str, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(f"--numa-binding: this machine's topology cannot be read: {path}: {error.strerror}")
+    return EnvironmentFault(f"--numa-binding: cannot read this machine's topology: {path}: {error.strerror}")
 
 
 def parse_ranges(text: str) -> frozenset[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from muster.agent.errors import UsageError
 
 _LIMIT_S = 120.0
-"""Importing torch from a cold network file system has been seen to take most of a minute."""
+"""Importing torch from a cold network file system can take most of a minute (seen)."""
 
 _COUNT_DEVICES = """
 import sys
@@ -31,7 +31,7 @@ else:
     name = {"gpu": "cuda"}.get(kind, kind)
     custom = torch._C._get_privateuse1_backend_name()
     if kind not in ("gpu", "xpu", custom):
-        sys.exit(f"torch knows no device of that name; it knows gpu, xpu and {custom}")
+        sys.exit(f"torch has no device of that name; it has gpu, xpu and {custom}")
     module = getattr(torch, name, None)
     if module is None or not module.is_available():
         sys.exit("torch finds no such device on this machine")
@@ -40,16 +40,16 @@ else:
 
 
 def count_workers(text: str, *, origin: str, env: Mapping[str, str], python: str = sys.executable) -> int:
-    """Workers on this node.
+    """Count the workers of this node.
 
     Args:
         text: a number, `cpu`, `gpu`, `xpu`, `auto`, or a device torch knows by name.
         origin: `--nproc-per-node` or its variable, for the error.
-        env: the environment of the throw-away process that counts devices (CUDA_VISIBLE_DEVICES matters).
+        env: the environment of the short-lived process that counts devices (CUDA_VISIBLE_DEVICES matters).
         python: the interpreter that has torch.
 
     Raises:
-        UsageError: not a number from 1 on, no such device, or no torch to ask.
+        UsageError: less than 1, no such device, or torch cannot be imported.
     """
     if text == "cpu":
         return count_allowed_cores()
@@ -58,28 +58,28 @@ def count_workers(text: str, *, origin: str, env: Mapping[str, str], python: str
     except ValueError:
         number = _count_devices(text, origin=origin, env=env, python=python)
     if number < 1:
-        raise UsageError(f"{origin} {text!r}: allowed is a number from 1 on, auto, cpu, gpu, xpu, or a device's name")
+        raise UsageError(f"{origin} {text!r}: must be at least 1, or auto, cpu, gpu, xpu, or a device's name")
     return number
 
 
 def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: str) -> int:
-    # A process of its own: the agent must not import torch, nor hold a CUDA context for the life of the job.
-    import subprocess  # 5 ms: only who asks for a count pays them
+    # A separate process: the agent must not import torch, nor hold a CUDA context until the job ends.
+    import subprocess  # 5 ms: only for a count
 
     command = [python, "-c", _COUNT_DEVICES, kind]
     try:
         done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{origin} {kind!r}: the devices could not be counted: {error}") from error
+        raise UsageError(f"{origin} {kind!r}: cannot count the devices: {error}") from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"the counting process ended with {done.returncode}"]
-        raise UsageError(f"{origin} {kind!r}: {lines[-1]}; allowed is a number from 1 on, auto, cpu, gpu, xpu")
+        raise UsageError(f"{origin} {kind!r}: {lines[-1]}; must be a number, auto, cpu, gpu, xpu, or a device's name")
     number = int(done.stdout.split()[-1])
     return count_allowed_cores() if number < 0 else number
 
 
 def count_allowed_cores() -> int:
-    """Cores this process may run on: what torchrun counts for `cpu`."""
+    """Count the cores this process may run on, as torchrun does for `cpu`."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -88,7 +88,7 @@ def count_allowed_cores() -> int:
 def count_usable_cores(
     *, cgroup: str | os.PathLike[str] = "/sys/fs/cgroup", count_allowed: Callable[[], int] = count_allowed_cores
 ) -> int:
-    """Cores the workers can use together: those allowed, or fewer when a cgroup limits CPU time (a pod's limit).
+    """Count the cores the workers can use together: those allowed, or fewer where a cgroup limits CPU time (a pod).
 
     Reads cpu.max of cgroup v2 and the CFS quota of v1, as a container sees them at the mount's root.
     """
@@ -106,7 +106,7 @@ def _read_quota(cgroup: str) -> float | None:
         cores = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
         return None  # "max", or nothing to read
-    return cores if cores > 0 else None  # v1 says -1 for no limit
+    return cores if cores > 0 else None  # v1 has -1 for no limit
 
 
 def _read_words(path: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The machine's GPUs: their ids and addresses, and which of them the environment lets a process see."""
+"""The machine's GPUs: their ids and addresses, and which of them are visible to a process."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ class Gpu:
 def list_gpus(
     *, proc_root: str | os.PathLike[str] = "/proc", query: Callable[[], str | None] | None = None
 ) -> tuple[Gpu, ...]:
-    """NVIDIA's GPUs in the order of their PCI addresses; empty without any.
+    """List NVIDIA's GPUs in the order of their PCI addresses.
 
     Args:
-        proc_root: where /proc is; a test's folder.
-        query: what nvidia-smi prints, or None without it; asked only when the driver shows no folder.
+        proc_root: where /proc is; tests use a folder.
+        query: returns what nvidia-smi prints, None without it; called only when the driver's folder is missing.
     """
     folder = f"{os.fspath(proc_root)}/driver/nvidia/gpus"
     try:
@@ -50,7 +50,7 @@ def _read_uuid(path: str) -> str:
 
 
 def _query_nvidia_smi() -> str | None:
-    import subprocess  # 5 ms: only where the driver shows no folder
+    import subprocess  # 5 ms: only where the driver's folder is missing
 
     try:
         done = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=30, check=False)
@@ -72,9 +72,9 @@ def _normalise(address: str) -> str:
 
 
 def choose_visible(gpus: tuple[Gpu, ...], env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order: indices or (beginnings of) UUIDs.
+    """Choose the GPUs that CUDA_VISIBLE_DEVICES names, in its order: indices or (prefixes of) UUIDs.
 
-    As in CUDA, the first name that means no GPU ends the list.
+    As in CUDA, the first name without a GPU ends the list.
     """
     text = env.get("CUDA_VISIBLE_DEVICES")
     if text is None:

@@ -1,18 +1,18 @@
-"""Time, injected everywhere so that tests own it."""
+"""Time, injected everywhere so that tests control it."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds for all decisions; wall-clock seconds for records people read, never compared across hosts."""
+    """Monotonic seconds for decisions; wall-clock seconds for records that people read, never compared across hosts."""
 
     def now_s(self) -> float:
         """Seconds of a monotonic clock that does not run while the machine sleeps."""
         ...
 
     def boottime_s(self) -> float:
-        """Seconds of CLOCK_BOOTTIME, which also counts while the machine sleeps: what leases are measured with."""
+        """Seconds of CLOCK_BOOTTIME, which also counts while the machine sleeps; leases are measured with it."""
         ...
 
     def wall_s(self) -> float:

@@ -1,13 +1,13 @@
-"""Every transition of an agent as one frozen record, and the sinks that keep them.
+"""Every transition of an agent as one frozen record, and the sinks that write the records.
 
-A recovery can be read off the records of one node: `worker_failed` (detected), `round_broken`, `workers_stopped`,
+The records of one node show a recovery: `worker_failed` (detected), `round_broken`, `workers_stopped`,
 `round_formed`, `workers_started`.
 
-How workers come to be is told by four more words. `template_ready` (modules, import_s, rss_bytes and pss_bytes of the
+Four more records show how workers were started. `template_ready` (modules, import_s, rss_bytes and pss_bytes of the
 template), `template_ended` (status, reason, last_line) and `workers_parked` (count, and duration_s of their forks) are
 written by warm starts only. `worker_released` is written for each worker, before the `workers_started` of its round:
-local_rank, pid, how ("warm": a parked fork was told to be this worker; "cold": fork and exec) and, when a warm start
-was wanted and a cold one made, reason.
+local_rank, pid, how ("warm": a parked fork became this worker; "cold": fork and exec) and, when a warm start was
+wanted and the worker started cold, reason.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from typing import Any, Protocol, TextIO
 from muster.agent.runtime.clock import Clock
 
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
-"""What `--event-log-handler` takes, by torchrun's names."""
+"""Values of `--event-log-handler`, by torchrun's names."""
 
 _KEPT_RECORDS = 32
-"""Records held for a sink that comes later: the log folder is known only when the first round is."""
+"""Records kept for a sink that is added later: the log folder is known only after the first round has formed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class EventRecord:
     """One transition."""
 
     time_s: float
-    """Wall clock, seconds since the epoch; for reading, never compared across hosts."""
+    """Wall clock, seconds since the epoch; for people, never compared across hosts."""
     monotonic_s: float
     """Monotonic clock of this node, for durations between records of one agent."""
     node: int | None
@@ -42,36 +42,36 @@ class EventRecord:
     attempt: int
     what: str
     """agent_started, round_formed, workers_started, worker_failed, worker_exited, round_broken, stacks_taken,
-    workers_stopped, template_ready, template_ended, workers_parked, worker_released, signal, fenced, notice, job_ended,
-    agent_ended."""
+    workers_idle, workers_stopped, template_ready, template_ended, workers_parked, worker_released, signal, fenced,
+    notice, rendezvous_lost, job_ended, agent_ended."""
     ranks: tuple[int, ...] = ()
     """Global ranks concerned."""
     duration_s: float | None = None
-    """How long what has ended took: for workers_started since round_formed, for workers_stopped since round_broken."""
+    """For workers_started, the time since round_formed; for workers_stopped, since round_broken."""
     detail: dict[str, Any] = field(default_factory=dict)
 
 
 class EventSink(Protocol):
-    """Takes records. Must not raise for what the outside does (a full disk), must not block."""
+    """Writes records. Must not raise for outside failures (a full disk), must not block."""
 
     def write(self, record: EventRecord) -> None:
-        """Take one record."""
+        """Write one record."""
         ...
 
     def close(self) -> None:
-        """Release what is held. Idempotent."""
+        """Release its resources. Idempotent."""
         ...
 
 
 class JsonlSink:
-    """One JSON object per line, appended at once, so that the file is whole up to the last transition after a kill."""
+    """One JSON object per line, appended at once: after a kill the file is complete up to the last transition."""
 
     def __init__(self, path: str, on_trouble: Callable[[str], None] | None = None) -> None:
         """Open `path` for appending.
 
         Args:
             path: the file.
-            on_trouble: gets one line when the file takes no more.
+            on_trouble: gets one line when the file cannot be written any more.
 
         Raises:
             OSError: it cannot be opened.
@@ -102,10 +102,10 @@ class JsonlSink:
 
 
 def _append(fd: int, data: bytes) -> None:
-    """All of it, in one write if there is room: a second one only tells what keeps the rest out.
+    """Write all of it, in one write if there is room; a second write only finds the reason for a short one.
 
     Raises:
-        OSError: not all of it got in.
+        OSError: not all of it was written.
     """
     while data:
         data = data[os.write(fd, data) :]
@@ -133,12 +133,12 @@ class ConsoleSink:
 
 
 def open_sinks(handler: str) -> list[EventSink]:
-    """The sinks of one of `EVENT_LOG_HANDLERS`; all but `console` drop what they get."""
+    """Open the sinks of one of `EVENT_LOG_HANDLERS`; only `console` has one."""
     return [ConsoleSink()] if handler == "console" else []
 
 
 class EventLog:
-    """Makes records and hands each to every sink."""
+    """Builds records and passes each to every sink."""
 
     def __init__(self, clock: Clock, sinks: Iterable[EventSink] = ()) -> None:
         self._clock = clock
@@ -151,18 +151,18 @@ class EventLog:
         self.attempt = 0
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
-        """From now on `sink` gets every record; with `replay`, the first ones of this agent too. `close` closes it."""
+        """Pass every record from now on to `sink`; with `replay`, this agent's first ones too. `close` closes it."""
         self._sinks.append(sink)
         if replay:
             for record in self._kept:
                 sink.write(record)
 
     def mark(self, name: str) -> None:
-        """Begin to measure something that a later record ends."""
+        """Start a measurement that a later record ends."""
         self._since[name] = self._clock.now_s()
 
     def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: Any) -> None:
-        """Write one record; `since` names the mark its duration is measured from."""
+        """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
         began_s = self._since.get(since) if since else None
         record = EventRecord(

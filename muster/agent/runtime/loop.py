@@ -1,8 +1,8 @@
-"""One thread, one selector, one queue: every fact reaches the agent through here.
+"""One thread, one selector, one queue: every event reaches the agent through them.
 
-File descriptors and timers call back; callbacks that learn something the agent must decide about `post` a frozen
-event. The owner of the loop takes events in order and decides. Byte pumps (logs, sockets) do their work inside their
-callbacks, a bounded amount per call, so that a flood of output cannot delay a heartbeat.
+File descriptors and timers call back; a callback `post`s a frozen event when the agent must decide. The owner of the
+loop pops events in order and decides. Byte pumps (logs, sockets) work inside their callbacks, a bounded amount per
+call, so that a flood of output cannot delay a heartbeat.
 
 `selectors` rather than asyncio: importing asyncio costs about 50 ms and 8 MB, half of what the agent may take before
 its first worker starts.
@@ -47,7 +47,7 @@ class Loop:
         self._soon: deque[Callback] = deque()
         self._watches: dict[int, dict[int, Callback]] = {}
 
-    # -- facts in ---------------------------------------------------------------------------------------------------
+    # -- input ------------------------------------------------------------------------------------------------------
 
     def post(self, event: Any) -> None:
         """Queue an event for the owner of the loop."""
@@ -68,19 +68,19 @@ class Loop:
         return self.call_at(self.clock.now_s() + delay_s, callback)
 
     def watch_readable(self, fd: int, callback: Callback) -> None:
-        """Call back whenever `fd` can be read (level-triggered) until `unwatch_readable`."""
+        """Call back whenever `fd` is readable (level-triggered) until `unwatch_readable`."""
         self._watch(fd, selectors.EVENT_READ, callback)
 
     def watch_writable(self, fd: int, callback: Callback) -> None:
-        """Call back whenever `fd` can be written (level-triggered) until `unwatch_writable`."""
+        """Call back whenever `fd` is writable (level-triggered) until `unwatch_writable`."""
         self._watch(fd, selectors.EVENT_WRITE, callback)
 
     def unwatch_readable(self, fd: int) -> None:
-        """Stop watching for reading; not being watched is fine."""
+        """Stop watching for reading. Nothing happens if it is not watched."""
         self._unwatch(fd, selectors.EVENT_READ)
 
     def unwatch_writable(self, fd: int) -> None:
-        """Stop watching for writing; not being watched is fine."""
+        """Stop watching for writing. Nothing happens if it is not watched."""
         self._unwatch(fd, selectors.EVENT_WRITE)
 
     def unwatch(self, fd: int) -> None:
@@ -110,12 +110,12 @@ class Loop:
 
     # -- one turn ---------------------------------------------------------------------------------------------------
 
-    def take_event(self) -> Any | None:
-        """The oldest queued event, or None."""
+    def pop_event(self) -> Any | None:
+        """Remove and return the oldest queued event, or None."""
         return self._events.popleft() if self._events else None
 
     def turn(self, limit_s: float | None = None) -> None:
-        """Wait for something (at most `limit_s`; None: until it comes) and run the callbacks that are due.
+        """Wait for something (at most `limit_s`; None: without limit) and run the callbacks that are due.
 
         Does not wait when events or soon-calls are queued.
         """
@@ -137,7 +137,7 @@ class Loop:
     def _call_ready(self, wait_s: float | None) -> None:
         for key, ready in self._selector.select(wait_s):
             for kind in (selectors.EVENT_READ, selectors.EVENT_WRITE):
-                # Looked up anew each time: an earlier callback of this turn may have unwatched the descriptor.
+                # Looked up again each time: an earlier callback of this turn may have unwatched the descriptor.
                 callback = self._watches.get(key.fd, {}).get(kind) if ready & kind else None
                 if callback is not None:
                     callback()
@@ -151,5 +151,5 @@ class Loop:
                 timer.callback()
 
     def close(self) -> None:
-        """Release the selector. Watched descriptors stay open: they are their owners'."""
+        """Release the selector. Watched descriptors stay open: their owners close them."""
         self._selector.close()

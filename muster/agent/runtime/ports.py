@@ -4,10 +4,10 @@ import socket
 
 
 class PortReservation:
-    """A MASTER_PORT held for a round: bound but not listening, with SO_REUSEADDR.
+    """A MASTER_PORT reserved for a round: bound but not listening, with SO_REUSEADDR.
 
-    The kernel gives the port to nobody else as long as it is held, and still lets TCPStore, which sets SO_REUSEADDR
-    too, bind and listen on it.
+    While it is reserved, the kernel assigns the port to no other program, and still lets TCPStore, which sets
+    SO_REUSEADDR too, bind and listen on it.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class PortReservation:
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Give the port back. Idempotent."""
+        """Release the port. Idempotent."""
         self._socket.close()
 
 

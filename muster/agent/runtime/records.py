@@ -1,8 +1,8 @@
 """Frozen, keyword-only records whose definition costs next to nothing.
 
 `dataclasses` compiles some six functions per class: 0.5 ms each, and the agent has over fifty classes of events,
-actions and messages. That was a third of its time to the first worker. What these records lack, nobody here needs:
-default factories, ordering, slots.
+actions and messages. That was a third of its time to the first worker. These records lack default
+factories, ordering and slots, which the agent does not need.
 """
 
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,11 +24,11 @@ _REQUIRED = object()
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Make a class of annotated names a record: made by keywords, compared and hashed by value, never changed.
+    """Make a class of annotated names a record: built from keywords, compared and hashed by value, never changed.
 
     Raises:
-        TypeError: (from the class, when one is made) a field is missing or unknown: both are named.
-        AttributeError: (from a record) somebody tries to change it.
+        TypeError: (from the class, when called) fields are missing or unknown: they are named.
+        AttributeError: (from a record) on an assignment.
     """
     fields = {name: getattr(cls, name, _REQUIRED) for name in cls.__annotations__}
     methods = {"__init__": _init, "__eq__": _eq, "__hash__": _hash, "__repr__": _repr, "__setattr__": _refuse}
@@ -38,12 +38,12 @@ def record(cls: type[T]) -> type[T]:
 
 
 def replace(old: T, **changes: Any) -> T:
-    """A copy of a record with some fields changed.
+    """Copy a record with some fields changed.
 
     Raises:
         TypeError: a field is unknown.
     """
-    # Not through `__init__`: nothing can be missing, and the leader of thousands makes a copy for each of their words.
+    # Not through `__init__`: no field can be missing, and the leader of thousands copies its state for each message.
     own = {**old.__dict__, **changes}
     if len(own) > len(old.__dict__):
         raise TypeError(f"{type(old).__name__} has no field {', '.join(own.keys() - old.__dict__.keys())}")

@@ -1,7 +1,7 @@
 """Signals and children's ends, as calls on the loop.
 
-Handlers only note; the wake-up descriptor brings the loop round and all work is done there, in one thread, between
-two decisions. One reaper serves workers, the warm template and adopted orphans: the agent is a child subreaper.
+Handlers do nothing; the wake-up descriptor wakes the loop, which does all the work, in one thread, between two
+decisions. One reaper serves workers, the warm template and adopted orphans: the agent is a child subreaper.
 """
 
 import os
@@ -27,9 +27,9 @@ class SignalWatch:
 
         Args:
             loop: where callbacks run.
-            handled: names of the signals that mean "go" (--signals-to-handle). One that was ignored when the agent
+            handled: names of the signals that end this node (--signals-to-handle). One that was ignored when the agent
                 started (nohup) stays ignored.
-            on_signal: called with the number of each that came.
+            on_signal: called with the number of each that arrived.
             on_child: called with (pid, status as of os.waitstatus_to_exitcode) for every child that ended.
             on_stacks: called for SIGUSR2.
         """
@@ -43,19 +43,19 @@ class SignalWatch:
         numbers = [signal.Signals[name] for name in handled]
         self._numbers = frozenset(n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN)
         for number in (*self._numbers, signal.SIGCHLD, signal.SIGUSR2):
-            signal.signal(number, _note)
+            signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        loop.watch_readable(self._read, self._take)
-        loop.call_soon(self.reap)  # a child may have ended before the handler stood
+        loop.watch_readable(self._read, self._handle_wakeup)
+        loop.call_soon(self.reap)  # a child may have ended before the handler was set
 
-    def _take(self) -> None:
-        came = set(os.read(self._read, 4096))
-        # Children first: a worker's own end, seen together with a signal, is the older fact.
-        if signal.SIGCHLD in came:
+    def _handle_wakeup(self) -> None:
+        received = set(os.read(self._read, 4096))
+        # Children first: a worker's own end, seen together with a signal, happened before it.
+        if signal.SIGCHLD in received:
             self.reap()
-        if signal.SIGUSR2 in came:
+        if signal.SIGUSR2 in received:
             self._on_stacks()
-        for number in sorted(came & self._numbers):
+        for number in sorted(received & self._numbers):
             self._on_signal(number)
 
     def reap(self) -> None:
@@ -70,12 +70,12 @@ class SignalWatch:
             self._on_child(pid, os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """Stop listening. Handlers stay as no-ops: the process is about to end, and must not die of a late signal."""
+        """Stop watching. Handlers stay as no-ops: the process is about to end, and a late signal must not kill it."""
         signal.set_wakeup_fd(-1)
         self._loop.unwatch(self._read)
         os.close(self._read)
         os.close(self._write)
 
 
-def _note(_signum: int, _frame: object) -> None:
-    """The wake-up descriptor has what matters."""
+def _do_nothing(_signum: int, _frame: object) -> None:
+    """The wake-up descriptor carries the number."""

@@ -120,8 +120,8 @@ class WorkerPool:
         """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would not handle the signal."""
         self._signalled = True
         pids = list(self._by_pid)
-        _processes.send(pids, signum)
-        _processes.send(pids, signal.SIGCONT)
+        _processes.send_signal(pids, signum)
+        _processes.send_signal(pids, signal.SIGCONT)
 
     def sweep(self, on_swept: Callable[[], None]) -> None:
         """SIGKILL all descendants of this agent except the starter's own, until none is left."""

@@ -152,7 +152,7 @@ def kill_strays(guards: set[int]) -> None:
             return
         for pid in ours:
             _processes.kill_descendants(pid)
-            _processes.send([pid], signal.SIGKILL)
+            _processes.send_signal([pid], signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
 

@@ -24,7 +24,7 @@ def make(path: Path, body: str) -> str:
     return str(path)
 
 
-def test_a_number_and_cpu_ask_nobody() -> None:
+def test_a_number_and_cpu_start_no_process() -> None:
     assert count("3") == 3
     assert count("cpu") == count_allowed_cores() >= 1
 
@@ -41,18 +41,18 @@ def test_auto_without_an_accelerator_counts_cores(fake_python: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpu", "auto", "banana"])
-def test_a_count_that_fails_says_why(fake_python: Path, kind: str) -> None:
-    with pytest.raises(UsageError, match=f"--nproc-per-node '{kind}': no such device; allowed is a number"):
+def test_a_count_that_fails_gives_the_reason(fake_python: Path, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"--nproc-per-node '{kind}': no such device; must be a number"):
         count(kind, make(fake_python, "echo Traceback >&2; echo no such device >&2; exit 1"))
     with pytest.raises(UsageError, match="ended with -9"):
         count(kind, make(fake_python, "kill -9 $$"))
-    with pytest.raises(UsageError, match="could not be counted"):
+    with pytest.raises(UsageError, match="cannot count the devices"):
         count(kind)
 
 
 @pytest.mark.parametrize("text", ["0", "-2"])
 def test_fewer_than_one(text: str) -> None:
-    with pytest.raises(UsageError, match="allowed is a number from 1 on"):
+    with pytest.raises(UsageError, match="must be at least 1"):
         count(text)
 
 

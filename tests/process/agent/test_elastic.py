@@ -1,4 +1,4 @@
-"""Agents of one job on this machine: one that need not wait, spares, and a node that was done too early."""
+"""Agents of one job on this machine: one node alone, spares, and a node that finishes before another fails."""
 
 import json
 import os
@@ -20,11 +20,11 @@ Launch = Callable[..., Tree]
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Starts the agent of a node: its index, --nnodes, the program's words, more flags."""
+    """Starts the agent of a node: its index, --nnodes, the program and its arguments, more flags."""
     with ExitStack() as stack:
         holder = stack.enter_context(socket.socket())
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))  # held, not listening: nobody else is given the port
+        holder.bind(("127.0.0.1", 0))  # bound, not listening: no other program gets the port
         endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
 
         def start(
@@ -57,12 +57,12 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 @pytest.fixture
 def sums(tmp_path: Path) -> tuple[str, str, str]:
-    """A program that adds ones over the world until `tmp_path / "stop"` is there."""
+    """A program that sums ones over the world until `tmp_path / "stop"` exists."""
     return "netns_sums.py", "plain", str(tmp_path)
 
 
 def wait_for_world(size: int, *trees: Tree) -> None:
-    """Wait until these nodes' last sum is that of a world of so many."""
+    """Wait until these nodes' last sum is that of a world of `size`."""
 
     def is_there() -> bool:
         return all(re.findall(r"sum (\d+) of (\d+)", tree.stdout)[-1:] == [(str(size), str(size))] for tree in trees)
@@ -70,7 +70,7 @@ def wait_for_world(size: int, *trees: Tree) -> None:
     wait_until(is_there, what=f"a world of {size}: {[(tree.stdout[-500:], tree.stderr[-500:]) for tree in trees]}")
 
 
-def expect_end(*trees: Tree) -> list[Outcome]:
+def wait_for_success(*trees: Tree) -> list[Outcome]:
     outcomes = [tree.wait() for tree in trees]
     ends = [(outcome.exit_code, outcome.leftovers) for outcome in outcomes]
     assert ends == [(0, ())] * len(trees), "\n".join(outcome.explain() for outcome in outcomes)
@@ -88,28 +88,26 @@ def count_spare_lines(outcome: Outcome) -> int:
     return len(re.findall("as a spare", outcome.stdout + outcome.stderr))
 
 
-def test_one_of_two_begins_alone_after_the_last_call(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
+def test_one_of_two_starts_alone_after_the_last_call(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
     alone = launch(0, "1:2", *sums)
     wait_for_world(1, alone)
     (tmp_path / "stop").touch()
-    expect_end(alone)
+    wait_for_success(alone)
 
 
-def test_nobody_waits_for_the_last_call_when_all_are_there(
-    launch: Launch, sums: tuple[str, ...], tmp_path: Path
-) -> None:
-    """An hour of it would be over long after the test's limit."""
+def test_a_full_job_does_not_wait_for_the_last_call(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
+    """The last call is an hour, far beyond the test's limit."""
     nodes = [launch(index, "1:2", *sums, conf="last_call_timeout=3600") for index in range(2)]
     wait_for_world(2, *nodes)
     (tmp_path / "stop").touch()
-    expect_end(*nodes)
+    wait_for_success(*nodes)
 
 
 @pytest.mark.parametrize(("sleep_s", "first"), [(1.5, 0), (8.0, 1)])
-def test_workers_wait_for_global_rank_0_but_not_for_ever(
+def test_workers_wait_a_limited_time_for_global_rank_0(
     sleep_s: float, first: int, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that looks for the store before it listens is refused, and torch's client then sleeps."""
+    """A worker that connects before the store listens is refused, and torch's client then sleeps."""
     if ONE_START == "cold":
         pytest.skip("cold workers have nothing to prepare")
     (tmp_path / "slow.py").write_text(f"import os, time\nif os.environ['NODE'] == '0':\n    time.sleep({sleep_s})\n")
@@ -120,13 +118,13 @@ def test_workers_wait_for_global_rank_0_but_not_for_ever(
         nodes.append(
             launch(index, "2", "conf_exits.py", "0", "all", start="warm", preload="slow", **{"nproc-per-node": "2"})
         )
-    expect_end(*nodes)
+    wait_for_success(*nodes)
     events = [json.loads(line) for index in (0, 1) for line in read_events(tmp_path / f"logs{index}").splitlines()]
     released = sorted((one["monotonic_s"], one["node"]) for one in events if one["what"] == "worker_released")
     assert [node for _, node in released] == [first, first, 1 - first, 1 - first]
 
 
-def test_a_running_job_goes_on_while_a_newcomer_imports(
+def test_a_running_job_continues_while_a_new_node_imports(
     launch: Launch, sums: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ONE_START == "cold":
@@ -148,26 +146,26 @@ def test_a_running_job_goes_on_while_a_newcomer_imports(
     go.touch()
     wait_for_world(2, *nodes)
     (tmp_path / "stop").touch()
-    expect_end(*nodes)
+    wait_for_success(*nodes)
     assert not (tmp_path / "overlaps").exists()
 
 
-def test_a_late_spare_says_one_line_and_ends_well(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_late_spare_prints_one_line_and_exits_with_0(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
     nodes = [launch(index, "1:2", *sums) for index in range(2)]
     wait_for_world(2, *nodes)
     spare = launch(2, "1:2", *sums)
     (line,) = spare.wait_for_line("spare", stream="stderr")
     assert "all 2 nodes that --nnodes allows are there: waiting as a spare" in line
     (tmp_path / "stop").touch()
-    outcomes = expect_end(*nodes, spare)
+    outcomes = wait_for_success(*nodes, spare)
     assert [count_spare_lines(outcome) for outcome in outcomes] == [0, 0, 1]
     assert "sum" not in outcomes[-1].stdout
     assert all(outcome.stdout.count("attempt 1") == 0 for outcome in outcomes)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_spare_takes_a_lost_ones_place(launch: Launch, sums: tuple[str, ...], tmp_path: Path, lost: int) -> None:
-    """The process that waited is the one that trains. With the leader lost it must find the one that took over."""
+def test_a_spare_replaces_a_lost_node(launch: Launch, sums: tuple[str, ...], tmp_path: Path, lost: int) -> None:
+    """The process that waited is the one that trains. If the leader is lost, the spare must find the new one."""
     nodes = [launch(index, "1:2", *sums) for index in range(2)]
     wait_for_world(2, *nodes)
     spare = launch(2, "1:2", *sums)
@@ -176,14 +174,12 @@ def test_a_spare_takes_a_lost_ones_place(launch: Launch, sums: tuple[str, ...], 
     spare.wait_for_line("sum 2 of 2")
     wait_for_world(2, nodes[1 - lost], spare)
     (tmp_path / "stop").touch()
-    outcomes = expect_end(nodes[1 - lost], spare)
-    assert not any("attempt 1" in outcome.stdout for outcome in outcomes)  # a membership's change uses no attempt
+    outcomes = wait_for_success(nodes[1 - lost], spare)
+    assert not any("attempt 1" in outcome.stdout for outcome in outcomes)  # a membership change uses no attempt
     assert not (tmp_path / "overlaps").exists()
 
 
-def test_a_spare_completes_a_job_that_cannot_do_with_less(
-    launch: Launch, sums: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_spare_completes_a_job_of_fixed_size(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
     nodes = [launch(index, "2", *sums) for index in range(2)]
     wait_for_world(2, *nodes)
     spare = launch(2, "2", *sums)
@@ -191,29 +187,29 @@ def test_a_spare_completes_a_job_that_cannot_do_with_less(
     kill_agent(nodes[1])
     spare.wait_for_line("sum 2 of 2")
     (tmp_path / "stop").touch()
-    expect_end(nodes[0], spare)
+    wait_for_success(nodes[0], spare)
 
 
-def test_a_node_that_is_done_takes_part_again(launch: Launch, tmp_path: Path) -> None:
-    """Node 1 fails when node 0's worker has long ended well: the second attempt needs both."""
+def test_a_node_that_has_finished_takes_part_again(launch: Launch, tmp_path: Path) -> None:
+    """Node 1 fails after node 0's worker has exited with 0: the second attempt needs both."""
     fail = tmp_path / "fail"
     program = ("agent/finishes_first.py", str(fail))
     nodes = [launch(index, "2", *program, **{"max-restarts": "1"}) for index in range(2)]
     nodes[1].wait_for_line("rank 1 attempt 0")
-    wait_until(lambda: '"worker_exited"' in read_events(tmp_path / "logs0"), what="node 0 is done")
+    wait_until(lambda: '"worker_exited"' in read_events(tmp_path / "logs0"), what="the end of node 0's worker")
     fail.touch()
-    outcomes = expect_end(*nodes)
+    outcomes = wait_for_success(*nodes)
     for rank, outcome in enumerate(outcomes):
         assert re.findall(r"rank \d attempt \d", outcome.stdout) == [f"rank {rank} attempt 0", f"rank {rank} attempt 1"]
 
 
 def read_events(log_dir: Path) -> str:
-    """A node's event records so far, as they stand in the file."""
+    """A node's event records so far."""
     return "".join(path.read_text() for path in log_dir.rglob("events.jsonl"))
 
 
-def test_a_bug_of_our_own_ends_the_agent_at_once(launch: Launch) -> None:
-    """It must not pass for a message of somebody else's that makes no sense, and be tried again for ever."""
+def test_a_bug_in_muster_ends_the_agent_at_once(launch: Launch) -> None:
+    """It must not count as a malformed message of another program, which would be retried without end."""
     tree = launch(0, "1:2", "agent/ready.py", agent=(str(PROGRAMS / "agent" / "own_bug.py"),))
     outcome = tree.wait(30)
     assert outcome.exit_code == 1
@@ -228,22 +224,22 @@ def test_a_bug_of_our_own_ends_the_agent_at_once(launch: Launch) -> None:
 def test_an_agent_with_other_rules_is_refused(
     launch: Launch, tmp_path: Path, nnodes: str, max_restarts: str, difference: str
 ) -> None:
-    """It ends with 2 and one line; the job waits on for the right one."""
+    """It exits with 2 and prints one line; the job keeps waiting for an agent with its rules."""
     first = launch(0, "2", "conf_exits.py", "0", "all")
-    stranger = launch(1, nnodes, "conf_exits.py", "0", "all", **{"max-restarts": max_restarts})
-    outcome = stranger.wait()
+    refused = launch(1, nnodes, "conf_exits.py", "0", "all", **{"max-restarts": max_restarts})
+    outcome = refused.wait()
     assert (outcome.exit_code, outcome.leftovers) == (2, ()), outcome.explain()
     lines = [line for line in outcome.stderr.splitlines() if "the job:" in line]
     assert len(lines) == 1, outcome.explain()
     assert difference in lines[0]
     assert outcome.stdout == ""
     first.wait_for_line(re.escape("refused node 1 (") + ".*" + re.escape(difference), stream="stderr")
-    expect_end(first, launch(1, "2", "conf_exits.py", "0", "all"))
+    wait_for_success(first, launch(1, "2", "conf_exits.py", "0", "all"))
 
 
 @pytest.mark.parametrize("older", [0, 1])
-def test_an_agent_of_another_version_is_told_so_at_once(launch: Launch, older: int) -> None:
-    """Each speaks of its own version; the one that joins says why it cannot, and gives up in time."""
+def test_an_agent_of_another_version_is_refused_at_once(launch: Launch, older: int) -> None:
+    """Each names its own version; the one that joins prints the reason and exits at the join timeout."""
     agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
     conf = "join_timeout=3"
     trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]

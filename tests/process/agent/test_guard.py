@@ -77,7 +77,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     assert outcome.exit_code == 143, outcome.explain()
 
 
-def test_the_charge_dies_with_the_guard() -> None:
+def test_the_charge_ends_with_the_guard() -> None:
     with Tree([*GUARD, "sh", "-c", "echo ready; while :; do sleep 0.05; done"]) as tree:
         tree.wait_for_line("ready")
         tree.send(signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_the_charge_dies_with_the_guard() -> None:
     assert (outcome.exit_code, outcome.leftovers) == (-9, ()), outcome.explain()
 
 
-def test_a_guard_that_must_die_with_its_parent_gives_no_grace() -> None:
+def test_a_guard_with_a_death_signal_gives_no_grace() -> None:
     """As local_cwd starts it: the parent's death signal is set, and the charge ignores SIGTERM."""
     parent = textwrap.dedent("""
         import os, subprocess, sys
@@ -106,7 +106,7 @@ def test_a_guard_that_must_die_with_its_parent_gives_no_grace() -> None:
 def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
+        assert time.monotonic() < deadline_s, "the condition did not hold in time"
         os.sched_yield()
 
 
@@ -123,7 +123,7 @@ def body(lease):
     if "stop" in sys.argv:
         os.kill(os.getpid(), signal.SIGSTOP)
     code = child.wait()
-    print("child ended", code, "fired", lease.take_fired(), lease.take_fired(), flush=True)
+    print("child ended", code, "fenced", lease.pop_fenced(), lease.pop_fenced(), flush=True)
     return 4
 
 sys.exit(run_guarded(body))
@@ -139,13 +139,13 @@ def test_the_lease_fences_even_when_the_agent_is_stopped(how: str) -> None:
             os.kill(agent, signal.SIGCONT)
         outcome = tree.wait()
     assert outcome.exit_code == 4, outcome.explain()
-    assert "child ended -9 fired True False" in outcome.stdout
+    assert "child ended -9 fenced True False" in outcome.stdout
 
 
-def test_a_released_lease_kills_nobody() -> None:
+def test_a_released_lease_kills_no_process() -> None:
     script = FENCED.replace("+ 0.3)", "+ 0.2); lease.release()").replace('"sleep", "1000"', '"sleep", "0.6"')
     outcome = run_tree([sys.executable, "-c", script, "run"])
-    assert "child ended 0 fired False False" in outcome.stdout, outcome.explain()
+    assert "child ended 0 fenced False False" in outcome.stdout, outcome.explain()
 
 
 def test_an_exception_in_the_body_is_shown_and_fails() -> None:
@@ -153,4 +153,4 @@ def test_an_exception_in_the_body_is_shown_and_fails() -> None:
     outcome = run_tree([sys.executable, "-c", script])
     assert outcome.exit_code == 1
     assert "ZeroDivisionError" in outcome.stderr
-    assert "fault of muster's own, please report it" in outcome.stderr
+    assert "bug in muster; please report it" in outcome.stderr

@@ -41,7 +41,7 @@ class Node:
 
     def turn(self) -> None:
         self.loop.turn(0.005)
-        while (event := self.loop.take_event()) is not None:
+        while (event := self.loop.pop_event()) is not None:
             self.events.append(event)
 
     def find(self, kind):

@@ -63,7 +63,7 @@ def wait_for(condition, *nodes: Node) -> None:
         assert time.monotonic() < end_s, [node.events for node in nodes]
         for node in nodes:
             node.loop.turn(0.01)
-            while (event := node.loop.take_event()) is not None:
+            while (event := node.loop.pop_event()) is not None:
                 node.events.append(event)
 
 

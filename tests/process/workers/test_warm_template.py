@@ -249,7 +249,7 @@ def make_listeners(make_agent: Callable[..., Agent], tmp_path: Path, store_port:
 
     yield make
     for agent in agents:
-        _processes.send([pid for pid in agent.started.values() if pid not in agent.ended], signal.SIGKILL)
+        _processes.send_signal([pid for pid in agent.started.values() if pid not in agent.ended], signal.SIGKILL)
 
 
 def test_the_others_wait_until_global_rank_0_listens(
@@ -292,7 +292,7 @@ def test_a_head_start_ends_with_its_round(
     agent, called = make_listeners(1000.0, nproc=1), []
     agent.starter.run_after_head_start(lambda: called.append(True))
     (first,) = agent.started.values()
-    _processes.send([first], signal.SIGKILL)
+    _processes.send_signal([first], signal.SIGKILL)
     agent.turn_until(lambda: first in agent.ended)
     agent.start(2)
     agent.turn_until(lambda: len(agent.started) == 2)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the tables read better with one case a line
-"""What command lines and environments mean: tables of words to `AgentConfig`."""
+"""Command lines and environments to `AgentConfig`, in tables."""
 
 import sys
 from pathlib import Path
@@ -134,60 +134,60 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--nnodes 0", "--nnodes '0': allowed is N or MIN:MAX"),
-        ("--nnodes 3:2", "--nnodes '3:2': allowed is"),
-        ("--nnodes 1:2:3", "--nnodes '1:2:3': allowed is"),
-        ("--nproc-per-node 0", "--nproc-per-node '0': allowed is a number from 1 on"),
-        ("--max-restarts -1", "--max-restarts '-1': allowed is a whole number, at least 0"),
-        ("--max-restarts x", "--max-restarts 'x': allowed is a whole number"),
-        ("--shutdown-timeout inf", "--shutdown-timeout 'inf': allowed is a number of seconds"),
-        ("--hang-timeout -1", "--hang-timeout '-1': allowed is a number of seconds, 0 or more"),
-        ("--start tepid", "--start 'tepid': allowed is auto, cold, warm"),
-        ("--start-method vfork", "--start-method 'vfork': allowed is spawn, fork, forkserver"),
+        ("--nnodes 0", "--nnodes '0': must be N or MIN:MAX"),
+        ("--nnodes 3:2", "--nnodes '3:2': must be"),
+        ("--nnodes 1:2:3", "--nnodes '1:2:3': must be"),
+        ("--nproc-per-node 0", "--nproc-per-node '0': must be at least 1"),
+        ("--max-restarts -1", "--max-restarts '-1': must be a whole number, at least 0"),
+        ("--max-restarts x", "--max-restarts 'x': must be a whole number"),
+        ("--shutdown-timeout inf", "--shutdown-timeout 'inf': must be a number of seconds"),
+        ("--hang-timeout -1", "--hang-timeout '-1': must be a number of seconds, 0 or more"),
+        ("--start tepid", "--start 'tepid': must be one of auto, cold, warm"),
+        ("--start-method vfork", "--start-method 'vfork': must be one of spawn, fork, forkserver"),
         ("--no-python -m", "--no-python and --module contradict each other"),
         ("--no-python --start warm", "--start warm forks Python workers"),
-        ("--tee 4", "--tee '4': allowed is 0 (none)"),
-        ("--redirects 0:3,x:1", "--redirects '0:3,x:1': allowed is"),
-        ("--local-ranks-filter 0,a", "--local-ranks-filter '0,a': allowed are local ranks"),
+        ("--tee 4", "--tee '4': must be 0 (none)"),
+        ("--redirects 0:3,x:1", "--redirects '0:3,x:1': must be"),
+        ("--local-ranks-filter 0,a", "--local-ranks-filter '0,a': must be local ranks"),
         ("--signals-to-handle SIGTERM,SIGFOO", "not SIGFOO"),
         ("--signals-to-handle SIGKILL", "not SIGKILL"),
-        ("--event-log-handler tty", "--event-log-handler 'tty': allowed is null, console"),
-        ("--logs-specs nobodys", "--logs-specs 'nobodys': allowed is default"),
-        ("--numa-binding core", "--numa-binding 'core': allowed is node, socket, exclusive, core-complex"),
-        ("--rdzv-backend zookeeper", "--rdzv-backend 'zookeeper': allowed is muster, c10d, static"),
-        ("--master-port 70000", "--master-port '70000': allowed is a whole number, at least 0 and at most 65535"),
-        ("--nnodes 2 --node-rank 2", "--node-rank 2: allowed is 0 to 1"),
-        ("--nnodes 2 --node-rank -1", "--node-rank '-1': allowed is a whole number, at least 0"),
-        ("--standalone --nnodes 2", "--standalone is one node, but --nnodes says '2'"),
-        ("--rdzv-backend c10d --rdzv-conf colour=red", "--rdzv-conf 'colour': allowed are join_timeout"),
-        ("--rdzv-backend c10d --rdzv-conf join_timeout", "allowed is KEY=VALUE"),
-        ("--rdzv-backend c10d --rdzv-conf join_timeout=soon", "join_timeout=soon: allowed is a number of seconds"),
-        ("--rdzv-backend c10d --rdzv-conf keep_alive_max_attempt=0", "keep_alive_max_attempt=0: allowed is"),
-        ("--rdzv-backend c10d --rdzv-conf is_host=maybe", "is_host=maybe: allowed is 1, true"),
-        ("--rdzv-backend c10d --rdzv-conf store_type=file", "store_type=file: allowed is tcp"),
+        ("--event-log-handler tty", "--event-log-handler 'tty': must be one of null, console"),
+        ("--logs-specs unknown", "--logs-specs 'unknown': must be one of default"),
+        ("--numa-binding core", "--numa-binding 'core': must be one of node, socket, exclusive, core-complex"),
+        ("--rdzv-backend zookeeper", "--rdzv-backend 'zookeeper': must be one of muster, c10d, static"),
+        ("--master-port 70000", "--master-port '70000': must be a whole number, at least 0 and at most 65535"),
+        ("--nnodes 2 --node-rank 2", "--node-rank 2: must be 0 to 1"),
+        ("--nnodes 2 --node-rank -1", "--node-rank '-1': must be a whole number, at least 0"),
+        ("--standalone --nnodes 2", "--standalone is one node, but --nnodes is '2'"),
+        ("--rdzv-backend c10d --rdzv-conf colour=red", "--rdzv-conf: unknown key 'colour'; the keys are join_timeout"),
+        ("--rdzv-backend c10d --rdzv-conf join_timeout", "must be KEY=VALUE"),
+        ("--rdzv-backend c10d --rdzv-conf join_timeout=soon", "join_timeout=soon: must be a number of seconds"),
+        ("--rdzv-backend c10d --rdzv-conf keep_alive_max_attempt=0", "keep_alive_max_attempt=0: must be"),
+        ("--rdzv-backend c10d --rdzv-conf is_host=maybe", "is_host=maybe: must be one of 1, true"),
+        ("--rdzv-backend c10d --rdzv-conf store_type=file", "store_type=file: must be tcp"),
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint h:99999", "the port must be a number from 0 to 65535"),
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint a:b:c", "an IPv6 address in brackets"),
         ("--rdzv-backend static --rdzv-endpoint host", "static needs HOST:PORT"),
-        ("--nnodes 2 --master-port 0", "--master-port 0: with more than one node, allowed is 1 to 65535"),
-        ("--nnodes 2 --rdzv-conf is_host=perhaps", "is_host=perhaps: allowed is"),
-        ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both say where the leader is"),
-        ("--rdzv-id= --nnodes 2", "--rdzv-id '': allowed is a name"),
+        ("--nnodes 2 --master-port 0", "--master-port 0: must be 1 to 65535 with more than one node"),
+        ("--nnodes 2 --rdzv-conf is_host=perhaps", "is_host=perhaps: must be"),
+        ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both give the leader's address"),
+        ("--rdzv-id= --nnodes 2", "--rdzv-id '': must be a name"),
     ],
 )
 def test_what_is_refused(words: str, message: str) -> None:
     assert message in refusal(words)
 
 
-def test_a_variables_value_is_blamed_on_the_variable() -> None:
+def test_an_error_names_the_variable_that_holds_the_value() -> None:
     assert refusal("", PET_MAX_RESTARTS="many").startswith("PET_MAX_RESTARTS 'many'")
-    assert refusal("", PET_STANDALONE="yes").startswith("PET_STANDALONE 'yes': allowed is 0 or 1")
+    assert refusal("", PET_STANDALONE="yes").startswith("PET_STANDALONE 'yes': must be 0 or 1")
     assert refusal("", PET_START_METHOD="vfork").startswith("PET_START_METHOD 'vfork'")
     assert refusal("--max-restarts x", PET_MAX_RESTARTS="2").startswith("--max-restarts 'x'")
 
 
 def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
-    assert "is a file" in refusal(f"--log-dir {tmp_path / 'f'}")
+    assert "not a file" in refusal(f"--log-dir {tmp_path / 'f'}")
     assert parse("--log-dir /dev/null").logs.base_dir == "/dev/null"
 
 
@@ -233,7 +233,7 @@ def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ("--local-addr 10.0.0.7", {"local_addr": "10.0.0.7"}),
     ],
 )  # fmt: skip
-def test_where_the_nodes_meet(words: str, expected: dict[str, object]) -> None:
+def test_rendezvous_configuration(words: str, expected: dict[str, object]) -> None:
     config = parse(words, R0="node0").rendezvous
     assert {name: getattr(config, name) for name in expected} == expected
 
@@ -258,8 +258,8 @@ def test_flags_beat_variables_that_name_another_leader() -> None:
 def test_an_unset_rank0_variable_is_named_except_on_node_0(value: dict[str, str]) -> None:
     text = refusal("--nnodes 2 --rank0-env R0 --node-rank 1", **value)
     assert text.startswith("--rank0-env R0: this variable must hold the address of node 0")
-    assert "number 1" in text
-    assert "--node-rank does not say" in refusal("--nnodes 2 --rank0-env R0", **value)
+    assert "index 1" in text
+    assert "--node-rank is not given" in refusal("--nnodes 2 --rank0-env R0", **value)
     assert parse("--nnodes 2 --rank0-env R0 --node-rank 0", **value).rendezvous.host
 
 
@@ -274,13 +274,13 @@ def test_the_adapters_last_call_is_a_default_only() -> None:
 
 
 @pytest.mark.parametrize("token", [{}, {Env.TOKEN: ""}])
-def test_a_promised_token_that_is_missing_is_refused(token: dict[str, str]) -> None:
+def test_a_required_token_that_is_missing_is_refused(token: dict[str, str]) -> None:
     assert refusal("", **{Env.REQUIRE_TOKEN: "1"}, **token) == (
-        f"{Env.REQUIRE_TOKEN} says the job has a token, but {Env.TOKEN} is not set or empty"
+        f"{Env.REQUIRE_TOKEN} requires a token, but {Env.TOKEN} is not set or empty"
     )
 
 
-def test_the_token_is_taken_and_never_shown() -> None:
+def test_the_token_is_read_and_never_shown() -> None:
     config = parse("", **{Env.REQUIRE_TOKEN: "1", Env.TOKEN: "very-secret"})
     assert config.rendezvous.token == "very-secret"
     assert "very-secret" not in repr(config)
@@ -308,7 +308,7 @@ def test_workers_inherit_everything_but_our_secrets() -> None:
     assert config.base_env == {"HOME": "/h", "PET_NNODES": "1", Env.RANK0_HOST: "h"}
 
 
-def test_the_small_variables() -> None:
+def test_other_variables() -> None:
     config = parse(
         "",
         TORCHELASTIC_ERROR_FILE="/e.json",

@@ -1,4 +1,4 @@
-"""The grammar of the command line: against torchrun's own parser where torch is there, and by tables."""
+"""The grammar of the command line: against torchrun's own parser where torch is installed, and by tables."""
 
 import argparse
 import functools
@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_words
+from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_command_line
 from muster.agent.cli.flag_table import FLAGS, Flag
 from muster.agent.errors import UsageError
 
@@ -35,7 +35,7 @@ def value_of(flag: Flag) -> str:
 
 @functools.cache
 def torchruns_parser(env: tuple[tuple[str, str], ...] = ()) -> argparse.ArgumentParser:
-    """It reads its variables when it is made."""
+    """The parser reads its variables when it is built."""
     run = pytest.importorskip("torch.distributed.run")
     with mock.patch.dict(os.environ, dict(env)):
         return cast("argparse.ArgumentParser", run.get_args_parser())
@@ -46,8 +46,8 @@ def torchruns_namespace(argv: list[str], **env: str) -> dict[str, object]:
 
 
 def ours(argv: list[str], **env: str) -> dict[str, object]:
-    """Our reading in the shape of torchrun's namespace: numbers and lists converted as its parser does."""
-    line = parse_words(argv)
+    """Our values in the shape of torchrun's namespace: numbers and lists converted as its parser does."""
+    line = parse_command_line(argv)
     values = FlagValues(line.given, env)
     found: dict[str, object] = {"training_script": line.script, "training_script_args": list(line.script_args)}
     for flag in TORCHRUNS:
@@ -116,7 +116,7 @@ def test_every_abbreviation_that_torchrun_takes_means_the_same() -> None:
         [action] = actions.values()
         if action.dest == "help":
             continue
-        if spelling != "--start":  # ours has that name; see test_cli_config for its values
+        if spelling != "--start":  # ours has that name; see test_arguments for its values
             assert find_flag(spelling).dest == action.dest, spelling
             taken += 1
     assert taken > 200
@@ -180,14 +180,14 @@ def test_the_grammar_is_argparses(words: list[str]) -> None:
         ),
         (["--standalone=1", "train.py"], "--standalone takes no value, got '1'"),
         (["--nnodes"], "--nnodes needs a value (N|MIN:MAX)"),
-        (["--rdzv-conf", "--x", "t.py"], "got the flag '--x' (write --rdzv-conf=VALUE if that is the value)"),
-        (["-x", "train.py"], "unknown flag -x in '-x'; the short ones are -m, -r, -t, -h"),
+        (["--rdzv-conf", "--x", "t.py"], "got the flag '--x' (write --rdzv-conf=--x if that is the value)"),
+        (["-x", "train.py"], "unknown flag -x in '-x'; the short flags are -m, -r, -t, -h"),
         (["-mq", "train.py"], "unknown flag -q in '-mq'"),
     ],
 )
 def test_a_wrong_word_gets_one_clear_line(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_words(words)
+        parse_command_line(words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -204,7 +204,7 @@ def test_help_has_every_flag_and_what_has_no_effect() -> None:
     text = format_help()
     for flag in FLAGS:
         assert f"--{flag.name}" in text
-    assert "Has no effect here" in text
+    assert "Has no effect:" in text
     assert max(map(len, text.splitlines())) <= 120
-    assert parse_words(["--nnodes", "2", "--help"]).wants_help
-    assert not parse_words(["train.py", "--help"]).wants_help
+    assert parse_command_line(["--nnodes", "2", "--help"]).wants_help
+    assert not parse_command_line(["train.py", "--help"]).wants_help

@@ -1,4 +1,4 @@
-"""Histories of events through the node's state machine: what it does, in which order."""
+"""Histories of events through the node's state machine: its actions, in order."""
 
 import signal
 
@@ -74,7 +74,7 @@ def broken(number: int = 1, kind: BreakKind = BreakKind.FAILURE, want_stacks: bo
 
 
 def play(*events: object, nproc: int = 2) -> tuple[NodeState, list[tuple[str, ...]]]:
-    """Feed a history; the end state and, per event, the names of the actions."""
+    """Run a history; the end state and, per event, the names of the actions."""
     state = NodeState(nproc=nproc)
     history = []
     for event in events:
@@ -85,7 +85,7 @@ def play(*events: object, nproc: int = 2) -> tuple[NodeState, list[tuple[str, ..
 
 RUNNING = (formed(), started(0), started(1))
 CASES = {
-    "a round starts the workers, the last start is told": (
+    "a round starts the workers, the last start is reported": (
         RUNNING,
         [("StartWorkers",), (), ("ReportStarted",)],
         NodePhase.RUNNING,
@@ -95,22 +95,22 @@ CASES = {
         [("StartWorkers",), ("ReleaseStarts",), (), ("ReportStarted",)],
         NodePhase.RUNNING,
     ),
-    "a round that is over is not opened any more": (
+    "the start of global rank 0 in a broken round starts no worker": (
         (formed(is_held=True), broken(kind=BreakKind.MEMBERSHIP), GlobalRank0Started(number=1), WorkersGone()),
         [("StartWorkers",), ("CancelStarts", "KillWorkers"), (), ("ReportStopped",)],
         NodePhase.JOINING,
     ),
-    "all done: told once, nothing stopped": (
+    "all succeeded: reported once, nothing stopped": (
         (*RUNNING, exited(0), exited(1)),
         [("StartWorkers",), (), ("ReportStarted",), (), ("ReportSucceeded",)],
         NodePhase.SUCCEEDED,
     ),
-    "a failure is told, and nothing happens before the leader answers": (
+    "a failure is reported, and nothing happens before the leader answers": (
         (*RUNNING, exited(1, 1), settled(1)),
         [("StartWorkers",), (), ("ReportStarted",), ("SettleFailure",), ("ReportFailed",)],
         NodePhase.RUNNING,
     ),
-    "a break stops politely, then sweeps, then tells": (
+    "a break signals, then kills, then reports": (
         (*RUNNING, exited(1, 1), settled(1), broken(), exited(0, -15), WorkersGone()),
         [
             ("StartWorkers",),
@@ -124,7 +124,7 @@ CASES = {
         ],
         NodePhase.JOINING,
     ),
-    "grace over: killed; the ends of the killed add nothing": (
+    "grace period over: killed; the ends of the killed change nothing": (
         (*RUNNING, broken(), GraceExpired(), exited(0, -9), exited(1, -9), WorkersGone()),
         [
             ("StartWorkers",),
@@ -143,7 +143,7 @@ CASES = {
         [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), ("SignalWorkers", "StartGracePeriod")],
         NodePhase.STOPPING,
     ),
-    "the last worker ends while stacks are taken: swept afterwards": (
+    "the last worker ends while stacks are collected: killed afterwards": (
         (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), StacksCollected(number=1)),
         [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), (), (), ("KillWorkers",)],
         NodePhase.STOPPING,
@@ -153,7 +153,7 @@ CASES = {
         [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), ()],
         NodePhase.STOPPING,
     ),
-    "a signal while stacks are taken: the polite signal goes out at once, and only once": (
+    "a signal while stacks are collected: it is sent at once, and only once": (
         (*RUNNING, broken(want_stacks=True), SignalReceived(signum=signal.SIGTERM), StacksCollected(number=1)),
         [
             ("StartWorkers",),
@@ -165,7 +165,7 @@ CASES = {
         ],
         NodePhase.STOPPING,
     ),
-    "a signal while stacks are taken of workers that have ended: swept at once": (
+    "a signal while stacks are collected of workers that have ended: killed at once": (
         (
             *RUNNING,
             broken(want_stacks=True),
@@ -177,17 +177,17 @@ CASES = {
         [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), (), (), ("LeaveJob", "KillWorkers"), ()],
         NodePhase.STOPPING,
     ),
-    "fenced: no grace": (
+    "fenced: no grace period": (
         (*RUNNING, broken(kind=BreakKind.FENCED)),
         [("StartWorkers",), (), ("ReportStarted",), ("KillWorkers",)],
         NodePhase.STOPPING,
     ),
-    "fenced while stopping politely: hurried": (
+    "fenced during the grace period: killed": (
         (*RUNNING, broken(), broken(kind=BreakKind.FENCED)),
         [("StartWorkers",), (), ("ReportStarted",), ("SignalWorkers", "StartGracePeriod"), ("KillWorkers",)],
         NodePhase.STOPPING,
     ),
-    "the guard fences: swept, told, joined again": (
+    "the guard fences: killed, reported, joined again": (
         (*RUNNING, Fenced(), exited(0, -9), exited(1, -9), WorkersGone()),
         [("StartWorkers",), (), ("ReportStarted",), ("KillWorkers",), (), (), ("ReportStopped",)],
         NodePhase.JOINING,
@@ -202,7 +202,7 @@ CASES = {
         [("StartWorkers",), ("CancelStarts", "KillWorkers")],
         NodePhase.STOPPING,
     ),
-    "a finished node takes part again": (
+    "a node that has succeeded takes part again": (
         (*RUNNING, exited(0), exited(1), broken(), WorkersGone(), formed(2, 1)),
         [
             ("StartWorkers",),
@@ -231,17 +231,17 @@ CASES = {
         [("StartWorkers",), (), ("ReportStarted",), (), (), (), ()],
         NodePhase.RUNNING,
     ),
-    "a newer round while the old workers run (change of leader): they are swept first": (
+    "a newer round while the old workers run (change of leader): they are killed first": (
         (*RUNNING, formed(3), exited(0, -9), exited(1, -9), WorkersGone()),
         [("StartWorkers",), (), ("ReportStarted",), ("KillWorkers",), (), (), ("StartWorkers",)],
         NodePhase.RUNNING,
     ),
-    "whether idle workers hang is for all nodes to say": (
+    "idle workers are reported and not stopped": (
         (*RUNNING, WorkersIdle(number=1, local_ranks=(0, 1), reason="idle"), WorkersIdle(number=1)),
         [("StartWorkers",), (), ("ReportStarted",), ("ReportIdle",), ("ReportIdle",)],
         NodePhase.RUNNING,
     ),
-    "a second signal does not cut the grace short": (
+    "a second signal does not end the grace period": (
         (*RUNNING, SignalReceived(signum=signal.SIGTERM), SignalReceived(signum=signal.SIGTERM)),
         [("StartWorkers",), (), ("ReportStarted",), ("LeaveJob", "SignalWorkers", "StartGracePeriod"), ()],
         NodePhase.STOPPING,
@@ -257,12 +257,12 @@ CASES = {
         ],
         NodePhase.STOPPING,
     ),
-    "the guard's death leaves no grace": (
+    "after the guard's death there is no grace period": (
         (*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True)),
         [("StartWorkers",), (), ("ReportStarted",), ("LeaveJob", "KillWorkers")],
         NodePhase.STOPPING,
     ),
-    "a signal while a round is being stopped only says where it ends": (
+    "a signal while a round is being stopped ends the node after it": (
         (*RUNNING, broken(), SignalReceived(signum=signal.SIGTERM), exited(0), exited(1), WorkersGone()),
         [
             ("StartWorkers",),
@@ -281,12 +281,12 @@ CASES = {
         [("LeaveJob", "Finish")],
         NodePhase.ENDED,
     ),
-    "the job's end sweeps what the workers left running": (
+    "the job's end kills what the workers left running": (
         (*RUNNING, exited(0), exited(1), JobEnded(succeeded=True), WorkersGone()),
         [("StartWorkers",), (), ("ReportStarted",), (), ("ReportSucceeded",), ("KillWorkers",), ("Finish",)],
         NodePhase.ENDED,
     ),
-    "after the end nothing matters": (
+    "after the end events change nothing": (
         (JobEnded(succeeded=True), formed(), SignalReceived(signum=signal.SIGTERM)),
         [("Finish",), (), ()],
         NodePhase.ENDED,
@@ -324,7 +324,7 @@ def test_exit_code(event: object, code: int) -> None:
         assert finish.code == code
 
 
-def test_a_signal_outranks_the_end_that_follows_from_it() -> None:
+def test_a_signal_sets_the_exit_code_before_the_jobs_end() -> None:
     state, finish = NodeState(nproc=2), None
     for event in (*RUNNING, SignalReceived(signum=signal.SIGTERM), JobEnded(succeeded=False), WorkersGone()):
         state, actions = decide(state, event)
@@ -356,8 +356,8 @@ def any_event() -> st.SearchStrategy[object]:
     )
 
 
-def list_told(*events: object) -> tuple[list[LocalFailure], list[LocalFailure]]:
-    """Feed a history; the failures that were told at once, and those that were told with the round's end."""
+def list_reports(*events: object) -> tuple[list[LocalFailure], list[LocalFailure]]:
+    """Run a history; the failures reported at once, and those reported with the round's end."""
     state, prompt, late = NodeState(nproc=2), [], []
     for event in events:
         state, actions = decide(state, event)
@@ -386,36 +386,36 @@ STOPPED = (broken(), exited(0, 0), WorkersGone())
         ),
     ],
 )
-def test_a_failure_is_told_exactly_once(events, prompt, late) -> None:
-    """Also that of a worker which was reported idle before: idleness alone ends no round while others work."""
-    assert list_told(*RUNNING, *events) == (prompt, late)
+def test_a_failure_is_reported_exactly_once(events, prompt, late) -> None:
+    """Also the failure of a worker that was reported idle before: idleness alone ends no round while others work."""
+    assert list_reports(*RUNNING, *events) == (prompt, late)
 
 
 @settings(max_examples=300)
 @given(st.lists(any_event(), max_size=25))
-def test_no_failure_is_told_twice(events: list[object]) -> None:
-    told: dict[int, list[int]] = {}
+def test_no_failure_is_reported_twice(events: list[object]) -> None:
+    reported: dict[int, list[int]] = {}
     state = NodeState(nproc=2)
     for event in events:
         before = state
         state, actions = decide(state, event)
         for action in actions:
             if isinstance(action, ReportFailed):
-                told.setdefault(action.number, []).append(action.failure.local_rank)
+                reported.setdefault(action.number, []).append(action.failure.local_rank)
             elif isinstance(action, ReportStopped) and before.phase is NodePhase.STOPPING:
-                told.setdefault(action.number, []).extend(each.local_rank for each in action.late)
-    assert all(len(ranks) == len(set(ranks)) for ranks in told.values())
+                reported.setdefault(action.number, []).extend(each.local_rank for each in action.late)
+    assert all(len(ranks) == len(set(ranks)) for ranks in reported.values())
 
 
-def test_an_unknown_event_is_our_bug() -> None:
+def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(TypeError, match="'surprise'"):
         decide(NodeState(nproc=1), "surprise")
 
 
 @settings(max_examples=300)
 @given(st.lists(any_event(), max_size=25))
-def test_whatever_happens_the_promises_hold(events: list[object]) -> None:
-    """Workers start only when none is left of an older round; a finish is final and given out once."""
+def test_the_invariants_hold_for_every_history(events: list[object]) -> None:
+    """Workers start only when none is left of an older round; a finish is final and returned once."""
     state, finishes = NodeState(nproc=2), 0
     for event in events:
         before = state
@@ -435,7 +435,7 @@ def test_whatever_happens_the_promises_hold(events: list[object]) -> None:
 @settings(max_examples=200)
 @given(st.lists(any_event(), max_size=20), st.sampled_from([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_always_leads_to_the_end(events: list[object], signum: int) -> None:
-    """Whatever came before: once the grace is over and the tree gone, the agent finishes."""
+    """For every history: once the grace period is over and the workers are gone, the agent finishes."""
     state, finished = NodeState(nproc=2), False
     for event in (*events, SignalReceived(signum=signum), StacksCollected(number=1), GraceExpired(), WorkersGone()):
         state, actions = decide(state, event)
@@ -443,9 +443,9 @@ def test_a_signal_always_leads_to_the_end(events: list[object], signum: int) -> 
     assert finished
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_round_opened_while_the_last_one_is_stopped_is_not_held(opened: bool) -> None:
-    state, _ = play(*RUNNING, formed(2, is_held=True), *([GlobalRank0Started(number=2)] if opened else []))
+@pytest.mark.parametrize("rank0_started", [True, False])
+def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bool) -> None:
+    state, _ = play(*RUNNING, formed(2, is_held=True), *([GlobalRank0Started(number=2)] if rank0_started else []))
     _, actions = decide(state, WorkersGone())
     starts = [action for action in actions if isinstance(action, StartWorkers)]
-    assert [start.is_held for start in starts] == [not opened]
+    assert [start.is_held for start in starts] == [not rank0_started]

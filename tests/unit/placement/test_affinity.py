@@ -94,7 +94,7 @@ def test_visible_devices_decide_which_gpu_is_whose(sys_root: Path) -> None:
     assert plan(sys_root, "node", 2, CUDA_VISIBLE_DEVICES="2,0") == ["12-15,28-31", "0-3,16-19"]
 
 
-def test_without_gpus_workers_are_dealt_over_the_nodes(sys_root: Path) -> None:
+def test_without_gpus_workers_are_spread_over_the_nodes(sys_root: Path) -> None:
     assert plan(sys_root, "node", 4, gpus=()) == ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"]
     assert plan(sys_root, "node", 2, gpus=()) == ["0-3,16-19", "8-11,24-27"]
     assert plan(sys_root, "exclusive", 8, gpus=())[:2] == ["0-1,16-17", "2-3,18-19"]
@@ -107,13 +107,13 @@ def test_more_workers_than_gpus(sys_root: Path) -> None:
 
 
 def test_a_gpu_whose_cpus_are_not_allowed(sys_root: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="no CPU of NUMA node 3"):
+    with pytest.raises(EnvironmentFault, match="not use any CPU of NUMA node 3"):
         plan(sys_root, "node", 3, allowed=range(4))
 
 
 @pytest.mark.parametrize("kind", ["node", "socket", "exclusive", "core-complex"])
 def test_a_topology_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(EnvironmentFault, match=r"topology cannot be read: .*/online: No such file"):
+    with pytest.raises(EnvironmentFault, match=r"cannot read this machine's topology: .*/online: No such file"):
         plan(tmp_path, kind, 1, gpus=())
 
 

@@ -338,7 +338,7 @@ class Node:
 
     def take_events(self) -> list[Any]:
         self.loop.turn(0)
-        while (event := self.loop.take_event()) is not None:
+        while (event := self.loop.pop_event()) is not None:
             self.events.append(event)
         return self.events
 

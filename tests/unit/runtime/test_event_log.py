@@ -50,18 +50,18 @@ def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
-    told: list[str] = []
-    sink = JsonlSink("/dev/full", told.append)
+    troubles: list[str] = []
+    sink = JsonlSink("/dev/full", troubles.append)
     sink.write(RECORD)
-    assert told == ["cannot write /dev/full: No space left on device"]
+    assert troubles == ["cannot write /dev/full: No space left on device"]
     sink.write(RECORD)
     sink.close()
-    assert len(told) == 1
-    del sink  # a file object would try once more to write what it holds, and say so
+    assert len(troubles) == 1
+    del sink  # a file object would write its buffer once more, and warn
     gc.collect()
 
 
-def test_a_console_that_went_away_is_not_an_error() -> None:
+def test_a_closed_console_is_not_an_error() -> None:
     stream = io.StringIO()
     sink = ConsoleSink(stream)
     sink.write(RECORD)

@@ -51,6 +51,6 @@ def test_wrong_fields_are_named(values: dict[str, int], message: str) -> None:
         Point(**values)
 
 
-def test_nobody_changes_a_record() -> None:
+def test_a_record_cannot_be_changed() -> None:
     with pytest.raises(AttributeError, match="Point is frozen: x"):
         Point(x=1).x = 2  # type: ignore[misc]

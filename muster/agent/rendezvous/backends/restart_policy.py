@@ -5,18 +5,14 @@ For `--standalone`, `static` with one node, and the backends of torch's registry
 """
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from muster.agent.diagnosis.report import Failure, Stack
-from muster.agent.diagnosis.root_cause import (
-    DatedFailure,
-    build_report,
-    choose_root,
-    describe_failure,
-    explain_end,
-    find_signature,
-)
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RoundBroken
 from muster.agent.runtime.loop import Loop
+
+if TYPE_CHECKING:  # only a failure loads them
+    from muster.agent.diagnosis.report import Failure, Stack
+    from muster.agent.diagnosis.root_cause import DatedFailure
 
 
 class Next(Enum):
@@ -59,13 +55,15 @@ class LocalRestartPolicy:
         self.broken = None
         self._seen, self._stacks = [], []
 
-    def take_failures(self, round_number: int, failures: tuple[Failure, ...]) -> bool:
+    def take_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> bool:
         """Workers failed; True when the round is broken because of it."""
         if round_number != self.number or self.over:
             return False
         self._note(failures)
         if self.broken is not None:
             return False
+        from muster.agent.diagnosis.root_cause import choose_root, describe_failure, explain_end, find_signature
+
         root = choose_root(self._seen)
         self._final = explain_end(root, self._early, self.attempt, self._max_restarts)
         self._early = find_signature(root)
@@ -77,11 +75,13 @@ class LocalRestartPolicy:
         """Why the job has failed for good; None while it may go on."""
         return self._final
 
-    def find_root(self) -> Failure | None:
+    def find_root(self) -> "Failure | None":
         """The root cause of what was seen in this round."""
+        from muster.agent.diagnosis.root_cause import choose_root
+
         return choose_root(self._seen)
 
-    def take_verdict(self, reason: str, root: Failure | None) -> None:
+    def take_verdict(self, reason: str, root: "Failure | None") -> None:
         """The job has failed for good on another node, which prints the report.
 
         Args:
@@ -101,11 +101,13 @@ class LocalRestartPolicy:
         want_stacks = kind is not BreakKind.MEMBERSHIP
         self._loop.post(RoundBroken(number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
 
-    def _note(self, failures: tuple[Failure, ...]) -> None:
+    def _note(self, failures: "tuple[Failure, ...]") -> None:
+        from muster.agent.diagnosis.root_cause import DatedFailure
+
         now_s = self._loop.clock.now_s()
         self._seen += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
 
-    def take_stopped(self, round_number: int, failures: tuple[Failure, ...], stacks: tuple[Stack, ...]) -> Next:
+    def take_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> Next:
         """No worker of the broken round is left."""
         if round_number != self.number or self.broken is None or self.over:
             return Next.NOTHING
@@ -125,6 +127,8 @@ class LocalRestartPolicy:
         self.over = True
         report = None
         if not succeeded:
+            from muster.agent.diagnosis.root_cause import build_report
+
             report = build_report(
                 self._run_id,
                 self._final or "",

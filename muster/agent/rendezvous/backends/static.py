@@ -4,13 +4,17 @@ Neither needs torch nor a connection, nor the import of leader and member, which
 With more than one node `static` is a `member`'s: whether the job has ended well, no node can know by itself.
 """
 
+from typing import TYPE_CHECKING
+
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
+
+if TYPE_CHECKING:  # only a failure loads the report
+    from muster.agent.diagnosis.report import Failure, Stack
 
 
 class StaticRendezvous:
@@ -56,11 +60,11 @@ class StaticRendezvous:
     def started(self, round_number: int) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def failed(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """See `Rendezvous`."""
         self._trial.take_failures(round_number, failures)
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """See `Rendezvous`. No other node works: an idle node is a job that hangs."""
         if failures:
             self.failed(round_number, failures)
@@ -70,7 +74,9 @@ class StaticRendezvous:
         if round_number == self._trial.number and self._trial.broken is None:
             self._trial.end(succeeded=True)
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def stopped(
+        self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
+    ) -> None:
         """See `Rendezvous`."""
         following = self._trial.take_stopped(round_number, failures, stacks)
         if following is Next.ROUND:

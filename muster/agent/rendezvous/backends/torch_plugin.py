@@ -121,7 +121,7 @@ class _LoopThread(threading.Thread):
         try:
             while not self._quit:
                 self._loop.turn()
-                while (event := self._loop.take_event()) is not None:
+                while (event := self._loop.pop_event()) is not None:
                     self._take(event)
         finally:
             if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes

@@ -207,7 +207,7 @@ class TemplateStarter:
             self._template.close()
             self._template = None
         self._close_parked()
-        _processes.send(pids, signal.SIGKILL)
+        _processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
 
     def template_memory(self) -> dict[str, int]:

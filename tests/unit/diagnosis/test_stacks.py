@@ -57,7 +57,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     monkeypatch.setattr(stacks, "can_dump", lambda pid: pid in world.alive)
     monkeypatch.setattr(stacks, "get_stack_signal", lambda: 59)
-    monkeypatch.setattr(_processes, "send_signal", lambda pids, _signum: world.asked.extend(pids))
+    monkeypatch.setattr(_processes, "send_signal", lambda pids, _signum: world.signalled.extend(pids))
     monkeypatch.setattr(_processes, "read_stat", lambda pid: ["S"] if pid in world.alive else None)
     yield world
     world.loop.close()

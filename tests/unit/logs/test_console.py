@@ -170,18 +170,24 @@ def test_a_stuck_console_blocks_no_caller(pipe: Pipe) -> None:
 
 
 def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> None:
-    clock = FakeClock()
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=clock)
+    class Impatient(FakeClock):
+        """Advances at each look as long as the workers' lines are queued; what is printed afterwards has time."""
+
+        def now_s(self) -> float:
+            self.time_s += 0.06 if device is not None and device._queued_bytes else 0.0
+            return self.time_s
+
+    device = None
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=Impatient())
     feed = console.open_feed(Std.OUT, b"")
     for _ in range(1000):
         feed.offer(b"x" * 999 + b"\n")
     console.print_text("the report")
+    device = console._devices[Std.OUT]
     closing = threading.Thread(target=lambda: console.close(limit_s=0.05))
     closing.start()
-    device = console._devices[Std.OUT]
     assert device is not None
-    while device._queued_bytes:  # until `close` has discarded what the stuck console did not read
-        clock.time_s += 0.06
+    while device._queued_bytes:  # until close has discarded what the stuck console does not take
         closing.join(0.001)
     reader = pipe.collect()
     closing.join()

@@ -98,8 +98,8 @@ class Host:
             self.formed += 1
             self.number = event.round.number
         elif kind == "RoundBroken":
-            self.members[place].stopped(event.number)
-        elif kind == "RendezvousLost":
+            self.members[place].report_stopped(event.number)
+        elif kind == "RendezvousFailed":
             raise SystemExit(event.reason)
 
     def wait_formed(self, rounds):

@@ -185,7 +185,7 @@ class Supervisor:
 
     def _note_prepared(self) -> None:
         self._is_prepared = True
-        self._rendezvous.prepared()
+        self._rendezvous.report_prepared()
 
     def _note_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
@@ -340,7 +340,7 @@ class Supervisor:
         self._journal.write(
             "workers_started", ranks=self._transcript.global_ranks(*range(self._config.nproc)), since="formed"
         )
-        self._starter.when_ahead(lambda: self._rendezvous.started(action.number))
+        self._starter.when_ahead(lambda: self._rendezvous.report_started(action.number))
 
     def _settle_failure(self, action: actions.SettleFailure) -> None:
         self._journal.write(
@@ -355,7 +355,7 @@ class Supervisor:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
     def _tell_failed(self, action: actions.ReportFailed) -> None:
-        self._rendezvous.failed(action.number, (self._collect(action.failure),))
+        self._rendezvous.report_failures(action.number, (self._collect(action.failure),))
 
     def _collect(self, failure: LocalFailure) -> Failure:
         formed, local_rank = self._state.round, failure.local_rank
@@ -370,10 +370,10 @@ class Supervisor:
             for local_rank in action.local_ranks
         )
         self._journal.write("workers_idle", ranks=self._transcript.global_ranks(*action.local_ranks))
-        self._rendezvous.idle(action.number, failures)
+        self._rendezvous.report_idle(action.number, failures)
 
     def _tell_succeeded(self, action: actions.ReportSucceeded) -> None:
-        self._rendezvous.succeeded(action.number)
+        self._rendezvous.report_succeeded(action.number)
 
     def _tell_stopped(self, action: actions.ReportStopped) -> None:
         formed = self._state.round
@@ -383,11 +383,11 @@ class Supervisor:
             for rank, text in self._taken.items()
             if formed
         )
-        self._rendezvous.stopped(action.number, failures, taken)
+        self._rendezvous.report_stopped(action.number, failures, taken)
 
     def _tell_leave(self, action: actions.LeaveJob) -> None:
         self._logs.say(f"{action.reason}: stopping")
-        self._rendezvous.leave(action.reason)
+        self._rendezvous.report_leaving(action.reason)
 
     def _finish(self, action: actions.Finish) -> None:
         self._code = outcome.report_outcome(action, self._config, self._logs)

@@ -117,19 +117,19 @@ class Rendezvous(Protocol):
         """
         ...
 
-    def prepared(self) -> None:
+    def report_prepared(self) -> None:
         """After `join(is_prepared=False)`: from now on workers start at once. Idempotent."""
         ...
 
-    def started(self, round_number: int) -> None:
+    def report_started(self, round_number: int) -> None:
         """All of this node's workers of the round have been started: from global rank 0's node, RoundOpened to all."""
         ...
 
-    def failed(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
+    def report_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """Workers of the round failed here. The backend answers with RoundBroken (FAILURE or FINAL)."""
         ...
 
-    def idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
+    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """No worker of the round shows life here (one failure per worker), or one does again (no failures).
 
         A node may well wait for another: only when every node that still works says so has the job come to a stop.
@@ -137,17 +137,17 @@ class Rendezvous(Protocol):
         """
         ...
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """All of this node's workers of the round ended well."""
         ...
 
-    def stopped(
+    def report_stopped(
         self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
     ) -> None:
         """After RoundBroken: no worker of the round is left here. `failures` are those that came to light late."""
         ...
 
-    def leave(self, reason: str) -> None:
+    def report_leaving(self, reason: str) -> None:
         """This node goes away on purpose (a signal): the others need not wait for silence. Call `close` afterwards."""
         ...
 

@@ -88,13 +88,13 @@ def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
     assert {r.group_rank for r in rounds} == {0, 1}
     assert {(r.world_size, r.master_addr, r.master_port) for r in rounds} == {(4, "127.0.0.1", rounds[0].master_port)}
     first_port = rounds[0].master_port
-    two.member.stopped(1)
+    two.member.report_stopped(1)
     wait_for(lambda: one.find(RoundBroken), one, two)
-    one.member.stopped(1)
+    one.member.report_stopped(1)
     wait_for(lambda: all(node.find(RoundFormed).round.number == 2 for node in nodes), one, two)
     assert one.find(RoundFormed).round.master_port != first_port
     for node in nodes:
-        node.member.succeeded(2)
+        node.member.report_succeeded(2)
     wait_for(lambda: one.find(JobEnded) and two.find(JobEnded), one, two)
     assert one.find(JobEnded).succeeded
 

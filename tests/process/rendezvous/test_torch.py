@@ -90,19 +90,19 @@ def play_a_job(backend: str, endpoint: str) -> None:
             time_s=0.0,
             exit_code=1,
         )
-        nodes[0].member.failed(1, (failure,))
+        nodes[0].member.report_failures(1, (failure,))
         wait_for(lambda: nodes[0].find(RoundBroken), *nodes)
         assert nodes[0].find(RoundBroken).kind is BreakKind.FAILURE
-        nodes[0].member.stopped(1)
+        nodes[0].member.report_stopped(1)
         wait_for(lambda: nodes[1].find(RoundBroken), *nodes)
         assert nodes[1].find(RoundBroken).kind is BreakKind.MEMBERSHIP
-        nodes[1].member.stopped(1)
+        nodes[1].member.report_stopped(1)
         wait_for(lambda: all(node.round_number() == 2 for node in nodes), *nodes)
         again = [node.find(RoundFormed).round for node in nodes]
         assert {r.attempt for r in again} == {0, 1}  # the budget is each agent's own, as under torchrun
         assert again[0].master_port != rounds[0].master_port
         for node in nodes:
-            node.member.succeeded(2)
+            node.member.report_succeeded(2)
         wait_for(lambda: all(node.find(JobEnded) for node in nodes), *nodes)
         assert all(node.find(JobEnded).succeeded for node in nodes)
     finally:

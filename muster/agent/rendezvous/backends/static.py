@@ -26,7 +26,7 @@ class StaticRendezvous:
         """See `Rendezvous`."""
         self._form()
 
-    def prepared(self) -> None:
+    def report_prepared(self) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
 
     def _find_master(self) -> tuple[str, int]:
@@ -53,24 +53,24 @@ class StaticRendezvous:
             )
         )
 
-    def started(self, round_number: int) -> None:
+    def report_started(self, round_number: int) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         self._trial.take_failures(round_number, failures)
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. No other node works: an idle node is a job that hangs."""
         if failures:
-            self.failed(round_number, failures)
+            self.report_failures(round_number, failures)
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
         if round_number == self._trial.number and self._trial.broken is None:
             self._trial.end(succeeded=True)
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def report_stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
         """See `Rendezvous`."""
         following = self._trial.take_stopped(round_number, failures, stacks)
         if following is Next.ROUND:
@@ -78,7 +78,7 @@ class StaticRendezvous:
         elif following is Next.END:
             self._trial.end(succeeded=False)
 
-    def leave(self, reason: str) -> None:
+    def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`. Nobody else is there to be told."""
 
     def close(self) -> None:

@@ -120,29 +120,29 @@ class TorchRendezvous:
         self._worker.start()
         self._worker.ask("next")
 
-    def prepared(self) -> None:
+    def report_prepared(self) -> None:
         """See `Rendezvous`. torch's handlers make a round at once of whoever comes."""
 
-    def started(self, round_number: int) -> None:
+    def report_started(self, round_number: int) -> None:
         """See `Rendezvous`. torch's handlers are not told."""
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._trial.take_failures(round_number, failures):
             final, root = self._trial.final, self._trial.find_root()
             self._worker.ask("pause" if final is None else "fail", final or "", root)
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. Nobody can be asked whether other nodes still work: an idle node has failed."""
         if failures:
-            self.failed(round_number, failures)
+            self.report_failures(round_number, failures)
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
         if round_number == self._trial.number and self._trial.broken is None:
             self._worker.ask("done")
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def report_stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
         """See `Rendezvous`."""
         following = self._trial.take_stopped(round_number, failures, stacks)
         if following is Next.ROUND:
@@ -151,7 +151,7 @@ class TorchRendezvous:
         elif following is Next.END:
             self._worker.ask("tell")
 
-    def leave(self, reason: str) -> None:
+    def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`. torch's handlers know no leaving: the others notice when its keep-alive stops."""
 
     def close(self) -> None:

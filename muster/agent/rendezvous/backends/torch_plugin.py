@@ -192,7 +192,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             # torch's agent comes back because the round broke or because its own workers failed. Either way they are
             # stopped; its restarts are its own to count, so for us both are a change of membership.
             number = self._round.number
-            self._thread.call(lambda: self._thread.member.stopped(number))
+            self._thread.call(lambda: self._thread.member.report_stopped(number))
         result = self._thread.results.get()
         if isinstance(result, InternalError):
             raise result
@@ -238,7 +238,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         """See torch's class."""
         self._closed = True
         if self._thread.is_alive():
-            self._thread.call(lambda: self._thread.member.leave("its torchrun agent is done"))
+            self._thread.call(lambda: self._thread.member.report_leaving("its torchrun agent is done"))
             self._thread.finish()
         self._store = None
         return True

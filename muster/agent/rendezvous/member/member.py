@@ -76,34 +76,34 @@ class Member:
         self._ports.offer()
         self._session.begin()
 
-    def prepared(self) -> None:
+    def report_prepared(self) -> None:
         """See `Rendezvous`."""
         self._is_prepared = True
         self.greet()
 
-    def started(self, round_number: int) -> None:
+    def report_started(self, round_number: int) -> None:
         """See `Rendezvous`. The leader need not know who else has: a round was confirmed when it was received."""
         if self._is_current(round_number) and self._round is not None and self._hosts_rank_0(self._round):
             self._session.send(up.build_started(round_number))
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._session.notice_expiry():
             return  # the guard killed these workers: no fault of theirs
         if self._is_current(round_number):
             self._session.send(up.build_failed(round_number, failures))
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
             self._session.send(up.build_idle(round_number, failures))
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
             self._session.send(up.build_succeeded(round_number))
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def report_stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
         """See `Rendezvous`."""
         if not self._is_current(round_number) or self._closed or self._over:
             return
@@ -112,7 +112,7 @@ class Member:
         self._ports.offer()
         self._session.resume(up.build_stopped(round_number, self._ports.offered, failures, stacks))
 
-    def leave(self, reason: str) -> None:
+    def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`."""
         self._session.send(up.build_leave(reason))
 

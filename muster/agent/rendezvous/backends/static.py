@@ -70,7 +70,9 @@ class StaticRendezvous:
         if round_number == self._trial.number and self._trial.broken is None:
             self._trial.end(succeeded=True)
 
-    def report_stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def report_stopped(
+        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
+    ) -> None:
         """See `Rendezvous`."""
         following = self._trial.take_stopped(round_number, failures, stacks)
         if following is Next.ROUND:

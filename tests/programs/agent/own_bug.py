@@ -8,7 +8,7 @@ def fail(*_args, **_keywords):
     raise TypeError("our own bug")
 
 
-leader.advance = fail
+leader.decide = fail
 
 from muster.agent.__main__ import main
 

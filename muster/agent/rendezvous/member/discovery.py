@@ -86,7 +86,7 @@ class Discovery:
         self._has_reported_refusal = self._has_reported_rules = False
         self.first_target: Target | None = None
         """The address to ask first."""
-        self.promise_until_s = -NEVER
+        self.promise_s = -NEVER
         """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
 
     def start(self) -> None:
@@ -136,8 +136,8 @@ class Discovery:
             return False
         if reply.id != self._recovery.leader_id:
             if self._recovery.is_leaders_index(reply.index):
-                self.promise_until_s = -NEVER  # it was started because the old leader's process had ended
-            if self._loop.clock.boottime_s() < self.promise_until_s:
+                self.promise_s = -NEVER  # it was started because the old leader's process had ended
+            if self._loop.clock.boottime_s() < self.promise_s:
                 return False
         if self._has_other_rules(reply, target):
             return False
@@ -179,7 +179,7 @@ class Discovery:
         self._report_refusal()
         if self._search is None or not self._owner.can_start_leading():
             return
-        if self._loop.clock.boottime_s() < self.promise_until_s:
+        if self._loop.clock.boottime_s() < self.promise_s:
             return
         rank = self._recovery.rank
         if any(one.group_rank == rank for one in self._recovery.successors):

@@ -36,7 +36,7 @@ class _Query:
         self.has_result = False
         """True once the first try has succeeded or failed."""
         self._search = search
-        self._connecting: Closing | None = None
+        self._attempt: Closing | None = None
         self.link: Link | None = None
         self._asked_s = 0.0
         self._is_waiting = False
@@ -49,15 +49,12 @@ class _Query:
         if self.link is not None:
             if not self._is_waiting:
                 self._send_query(self.link)
-        elif self._connecting is None:
-            target = self.target
-            network = self._search.network
-            self._connecting = network.connect(
-                target.host, target.port, self._on_open, self._on_failed, CONNECT_LIMIT_S
-            )
+        elif self._attempt is None:
+            target, connect = self.target, self._search.network.connect
+            self._attempt = connect(target.host, target.port, self._on_open, self._on_failed, CONNECT_LIMIT_S)
 
     def _on_open(self, link: Link) -> None:
-        self._connecting = None
+        self._attempt = None
         self.link = link
         link.owner = self
         self._send_query(link)
@@ -68,7 +65,7 @@ class _Query:
         link.send(self._search.query)
 
     def _on_failed(self, why: str, _refused: bool) -> None:
-        self._connecting = None
+        self._attempt = None
         self._report_failure(why)
 
     def _report_failure(self, why: str) -> None:
@@ -99,10 +96,10 @@ class _Query:
         self._report_failure(reason)
 
     def close(self) -> None:
-        for closing in (self._connecting, self.link):
+        for closing in (self._attempt, self.link):
             if closing is not None:
                 closing.close()
-        self._connecting = self.link = None
+        self._attempt = self.link = None
 
 
 class Search:

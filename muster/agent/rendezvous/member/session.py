@@ -97,9 +97,8 @@ class Session:
         self._owner = owner
         self._loop = loop
         self._network = network
-        self.server = Server(
-            loop, network, build_server_options(config, own_id), recovery, owner.post_notice, self._on_other_leader
-        )
+        server_options = build_server_options(config, own_id)
+        self.server = Server(loop, network, server_options, recovery, owner.post_notice, self._on_other_leader)
         options = DiscoveryOptions(
             run_id=text(config.run_id),
             own_id=own_id,
@@ -252,11 +251,8 @@ class Session:
 
     def can_join(self) -> bool:
         """See `DiscoveryOwner`."""
-        return (
-            not self._owner.has_ended
-            and not self._owner.is_running
-            and (self._link is None or self.server.is_candidate)
-        )
+        is_free = self._link is None or self.server.is_candidate
+        return is_free and not self._owner.has_ended and not self._owner.is_running
 
     def can_start_leading(self) -> bool:
         """See `DiscoveryOwner`."""
@@ -312,7 +308,7 @@ class Session:
 
     def _on_join_timeout(self) -> None:
         if self._link is not None and not self._is_accepted:
-            self._drop_link("it does not answer", promise_until_s=-NEVER)
+            self._drop_link("it does not answer", promise_s=-NEVER)
 
     def on_message(self, link: Link, message: Message) -> None:
         """See `LinkOwner`. A malformed message drops the leader; one of this node's own leader is a bug of ours."""
@@ -325,7 +321,7 @@ class Session:
                 raise
             self._owner.post_notice(f"the leader sent a malformed message ({error})")
             why = "it sent a malformed message"
-            self._drop_link(why, promise_until_s=self._heartbeats.promise_until_s, pause_s=MALFORMED_PAUSE_S)
+            self._drop_link(why, promise_s=self._heartbeats.promise_s, pause_s=MALFORMED_PAUSE_S)
             return
         if isinstance(sent, down.Welcome):
             self._on_accepted(sent)
@@ -334,7 +330,7 @@ class Session:
         elif isinstance(sent, down.Redirect):
             self._on_other_leader(sent.host, sent.port)
         elif isinstance(sent, down.Goodbye):
-            self._drop_link(sent.reason, promise_until_s=-NEVER)
+            self._drop_link(sent.reason, promise_s=-NEVER)
         elif sent is not None:
             self._owner.handle_message(sent)
 
@@ -363,13 +359,10 @@ class Session:
         """See `LinkOwner`. Without a goodbye, either the leader's process has ended or the connection broke."""
         if link is not self._link or self._owner.has_ended:
             return
-        promise_s, rounds, address = (
-            self._heartbeats.promise_until_s,
-            self._recovery.leader_rounds,
-            self._recovery.leader_address,
-        )
+        promise_s, address = self._heartbeats.promise_s, self._recovery.leader_address
+        rounds = self._recovery.leader_rounds
         may_have_ended = self._heartbeats.is_leased_elsewhere
-        self._drop_link(reason, promise_until_s=promise_s if may_have_ended or self._is_accepted else -NEVER)
+        self._drop_link(reason, promise_s=promise_s if may_have_ended or self._is_accepted else -NEVER)
         if may_have_ended and self._network is not None and address is not None and address[1]:
             self._probe = self._network.probe(*address, lambda refused: self._on_probe(refused, rounds))
 
@@ -378,26 +371,24 @@ class Session:
         self._probe = None
         if not refused or self._owner.has_ended:
             return
-        self._discovery.promise_until_s = -NEVER
+        self._discovery.promise_s = -NEVER
         self._recovery.record_leader_end(rounds)
         self._discovery.ask_now()
 
     def _on_silent(self) -> None:
-        self._drop_link(
-            f"no message for {find_silence_s(self._config):g} s", promise_until_s=self._heartbeats.promise_until_s
-        )
+        self._drop_link(f"no message for {find_silence_s(self._config):g} s", promise_s=self._heartbeats.promise_s)
 
     def _on_quorum_lost(self) -> None:
         self._owner.fence("most nodes of the round cannot be reached and may continue without this one")
 
-    def _drop_link(self, reason: str, *, promise_until_s: float, pause_s: float = 0.0) -> None:
+    def _drop_link(self, reason: str, *, promise_s: float, pause_s: float = 0.0) -> None:
         """Close the link, fence the workers, and search for a leader."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
         was_accepted, self._is_accepted = self._is_accepted, False
         self.server.leader_address = None
-        self._discovery.promise_until_s = promise_until_s
+        self._discovery.promise_s = promise_s
         self._heartbeats.stop()
         self._cancel_timers()
         if self._owner.has_job_end:
@@ -421,4 +412,4 @@ class Session:
         self.server.stop_leading(host, port)
         self._discovery.first_target = Target(host=host, port=port)
         self._discovery.stop()
-        self._drop_link("another leader has replaced it", promise_until_s=-NEVER)
+        self._drop_link("another leader has replaced it", promise_s=-NEVER)

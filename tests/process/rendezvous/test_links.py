@@ -12,7 +12,7 @@ from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.transport import tcp_network as network_module
-from muster.agent.rendezvous.transport.tcp_network import STRANGER_PLACES, TcpNetwork
+from muster.agent.rendezvous.transport.tcp_network import PENDING_CONNECTIONS_LIMIT, TcpNetwork
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
@@ -173,7 +173,7 @@ GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x0
 
 
 def test_garbage_and_silent_strangers_do_not_disturb(nodes, port, monkeypatch) -> None:
-    monkeypatch.setattr(network_module, "STRANGER_LIMIT_S", 0.3)
+    monkeypatch.setattr(network_module, "PENDING_LIMIT_S", 0.3)
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
@@ -213,7 +213,7 @@ def test_strangers_have_limited_places(nodes, port) -> None:
     one.turn()
     strangers = []
     try:
-        for _ in range(STRANGER_PLACES + 50):
+        for _ in range(PENDING_CONNECTIONS_LIMIT + 50):
             strangers.append(socket.create_connection(("127.0.0.1", port)))
             one.turn()
         wait_for(lambda: sum(map(_is_closed, _unblocked(strangers))) >= 50, one)

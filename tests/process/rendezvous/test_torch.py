@@ -18,7 +18,7 @@ from muster.agent.runtime.loop import Loop
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
 LIMIT_S = 90.0
-SUMS = Path(__file__).parent.parent / "programs" / "rendezvous_sum.py"
+SUMS = Path(__file__).parents[2] / "programs" / "rendezvous_sum.py"
 
 
 def find_port() -> int:
@@ -206,6 +206,6 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
         port = server.getsockname()[1]
     parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
     handler = torch_plugin.build_handler(parameters)
-    with pytest.raises(InternalError, match="ended by an error"):
+    with pytest.raises(InternalError, match="ended with an error"):
         handler.next_rendezvous()
     handler.shutdown()

@@ -60,8 +60,8 @@ class Group:
         for _ in range(int(seconds * 2)):
             self.now_s += 0.5
             for rank in sorted(self.alive):
-                self.watches[rank].beat()
-                found = self.watches[rank].look()
+                self.watches[rank].send_heartbeat()
+                found = self.watches[rank].check()
                 if found is not None:
                     self.found.setdefault(rank, found)
 

@@ -1,4 +1,4 @@
-"""Until when the leader's own workers may live, for silence limits of any length."""
+"""Until when the leader's own workers may run, for silence limits of any length."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.runtime.loop import Loop
 
 
-class StandingClock:
+class StoppedClock:
     """Time that does not pass."""
 
     def now_s(self) -> float:
@@ -24,7 +24,7 @@ class StandingClock:
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    made = Loop(StandingClock())
+    made = Loop(StoppedClock())
     yield made
     made.close()
 

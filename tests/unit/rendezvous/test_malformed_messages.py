@@ -396,7 +396,7 @@ def test_visitors_with_nonsense_are_shown_the_door(index: int, message) -> None:
     node = Node(node_index=index)
     node.take_events()
     guest = FakeLink()
-    node.network.doors[0](guest, message)
+    node.network.listeners[0](guest, message)
     if is_nonsense(read_first_message, message):
         assert guest.closed
         assert set(guest.kinds()) <= {"reject"}
@@ -474,7 +474,7 @@ def test_the_offices_own_bug_surfaces(monkeypatch) -> None:
     node = Node()
     monkeypatch.setattr("muster.agent.rendezvous.member.server.Server._build_reply", fail)
     with pytest.raises(TypeError, match="our own bug"):
-        node.network.doors[0](FakeLink(), {"t": "ask", "run_id": "run"})
+        node.network.listeners[0](FakeLink(), {"t": "ask", "run_id": "run"})
     node.close()
 
 

@@ -162,7 +162,7 @@ class Node:
 
     def receive(self, message: dict[str, Any]) -> FakeLink:
         link = FakeLink()
-        self.network.doors[-1](link, message)
+        self.network.listeners[-1](link, message)
         return link
 
     def close(self) -> None:

@@ -50,9 +50,7 @@ def test_the_grace_after_a_signal_is_the_shutdown_timeout(
     assert outcome.leftovers == ()
 
 
-@pytest.mark.fault(
-    8, "the grace after a crash is 30 s, whatever --shutdown-timeout says: over after 33 s", recorded=True
-)
+@pytest.mark.fault(8, "the grace after a crash is 30 s, not --shutdown-timeout: ended after 33 s", recorded=True)
 def test_the_grace_after_a_crash_is_the_shutdown_timeout(launcher: Launcher, tmp_path: Path) -> None:
     flags = ["--nproc-per-node", "2", "--shutdown-timeout", "1"]
     outcome = launcher.run(flags, ["conf_ignores.py", str(tmp_path / "mark")], timeout_s=20)

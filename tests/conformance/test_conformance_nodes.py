@@ -149,12 +149,12 @@ def test_a_node_that_has_succeeded_takes_part_again(launcher: Launcher, free_por
 def test_a_lost_node_is_detected(launcher: Launcher, free_port: int) -> None:
     flags = c10d(free_port, "--rdzv-conf", "last_call_timeout=1", nnodes="1:2")
     with ExitStack() as stack:
-        stays = stack.enter_context(launcher.start([*flags, "--node-rank", "0"], ["conf_waits.py"]))
-        goes = stack.enter_context(launcher.start([*flags, "--node-rank", "1"], ["conf_waits.py"]))
-        stays.wait_for_line("waits")
-        goes.wait_for_line("rank 1 waits")
-        kill_all(goes)
-        stays.wait_for_line("rank 0 waits", count=2, timeout_s=30)
+        survivor = stack.enter_context(launcher.start([*flags, "--node-rank", "0"], ["conf_waits.py"]))
+        lost = stack.enter_context(launcher.start([*flags, "--node-rank", "1"], ["conf_waits.py"]))
+        survivor.wait_for_line("waits")
+        lost.wait_for_line("rank 1 waits")
+        kill_all(lost)
+        survivor.wait_for_line("rank 0 waits", count=2, timeout_s=30)
 
 
 @pytest.mark.fault(4, "every survivor exits 1 within about a second of the end of node 0's agent", recorded=True)

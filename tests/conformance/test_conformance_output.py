@@ -11,7 +11,7 @@ RunOnce = Callable[..., tuple[Outcome, Path]]
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Log files by attempt, rank and name, without the run's own folder, whose name differs."""
+    """Log files by attempt, rank and name, without the run's own folder, which has another name each time."""
     return {
         str(path.relative_to(next(folder.iterdir()))): path.read_bytes() for path in folder.glob("*/attempt_*/**/*.log")
     }

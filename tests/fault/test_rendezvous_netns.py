@@ -58,15 +58,15 @@ def test_loss_of_both_in_turn(world: World) -> None:
 
 def test_a_node_replaced_ten_times(world: World) -> None:
     """It costs no restart: with `--max-restarts 0`, the default, any attempt used would end the job."""
-    stays, goes = world.start(2, "1:2", sums="plain")
+    survivor, replaced = world.start(2, "1:2", sums="plain")
     for count in range(1, 11):
-        goes.kill_agent()
-        world.wait_for_sizes([2, 1] * count, stays)
-        goes = world.launch(1, "1:2", sums="plain")
-        world.wait_for_sizes([2, 1] * count + [2], stays)
-        world.wait_for_sizes([2], goes)
-    world.finish(stays, goes)
-    assert "attempt 1" not in stays.tree.stdout
+        replaced.kill_agent()
+        world.wait_for_sizes([2, 1] * count, survivor)
+        replaced = world.launch(1, "1:2", sums="plain")
+        world.wait_for_sizes([2, 1] * count + [2], survivor)
+        world.wait_for_sizes([2], replaced)
+    world.finish(survivor, replaced)
+    assert "attempt 1" not in survivor.tree.stdout
 
 
 def test_from_one_to_four_to_two_to_three(world: World) -> None:

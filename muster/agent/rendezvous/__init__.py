@@ -1,4 +1,4 @@
-"""Agreement among the nodes: who takes part, who has which rank, where MASTER_ADDR:MASTER_PORT is.
+"""Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
 `interface` is what the supervisor uses: the `Rendezvous` protocol, `Round`, and the events that a backend posts.
 `backends.selection.create_rendezvous` makes one of the backends:

@@ -1,4 +1,4 @@
-"""Agreement among the nodes: who takes part, who has which rank, where MASTER_ADDR:MASTER_PORT is.
+"""Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
 A backend implements the `Rendezvous` protocol below. It runs on the agent's loop, never blocks it, and posts the
 events of this module. The supervisor alone starts and stops workers.
@@ -57,14 +57,14 @@ class GlobalRank0Started:
 
 @record
 class RoundBroken:
-    """Stop this node's workers of round `number`, then call `stopped`. Comes at most once per round and kind."""
+    """Stop this node's workers of round `number`, then call `report_stopped`. At most once per round and kind."""
 
     number: int
     kind: BreakKind
     reason: str
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
     want_stacks: bool = False
-    """Take the Python stacks of the workers before they are stopped, and hand them to `stopped`."""
+    """Take the Python stacks of the workers before they are stopped, and hand them to `report_stopped`."""
 
 
 @record
@@ -112,7 +112,7 @@ class Rendezvous(Protocol):
 
         Args:
             is_prepared: False while workers could not start at once if a round were formed now: a job that has as
-                many nodes as it needs goes on without this one until `prepared` is called.
+                many nodes as it needs continues without this one until `report_prepared` is called.
         """
         ...
 
@@ -121,7 +121,7 @@ class Rendezvous(Protocol):
         ...
 
     def report_started(self, round_number: int) -> None:
-        """Report that all of this node's workers have been started; from global rank 0's node: GlobalRank0Started."""
+        """Report all of this node's workers as started; from global rank 0's node, all get GlobalRank0Started."""
         ...
 
     def report_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> None:

@@ -85,7 +85,7 @@ class LocalRestartPolicy:
         """Break the round: the job has failed for good on another node, which prints the report.
 
         Args:
-            reason: as `explain_end` gave it there.
+            reason: what `explain_end` returned there.
             root: the root cause, as that node sent it.
         """
         if self.has_ended or self._final is not None:

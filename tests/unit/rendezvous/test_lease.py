@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from doubles.rendezvous_links import StandingClock
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import ConsensusRules
@@ -12,19 +13,9 @@ from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.runtime.loop import Loop
 
 
-class StoppedClock:
-    """Time that does not pass."""
-
-    def now_s(self) -> float:
-        return 100.0
-
-    def boottime_s(self) -> float:
-        return 200.0
-
-
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    made = Loop(StoppedClock())
+    made = Loop(StandingClock())
     yield made
     made.close()
 

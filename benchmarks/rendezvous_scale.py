@@ -98,7 +98,7 @@ class Host:
             self.formed += 1
             self.number = event.round.number
         elif kind == "RoundBroken":
-            self.members[place].stopped(event.number)
+            self.members[place].report_stopped(event.number)
         elif kind == "RendezvousFailed":
             raise SystemExit(event.reason)
 
@@ -155,17 +155,17 @@ def count_messages(counter):
     """Count what the leader sends and receives over sockets."""
     from muster.agent.rendezvous.transport.tcp_link import TcpLink
 
-    send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 no public method sees all that arrives
+    send, deliver = TcpLink.send, TcpLink._deliver  # noqa: SLF001 what no owner would count: all that arrives
 
     def counting_send(self, message):
         counter["sent"] += message["t"] != "beat"
         send(self, message)
 
-    def counting_hand_over(self, message):
+    def counting_deliver(self, message):
         counter["received"] += message.get("t") != "beat"
-        hand_over(self, message)
+        deliver(self, message)
 
-    TcpLink.send, TcpLink._hand_over = counting_send, counting_hand_over  # noqa: SLF001
+    TcpLink.send, TcpLink._deliver = counting_send, counting_deliver  # noqa: SLF001
 
 
 def measure(members, port, rounds):

@@ -27,14 +27,14 @@ HUB = Path(__file__).parent / "slow_hub.py"
 LIMIT_S = 90.0
 SERIAL = itertools.count()
 QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
-"""Signs of life often enough that a test of silence need not take long: 2 s, a lease of 1.3 s."""
+"""Frequent heartbeats, so that a test of silence is short: a silence limit of 2 s, a lease of 1.3 s."""
 
 
 def run(*command: str) -> None:
     """Run a tool to its end.
 
     Raises:
-        subprocess.CalledProcessError: it failed; has what it wrote.
+        subprocess.CalledProcessError: it failed; contains its output.
     """
     subprocess.run(command, check=True, capture_output=True)
 
@@ -49,7 +49,7 @@ class Net:
         self.hub: subprocess.Popen[str] | None = None
 
     def open(self) -> None:
-        # In a namespace of its own: a container engine's packet filter on this machine would drop what crosses it.
+        # In a namespace of its own: a container engine's packet filter on this machine would drop packets.
         run("ip", "netns", "add", self.bridge)
         run("ip", "-n", self.bridge, "link", "add", "switch0", "type", "bridge")
         run("ip", "-n", self.bridge, "link", "set", "switch0", "up")
@@ -67,11 +67,11 @@ class Net:
         return index
 
     def set_link(self, index: int, state: str) -> None:
-        """`up` or `down`, at the bridge: the node itself sees its carrier go."""
+        """Set the link `up` or `down` at the bridge: the node loses its carrier."""
         run("ip", "-n", self.bridge, "link", "set", f"{self.name}v{index}", state)
 
     def drop(self, index: int, chain: str) -> None:
-        """Drop silently what reaches the node (`INPUT`) or what it sends (`OUTPUT`); the other way stays open."""
+        """Drop what reaches the node (`INPUT`) or what it sends (`OUTPUT`); the other direction stays open."""
         way = "-i" if chain == "INPUT" else "-o"
         self._filter(index, "-A", chain, way, "eth0", "-j", "DROP")
 
@@ -82,12 +82,12 @@ class Net:
         run("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
 
     def delay(self, delay_ms: int) -> None:
-        """Every packet of every node added so far arrives this much later: a slow hub takes the bridge's place.
+        """Delay every packet of every node added so far: a slow hub replaces the bridge.
 
         Not tc's netem, which many kernels are built without. Links and filters of these nodes cannot be changed then.
         """
         if not os.path.exists("/dev/net/tun"):
-            pytest.skip("no latency to be had: this kernel has no TAP devices (/dev/net/tun)")
+            pytest.skip("latency is not available: this kernel has no TAP devices (/dev/net/tun)")
         for space in self.spaces:
             run("ip", "-n", space, "link", "del", "eth0")
         places = [f"{space}=10.77.0.{index + 1}/24" for index, space in enumerate(self.spaces)]
@@ -118,7 +118,7 @@ class Node:
         }
         flags = ["--node-rank", str(index), "--log-dir", str(self.log_dir)]
         agent = [sys.executable, "-m", "muster.agent", *flags, *command]
-        # `ip netns exec` replaces itself by the command: the tree's first process is the agent's guard.
+        # `ip netns exec` replaces itself with the command: the tree's first process is the agent's guard.
         self.tree = Tree(["ip", "netns", "exec", space, *agent], env=env, cwd=folder, settle_s=5)
 
     def find_agent(self) -> int:
@@ -138,18 +138,18 @@ class Node:
         return found
 
     def _is_forked(self, pid: int) -> bool:
-        """A warm worker has the template's command line; only a worker holds a mark open."""
+        """A warm worker has the template's command line; only a worker has a mark open."""
         links = Path(f"/proc/{pid}/fd").iterdir()
         return any(os.readlink(link).endswith(".mark") for link in links)
 
     def kill_agent(self) -> None:
-        """SIGKILL of the agent alone: the guard cleans up, so that nothing of the node is left."""
+        """SIGKILL the agent alone: the guard cleans up, so that nothing of the node is left."""
         self.tree.send(signal.SIGKILL, self.find_agent())
         outcome = self.tree.wait()
         assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
 
     def read_events(self) -> str:
-        """Its event records so far, as they stand in the file."""
+        """Its event records so far, as the file has them."""
         return "".join(path.read_text() for path in self.log_dir.rglob("events.jsonl"))
 
     def world_sizes(self) -> list[int]:
@@ -162,11 +162,11 @@ class Node:
         return sizes
 
     def explain(self) -> str:
-        """What it said, the sums left out."""
-        said = [line for line in self.tree.stdout.splitlines() if not re.search(r"sum \d", line)]
+        """Its output, without the sums."""
+        lines = [line for line in self.tree.stdout.splitlines() if not re.search(r"sum \d", line)]
         sizes = [size for _, size in re.findall(r"sum (\d+) of (\d+)", self.tree.stdout)]
         worlds = " ".join(f"{size}x{len(list(steps))}" for size, steps in itertools.groupby(sizes))
-        return f"== node {self.index}: {worlds}\n" + "\n".join([*said, self.tree.stderr])[-3000:]
+        return f"== node {self.index}: {worlds}\n" + "\n".join([*lines, self.tree.stderr])[-3000:]
 
 
 class World:
@@ -178,7 +178,7 @@ class World:
         self.nodes: list[Node] = []
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> "World":  # noqa: PYI034 - typing.Self is Python 3.11, nobody derives
+    def __enter__(self) -> "World":  # noqa: PYI034 - typing.Self is Python 3.11, and there is no subclass
         reason = None if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and iproute2"
         self._stack.callback(self.net.close)
         if reason is None:
@@ -196,7 +196,7 @@ class World:
         self._stack.close()
 
     def launch(self, index: int, nnodes: str, *, sums: str = "gloo", conf: str = "", **flags: str) -> Node:
-        """Start the agent of one node; the last arguments beat those of a job's other nodes."""
+        """Start the agent of one node; `flags` override the defaults."""
         while len(self.net.spaces) <= index:
             self.net.add_node()
         settings = ",".join(filter(None, ["join_timeout=80,last_call_timeout=1", conf]))
@@ -224,7 +224,7 @@ class World:
         return nodes
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for something to come true; what everybody said is in the error."""
+        """Wait until the condition holds; the error contains the output of all nodes."""
         try:
             wait_until(condition, timeout_s=LIMIT_S, what=what)
         except AssertionError as error:
@@ -236,12 +236,12 @@ class World:
         self.wait_for(lambda: all(node.world_sizes()[-count:] == sizes for node in nodes), f"worlds of {sizes}")
 
     def finish(self, *nodes: Node) -> None:
-        """Let the job end: all exit 0, nothing is left behind, and never were two groups alive at one time."""
+        """Let the job end: all exit 0, nothing is left behind, and no two groups were alive at the same time."""
         (self.folder / "stop").touch()
         for node in nodes:
             outcome = node.tree.wait(LIMIT_S)
-            said = "\n".join(each.explain() for each in self.nodes)
-            assert (outcome.exit_code, outcome.leftovers) == (0, ()), f"{outcome.leftovers}\n{said}"
+            output = "\n".join(each.explain() for each in self.nodes)
+            assert (outcome.exit_code, outcome.leftovers) == (0, ()), f"{outcome.leftovers}\n{output}"
         overlaps = self.folder / "overlaps"
         assert not overlaps.exists(), overlaps.read_text() + "\n".join(node.explain() for node in self.nodes)
 

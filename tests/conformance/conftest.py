@@ -1,11 +1,11 @@
 """The two launchers that every test of this folder runs, and the record of what torchrun cannot do.
 
 Where torchrun passes we pass. Where it fails the test carries `@pytest.mark.fault(number, text)`: the number of the
-fault in the compatibility notes, or a word for one that is not in them. torchrun is then expected to fail, or, with
-`recorded=True`, is not run at all, because it would hang for a minute or fails only now and then; what it did when it
-was last measured is the text. MUSTER_MEASURE_TORCHRUN=1 (`make bench`) runs those as well, and is strict: the day
-torchrun passes, it says so. Otherwise torchrun's half is not what is tested: its races on a busy machine get two more
-tries. Ours gets none.
+fault in the compatibility notes, or a short name for one that is not in them. torchrun is then expected to fail, or,
+with `recorded=True`, is not run at all, because it would hang for a minute or fails only now and then; the text records
+what it did when last measured. MUSTER_MEASURE_TORCHRUN=1 (`make bench`) runs those as well, and is strict: a test that
+torchrun passes one day fails. torchrun's half is not the subject of the tests: its races on a busy machine get two more
+tries. muster's get none.
 """
 
 import os
@@ -20,7 +20,7 @@ from launchers import MUSTER, TORCHRUN, Launcher, make_launcher
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """torchrun's half may be tried again."""
+    """Let torchrun's half run again."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is not None and TORCHRUN in map(str, callspec.params.values()):
@@ -44,13 +44,13 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Launcher:
 
 @pytest.fixture
 def muster(tmp_path: Path) -> Launcher:
-    """Ours alone, for what torchrun does not have."""
+    """muster alone, for what torchrun does not have."""
     return make_launcher(MUSTER, tmp_path)
 
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """A port nobody listens on. The socket stays bound, not listening, until the test ends, so nobody takes it."""
+    """A port without a listener. The socket stays bound, not listening, until the test ends, to reserve it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -59,7 +59,7 @@ def free_port() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Outcome, Path]]:
-    """Runs each command line of a module once per launcher, however many tests look at it."""
+    """Runs each command line of a module once per launcher, however many tests use it."""
     done: dict[tuple[Any, ...], tuple[Outcome, Path]] = {}
 
     def run(name: str, flags: Sequence[str], program: Sequence[str], **env: str) -> tuple[Outcome, Path]:

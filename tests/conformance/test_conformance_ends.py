@@ -1,4 +1,4 @@
-"""Signals, kills, what is left, and what is said about failures."""
+"""Signals, kills, leftovers, and reports of failures."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from harness import wait_until
 from launchers import Launcher
 
 
-def test_sigterm_stops_the_workers_politely(launcher: Launcher) -> None:
+def test_sigterm_reaches_the_workers(launcher: Launcher) -> None:
     with launcher.start(["--nproc-per-node", "2"], ["conf_waits.py"]) as tree:
         tree.wait_for_line("waits", count=2)
         tree.send(signal.SIGTERM)
@@ -18,7 +18,7 @@ def test_sigterm_stops_the_workers_politely(launcher: Launcher) -> None:
         "rank 0 got SIGTERM",
         "rank 1 got SIGTERM",
     ]
-    # torchrun: 1, from its SignalException. Ours says which signal, so that an adapter knows a preemption.
+    # torchrun: 1, from its SignalException. muster's code names the signal, so that an adapter detects a preemption.
     assert outcome.exit_code == (143 if launcher.is_muster else 1), outcome.explain()
     assert outcome.leftovers == ()
 
@@ -50,9 +50,7 @@ def test_the_grace_after_a_signal_is_the_shutdown_timeout(
     assert outcome.leftovers == ()
 
 
-@pytest.mark.fault(
-    8, "the grace after a crash is 30 s, whatever --shutdown-timeout says: over after 33 s", recorded=True
-)
+@pytest.mark.fault(8, "the grace after a crash is 30 s, not --shutdown-timeout: ended after 33 s", recorded=True)
 def test_the_grace_after_a_crash_is_the_shutdown_timeout(launcher: Launcher, tmp_path: Path) -> None:
     flags = ["--nproc-per-node", "2", "--shutdown-timeout", "1"]
     outcome = launcher.run(flags, ["conf_ignores.py", str(tmp_path / "mark")], timeout_s=20)
@@ -84,7 +82,7 @@ def test_grandchildren_do_not_survive_the_end_of_the_job(launcher: Launcher) -> 
 
 
 @pytest.mark.fault(7, "a third SIGTERM aborts the clean-up: workers stay")
-def test_impatience_changes_nothing(launcher: Launcher, tmp_path: Path) -> None:
+def test_repeated_signals_change_nothing(launcher: Launcher, tmp_path: Path) -> None:
     flags = ["--nproc-per-node", "2", "--shutdown-timeout", "2"]
     with launcher.start(flags, ["conf_ignores.py", str(tmp_path / "mark"), "wait"]) as tree:
         tree.wait_for_line("waits", count=2)
@@ -149,7 +147,7 @@ def test_an_error_needs_no_annotation(launcher: Launcher, tmp_path: Path) -> Non
 
 
 @pytest.mark.fault(14, "the error file is <N/A>: the console names neither the exception nor its frames")
-def test_the_console_says_what_happened_once(launcher: Launcher) -> None:
+def test_the_console_shows_the_exception_once(launcher: Launcher) -> None:
     outcome = launcher.run(["--nproc-per-node", "2", "-r", "3"], ["conf_raises.py", "1"])
     assert outcome.exit_code == 1, outcome.explain()
     assert "ValueError: the very error" in outcome.stderr

@@ -1,4 +1,4 @@
-"""What a worker finds when it starts: environment, arguments, interpreter."""
+"""What a worker gets when it starts: environment, arguments, interpreter."""
 
 import os
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_threads_are_a_share_of_the_cores(run_once: RunOnce, launcher: Launcher)
     assert {facts["env"]["OMP_NUM_THREADS"] for facts in facts_of(run_once, launcher)} == {str(share)}
 
 
-def test_variables_stand_for_flags_and_flags_beat_them(run_once: RunOnce, launcher: Launcher) -> None:
+def test_variables_replace_flags_and_flags_override_them(run_once: RunOnce, launcher: Launcher) -> None:
     env = {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "a", "PET_STANDALONE": "1", "PET_MAX_RESTARTS": "2"}
     facts = facts_of(run_once, launcher, "--rol", "b", "--virtual_local_rank", OMP_NUM_THREADS="5",
         CUDA_VISIBLE_DEVICES="4,7", TORCH_NCCL_ASYNC_ERROR_HANDLING="3", **env)  # fmt: skip
@@ -91,7 +91,7 @@ def test_one_worker_per_core(launcher: Launcher) -> None:
     assert len(read_facts(outcome.stdout)) == len(os.sched_getaffinity(0))
 
 
-def test_a_static_address_is_taken_as_it_is(launcher: Launcher, free_port: int) -> None:
+def test_a_static_address_is_used_unchanged(launcher: Launcher, free_port: int) -> None:
     flags = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port)]
     outcome = launcher.run([*flags, "--rdzv-id", "my-id", "--rdzv-conf", "timeout=30"], ["conf_facts.py"])
     assert outcome.exit_code == 0, outcome.explain()

@@ -1,4 +1,4 @@
-"""Several agents on this machine: who gets which rank, who waits for whom, what a loss does."""
+"""Several agents on this machine: ranks, waiting for other nodes, and lost nodes."""
 
 import signal
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def run_nodes(
         return [tree.wait(timeout_s) for tree in trees]
 
 
-def assert_ended_well(outcomes: Sequence[Outcome]) -> None:
+def assert_succeeded(outcomes: Sequence[Outcome]) -> None:
     assert [outcome.exit_code for outcome in outcomes] == [0] * len(outcomes), "\n".join(o.explain() for o in outcomes)
 
 
@@ -44,7 +44,7 @@ def test_two_nodes_have_one_numbering(launcher: Launcher, free_port: int, backen
     else:
         nodes = [c10d(free_port, "--nproc-per-node", "2")] * 2
     outcomes = run_nodes(launcher, nodes, ["conf_facts.py"])
-    assert_ended_well(outcomes)
+    assert_succeeded(outcomes)
     envs = [facts["env"] for outcome in outcomes for facts in read_facts(outcome.stdout)]
     if backend == "static":
         assert [env["GROUP_RANK"] for env in envs] == ["0", "0", "1", "1"]
@@ -57,20 +57,20 @@ def test_two_nodes_have_one_numbering(launcher: Launcher, free_port: int, backen
     assert all(int(env["RANK"]) == 2 * int(env["GROUP_RANK"]) + int(env["LOCAL_RANK"]) for env in envs)
 
 
-@pytest.mark.fault(11, "--node-rank is ignored with c10d: whoever comes first is first")
+@pytest.mark.fault(11, "--node-rank is ignored with c10d: the first node to join gets rank 0")
 def test_the_node_rank_decides(launcher: Launcher, free_port: int) -> None:
     with ExitStack() as stack:
-        # Node 1 is there first, and first in the order of process ids.
+        # Node 1 starts first, and is first in the order of process ids.
         trees = [
             stack.enter_context(launcher.start(c10d(free_port, "--node-rank", rank), ["conf_facts.py"]))
             for rank in ("1", "0")
         ]
         outcomes = [tree.wait() for tree in trees]
-    assert_ended_well(outcomes)
+    assert_succeeded(outcomes)
     assert [read_facts(outcome.stdout)[0]["env"]["GROUP_RANK"] for outcome in outcomes] == ["1", "0"]
 
 
-def test_an_elastic_job_starts_with_what_is_there(launcher: Launcher, free_port: int) -> None:
+def test_an_elastic_job_starts_with_the_nodes_that_joined(launcher: Launcher, free_port: int) -> None:
     flags = c10d(free_port, "--rdzv-conf", "last_call_timeout=1", nnodes="1:2")
     outcome = launcher.run(flags, ["conf_facts.py"])
     assert outcome.exit_code == 0, outcome.explain()
@@ -83,12 +83,12 @@ def test_an_elastic_job_starts_soon_by_default(launcher: Launcher, free_port: in
     assert outcome.exit_code == 0, outcome.explain()
 
 
-def test_nodes_that_do_not_come_are_not_waited_for_forever(launcher: Launcher, free_port: int) -> None:
+def test_missing_nodes_are_not_waited_for_without_end(launcher: Launcher, free_port: int) -> None:
     outcome = launcher.run(c10d(free_port, "--rdzv-conf", "join_timeout=2"), ["conf_facts.py"], timeout_s=60)
     assert outcome.exit_code == (69 if launcher.is_muster else 1), outcome.explain()
 
 
-def test_a_node_that_is_told_not_to_lead_does_not(launcher: Launcher, free_port: int) -> None:
+def test_a_node_with_is_host_0_does_not_lead(launcher: Launcher, free_port: int) -> None:
     conf = "is_host=0,join_timeout=2,read_timeout=2,last_call_timeout=1"
     outcome = launcher.run(c10d(free_port, "--rdzv-conf", conf, nnodes="1:2"), ["conf_facts.py"], timeout_s=90)
     assert outcome.exit_code == (69 if launcher.is_muster else 1), outcome.explain()
@@ -96,7 +96,7 @@ def test_a_node_that_is_told_not_to_lead_does_not(launcher: Launcher, free_port:
 
 
 @pytest.mark.fault(
-    "end", "the node without the failure is told late or never: now and then not over after 90 s", recorded=True
+    "end", "the node without the failure learns of it late or never: now and then not ended after 90 s", recorded=True
 )
 def test_a_failure_on_one_node_fails_all(launcher: Launcher, free_port: int) -> None:
     outcomes = run_nodes(launcher, [c10d(free_port)] * 2, ["conf_exits.py", "3", "1"], timeout_s=90)
@@ -105,7 +105,7 @@ def test_a_failure_on_one_node_fails_all(launcher: Launcher, free_port: int) -> 
 
 
 @pytest.mark.fault(
-    14, "neither node has the exception, and node 0 is not told at all: not over after 90 s", recorded=True
+    14, "neither node shows the exception, and node 0 never learns of it: not ended after 90 s", recorded=True
 )
 def test_one_report_for_the_whole_job(launcher: Launcher, free_port: int) -> None:
     nodes = [c10d(free_port, "--nproc-per-node", "2", "-r", "3")] * 2
@@ -118,9 +118,9 @@ def test_one_report_for_the_whole_job(launcher: Launcher, free_port: int) -> Non
 def test_a_restart_on_one_node_is_the_next_attempt_of_all(launcher: Launcher, free_port: int) -> None:
     nodes = [c10d(free_port, "--max-restarts", "1")] * 2
     outcomes = run_nodes(launcher, nodes, ["conf_node_fails.py"], timeout_s=90)
-    assert_ended_well(outcomes)
-    told = sorted(line for outcome in outcomes for line in outcome.stdout.splitlines() if "group" in line)
-    assert [line[-17:] for line in told] == [
+    assert_succeeded(outcomes)
+    lines = sorted(line for outcome in outcomes for line in outcome.stdout.splitlines() if "group" in line)
+    assert [line[-17:] for line in lines] == [
         "group 0 attempt 0",
         "group 0 attempt 1",
         "group 1 attempt 0",
@@ -129,7 +129,7 @@ def test_a_restart_on_one_node_is_the_next_attempt_of_all(launcher: Launcher, fr
 
 
 @pytest.mark.fault(9, "the node that is done waits 300 s in its exit barrier and the other fails", recorded=True)
-def test_a_node_that_is_done_takes_part_again(launcher: Launcher, free_port: int, tmp_path: Path) -> None:
+def test_a_node_that_has_succeeded_takes_part_again(launcher: Launcher, free_port: int, tmp_path: Path) -> None:
     mark = tmp_path / "go"
     with ExitStack() as stack:
         start = [
@@ -141,24 +141,24 @@ def test_a_node_that_is_done_takes_part_again(launcher: Launcher, free_port: int
         wait_until(lambda: not Path(f"/proc/{line.split()[-1]}").exists(), what="its end")
         mark.write_text("")
         outcomes = [tree.wait(60) for tree in trees]
-    assert_ended_well(outcomes)
+    assert_succeeded(outcomes)
     assert sum("attempt 1" in outcome.stdout for outcome in outcomes) == 2
 
 
 @pytest.mark.fault(3, "150 s after the SIGKILL of one of two elastic nodes nothing had happened", recorded=True)
-def test_a_lost_node_is_noticed(launcher: Launcher, free_port: int) -> None:
+def test_a_lost_node_is_detected(launcher: Launcher, free_port: int) -> None:
     flags = c10d(free_port, "--rdzv-conf", "last_call_timeout=1", nnodes="1:2")
     with ExitStack() as stack:
-        stays = stack.enter_context(launcher.start([*flags, "--node-rank", "0"], ["conf_waits.py"]))
-        goes = stack.enter_context(launcher.start([*flags, "--node-rank", "1"], ["conf_waits.py"]))
-        stays.wait_for_line("waits")
-        goes.wait_for_line("rank 1 waits")
-        kill_all(goes)
-        stays.wait_for_line("rank 0 waits", count=2, timeout_s=30)
+        survivor = stack.enter_context(launcher.start([*flags, "--node-rank", "0"], ["conf_waits.py"]))
+        lost = stack.enter_context(launcher.start([*flags, "--node-rank", "1"], ["conf_waits.py"]))
+        survivor.wait_for_line("waits")
+        lost.wait_for_line("rank 1 waits")
+        kill_all(lost)
+        survivor.wait_for_line("rank 0 waits", count=2, timeout_s=30)
 
 
-@pytest.mark.fault(4, "every survivor exits 1 within about a second of the death of node 0's agent", recorded=True)
-def test_the_leaders_loss_is_survived(launcher: Launcher, free_port: int) -> None:
+@pytest.mark.fault(4, "every survivor exits 1 within about a second of the end of node 0's agent", recorded=True)
+def test_the_job_survives_the_loss_of_the_leader(launcher: Launcher, free_port: int) -> None:
     flags = c10d(free_port, "--rdzv-conf", "last_call_timeout=1", nnodes="1:3")
     with ExitStack() as stack:
         trees = [
@@ -174,8 +174,8 @@ def test_the_leaders_loss_is_survived(launcher: Launcher, free_port: int) -> Non
         assert {line.split()[-3] for tree in trees[1:] for line in tree.stdout.splitlines()[-1:]} == {"0", "1"}
 
 
-@pytest.mark.fault(2, "hangs for 60 s and dies when the new node sorts before the old one", recorded=True)
-def test_a_new_node_is_taken_in(launcher: Launcher, free_port: int) -> None:
+@pytest.mark.fault(2, "hangs for 60 s and fails when the new node sorts before the old one", recorded=True)
+def test_a_new_node_joins_a_running_job(launcher: Launcher, free_port: int) -> None:
     flags = c10d(free_port, "--rdzv-conf", "last_call_timeout=1", nnodes="1:2")
     with ExitStack() as stack:
         first = stack.enter_context(launcher.start([*flags, "--node-rank", "0"], ["conf_waits.py"]))
@@ -186,7 +186,7 @@ def test_a_new_node_is_taken_in(launcher: Launcher, free_port: int) -> None:
 
 
 @pytest.mark.fault(10, "a surplus node ends with an error", recorded=True)
-def test_a_surplus_node_waits_and_ends_well(launcher: Launcher, free_port: int) -> None:
+def test_a_surplus_node_waits_and_succeeds(launcher: Launcher, free_port: int) -> None:
     flags = c10d(free_port)
     with ExitStack() as stack:
         trees = [stack.enter_context(launcher.start(flags, ["conf_waits.py"])) for _ in range(2)]
@@ -198,7 +198,7 @@ def test_a_surplus_node_waits_and_ends_well(launcher: Launcher, free_port: int) 
         for tree in trees:
             for line in tree.wait_for_line("waits"):
                 tree.send(signal.SIGUSR1, int(line.split()[-1]))
-        assert_ended_well([tree.wait() for tree in [*trees, spare]])
+        assert_succeeded([tree.wait() for tree in [*trees, spare]])
 
 
 def count_links(port: int) -> int:
@@ -212,7 +212,7 @@ def count_links(port: int) -> int:
 
 
 def kill_all(tree: Tree) -> None:
-    """A node that vanishes: its agent and all below it, at once."""
+    """Kill a node: its agent and all processes below it, at once."""
     for pid in tree.descendants():
         try:
             tree.send(signal.SIGKILL, pid)

@@ -11,13 +11,13 @@ RunOnce = Callable[..., tuple[Outcome, Path]]
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Log files by attempt, rank and name, without the run's own folder, whose name differs."""
+    """Log files by attempt, rank and name, without the run's own folder, which has another name each time."""
     return {
         str(path.relative_to(next(folder.iterdir()))): path.read_bytes() for path in folder.glob("*/attempt_*/**/*.log")
     }
 
 
-def talk(run_once: RunOnce, launcher: Launcher, *flags: str, **env: str) -> tuple[Outcome, dict[str, bytes]]:
+def run_talker(run_once: RunOnce, launcher: Launcher, *flags: str, **env: str) -> tuple[Outcome, dict[str, bytes]]:
     outcome, folder = run_once(
         launcher.name, ("--nproc-per-node", "2", "--log-dir", "logs", *flags), ("conf_talks.py",), **env
     )
@@ -26,7 +26,7 @@ def talk(run_once: RunOnce, launcher: Launcher, *flags: str, **env: str) -> tupl
 
 
 def test_by_default_everything_reaches_the_console(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, files = talk(run_once, launcher)
+    outcome, files = run_talker(run_once, launcher)
     for rank in range(2):
         for text in (f"out {rank} line 0", f"out {rank} line 2", f"out {rank} unterminated"):
             assert text in outcome.stdout
@@ -41,7 +41,7 @@ FILES_OF_RANK_0 = {
 
 
 def test_redirects_go_to_files_only(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, files = talk(run_once, launcher, "-r", "3")
+    outcome, files = run_talker(run_once, launcher, "-r", "3")
     assert "out " not in outcome.stdout
     assert "err 0" not in outcome.stderr
     assert {name: files[name] for name in FILES_OF_RANK_0} == FILES_OF_RANK_0
@@ -49,7 +49,7 @@ def test_redirects_go_to_files_only(run_once: RunOnce, launcher: Launcher) -> No
 
 
 def test_redirects_by_rank(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, files = talk(run_once, launcher, "--redirects", "0:1,1:2")
+    outcome, files = run_talker(run_once, launcher, "--redirects", "0:1,1:2")
     assert set(files) == {"attempt_0/0/stdout.log", "attempt_0/1/stderr.log"}
     assert "out 1 line 2" in outcome.stdout
     assert "out 0" not in outcome.stdout
@@ -58,7 +58,7 @@ def test_redirects_by_rank(run_once: RunOnce, launcher: Launcher) -> None:
 
 
 def test_tee_goes_to_both_with_a_prefix(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, files = talk(run_once, launcher, "--tee=3", "--role", "worker")
+    outcome, files = run_talker(run_once, launcher, "--tee=3", "--role", "worker")
     assert {name: files[name] for name in FILES_OF_RANK_0} == FILES_OF_RANK_0
     for rank in range(2):
         prefix = f"[worker{rank}]:"
@@ -69,21 +69,21 @@ def test_tee_goes_to_both_with_a_prefix(run_once: RunOnce, launcher: Launcher) -
 
 @pytest.mark.fault("lines", "one rank's unterminated last line runs into another's next line", recorded=True)
 def test_lines_of_two_workers_never_share_one(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, _ = talk(run_once, launcher, "--tee=3", "--role", "worker")
+    outcome, _ = run_talker(run_once, launcher, "--tee=3", "--role", "worker")
     lines = [line for line in outcome.stdout.splitlines() if line.startswith("[worker")]
     assert len(lines) == 8, outcome.stdout
     assert all(line.count("[worker") == 1 for line in lines), outcome.stdout
 
 
 def test_the_last_line_needs_no_end(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, _ = talk(run_once, launcher, "--tee=3", "--role", "worker")
+    outcome, _ = run_talker(run_once, launcher, "--tee=3", "--role", "worker")
     for rank in range(2):
         assert f"[worker{rank}]:out {rank} unterminated" in outcome.stdout
 
 
 def test_filters_choose_ranks_and_copy_lines(run_once: RunOnce, launcher: Launcher) -> None:
     flags = ("-t", "3", "--local_ranks_filter", "1", "--duplicate-stdout-filters", "apple,,pear,line 2")
-    outcome, files = talk(run_once, launcher, *flags, "--duplicate_stderr_filters=plum,nothing")
+    outcome, files = run_talker(run_once, launcher, *flags, "--duplicate_stderr_filters=plum,nothing")
     assert "out 0" not in outcome.stdout
     assert "out 1 line 1" in outcome.stdout
     assert files["attempt_0/0/stdout.log"] == FILES_OF_RANK_0["attempt_0/0/stdout.log"]
@@ -94,8 +94,8 @@ def test_filters_choose_ranks_and_copy_lines(run_once: RunOnce, launcher: Launch
     assert b"err 1 line 0 plum" in files["attempt_0/filtered_stderr.log"]
 
 
-def test_a_filtered_rank_is_silent_without_redirection_too(run_once: RunOnce, launcher: Launcher) -> None:
-    outcome, files = talk(run_once, launcher, "--local-ranks-filter", "1")
+def test_a_filtered_rank_is_hidden_without_redirection_too(run_once: RunOnce, launcher: Launcher) -> None:
+    outcome, files = run_talker(run_once, launcher, "--local-ranks-filter", "1")
     assert "out 0" not in outcome.stdout
     assert "err 0" not in outcome.stderr
     assert "out 1 unterminated" in outcome.stdout
@@ -104,13 +104,13 @@ def test_a_filtered_rank_is_silent_without_redirection_too(run_once: RunOnce, la
 
 @pytest.mark.fault(13, "--tee 10:3 is refused: its pattern knows ranks of one digit")
 def test_any_rank_can_be_named(run_once: RunOnce, launcher: Launcher) -> None:
-    _, files = talk(run_once, launcher, "--tee", "0:3,10:3")
+    _, files = run_talker(run_once, launcher, "--tee", "0:3,10:3")
     assert set(files) == set(FILES_OF_RANK_0)
 
 
 def test_a_template_for_the_prefix(run_once: RunOnce, launcher: Launcher) -> None:
     template = "<${role_name}|${rank}|${local_rank}|${what}> "
-    outcome, _ = talk(run_once, launcher, "--tee", "3", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)
+    outcome, _ = run_talker(run_once, launcher, "--tee", "3", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)
     assert "<default|1|1|${what}> out 1 line 0\n" in outcome.stdout, outcome.explain()
 
 

@@ -1,4 +1,4 @@
-"""How the program may be named, and what its end makes of the launcher's exit code."""
+"""Ways to name the program, and the launcher's exit code after its end."""
 
 import signal
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_run_path(launcher: Launcher, method: str) -> None:
     assert facts["argv"] == [str(PROGRAMS / "conf_facts.py"), "a", "0"]
 
 
-def test_a_module_that_is_no_python_is_refused(launcher: Launcher) -> None:
+def test_a_module_without_python_is_refused(launcher: Launcher) -> None:
     outcome = launcher.run(["-m", "--no-python"], ["conf_module"])
     assert outcome.exit_code == (2 if launcher.is_muster else 1)
     assert "--module" in outcome.stderr
@@ -58,11 +58,13 @@ def test_one_failed_worker_fails_the_job_and_ends_the_others(launcher: Launcher,
     outcome = launcher.run(["--nproc-per-node", "2"], ["conf_exits.py", str(code), "1"])
     assert outcome.exit_code == 1, outcome.explain()
     assert outcome.leftovers == ()
-    told = outcome.stderr + outcome.stdout
-    assert ("SIGSEGV" in told) if code < 0 else ("exitcode  : 3" in told or "exit code 3" in told), outcome.explain()
+    output = outcome.stderr + outcome.stdout
+    assert ("SIGSEGV" in output) if code < 0 else ("exitcode  : 3" in output or "exit code 3" in output), (
+        outcome.explain()
+    )
 
 
-def test_a_program_that_is_not_there(launcher: Launcher) -> None:
+def test_a_missing_program(launcher: Launcher) -> None:
     outcome = launcher.run([], ["/no/such/script"])
     assert outcome.exit_code == 1, outcome.explain()
     outcome = launcher.run(["--no-python"], ["/no/such/program"])
@@ -77,7 +79,7 @@ def test_restarts_until_it_works(launcher: Launcher) -> None:
     assert [words[1] for words in attempts] == ["0", "1", "2"]
 
 
-def test_the_budget_is_spent(launcher: Launcher) -> None:
+def test_the_job_fails_when_no_restarts_are_left(launcher: Launcher) -> None:
     outcome = launcher.run(["--max-restarts", "1"], ["conf_restarts.py", "9"])
     assert outcome.exit_code == 1, outcome.explain()
     attempts = [line.split()[-3] for line in outcome.stdout.splitlines() if "attempt" in line]

@@ -1,4 +1,4 @@
-"""Links, a network and a clock in memory, for one leader, member or office on its own: what it is told and tells."""
+"""Links, a network and a clock in memory, to test one leader, member or server: what it receives and sends."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from muster.agent.rendezvous.protocol.framing import Message
 
 
 class StandingClock:
-    """Time that passes only when told."""
+    """Time that passes only when the test changes `passed_s`."""
 
     def __init__(self) -> None:
         self.passed_s = 0.0
@@ -37,7 +37,7 @@ class FakeLink:
         self.closed = True
 
     def deliver(self, message: Message) -> None:
-        """As the network does it: nothing arrives on a closed link."""
+        """As the network: nothing arrives on a closed link."""
         if not self.closed:
             self.owner.on_message(self, message)
 
@@ -56,18 +56,18 @@ class FakeHandle:
 
 
 class FakeNetwork:
-    """Keeps what was asked of it: `dials` are (host, port, on_open), `doors` what is called with who comes."""
+    """Records its calls: `dials` are (host, port, on_open), `listeners` what is called with a new link."""
 
     def __init__(self) -> None:
         self.dials: list[tuple[str, int, Callable[[FakeLink], None]]] = []
-        self.doors: list[Callable[[FakeLink, Message], None]] = []
+        self.listeners: list[Callable[[FakeLink, Message], None]] = []
 
     def connect(self, host: str, port: int, on_open: Any, on_failed: Any, timeout_s: float) -> FakeHandle:
         self.dials.append((host, port, on_open))
         return FakeHandle()
 
     def listen(self, host: str | None, port: int, on_link: Any) -> FakeHandle:
-        self.doors.append(on_link)
+        self.listeners.append(on_link)
         return FakeHandle(port or 4001)
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> FakeHandle:

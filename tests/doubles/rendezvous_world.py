@@ -358,13 +358,13 @@ class Process:
         self.instance = (round_.number, round_.master_port, round_.group_world_size)
         self.workers_alive, self.workers_done, self.breaking = True, False, False
         self.world.note_start(self)
-        self.member.started(round_.number)
+        self.member.report_started(round_.number)
 
     def finish_stop(self, number: int) -> None:
         if self.round is None or self.round.number != number:
             return
         self.kill_workers()
-        self.member.stopped(number)
+        self.member.report_stopped(number)
 
     def kill_workers(self) -> None:
         self.workers_alive = False
@@ -373,7 +373,7 @@ class Process:
         """The supervisor sees workers dead that the guard has killed, and cannot tell why they died."""
         failure = self.build_failure()
         if failure is not None and not self.workers_done:
-            self.run(lambda: self.member.failed(failure.round, (failure,)))
+            self.run(lambda: self.member.report_failures(failure.round, (failure,)))
 
     def fail_worker(self) -> None:
         """A worker of the running round dies on its own."""
@@ -381,7 +381,7 @@ class Process:
         if failure is not None and self.can_run and self.workers_alive and not self.workers_done:
             if not self.breaking:  # else it was asked to end
                 self.world.failures.append((self.world.now_s, self.instance))
-            self.run(lambda: self.member.failed(failure.round, (failure,)))
+            self.run(lambda: self.member.report_failures(failure.round, (failure,)))
 
     def build_failure(self) -> Failure | None:
         if self.round is None:
@@ -402,7 +402,7 @@ class Process:
     def finish_work(self, instance: Instance) -> None:
         if self.workers_alive and not self.workers_done and self.instance == instance:
             self.workers_done = True
-            self.run(lambda: self.member.succeeded(instance[0]))
+            self.run(lambda: self.member.report_succeeded(instance[0]))
 
     def exit(self) -> None:
         self.member.close()
@@ -562,7 +562,7 @@ class World:
         imports_s = self.random.choice((0.0, *self.imports_s)) if self.imports_s else 0.0
         self.schedule(0.0, process, lambda: process.member.join(is_prepared=not imports_s))
         process.prepared_s = self.now_s + imports_s
-        self.schedule(imports_s, process, process.member.prepared)
+        self.schedule(imports_s, process, process.member.report_prepared)
         return process
 
     def vanish(self, machine: Machine) -> None:

@@ -1,6 +1,6 @@
-"""The code path of systems that have none of Linux's calls, run here: what ordinary workers leave is still nothing.
+"""The code path of systems that have none of Linux's calls, run here: ordinary workers still leave nothing.
 
-A grandchild that made a session of its own is beyond what such a system offers, and is not asked for.
+Such a system cannot find a grandchild that made a session of its own, so no test asks for it.
 """
 
 import signal

@@ -53,7 +53,7 @@ class TestSignals:
         assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
 
     def test_while_restarting(self, agent: list[str], signum: int) -> None:
-        """Between the end of one attempt and the start of the next (held open by the back-off)."""
+        """Between the end of one attempt and the start of the next (during the back-off)."""
         flags = ["--max-restarts", "5", "--restart-backoff", "30"]
         with Tree([*agent, *flags, PROGRAM, "crash"]) as tree:
             tree.wait_for_line("--restart-backoff", stream="stderr")
@@ -88,25 +88,25 @@ class TestSignals:
             outcome = tree.wait()
         assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
 
-    def test_at_birth(self, agent: list[str], signum: int) -> None:
-        """As early as a sender can know the process: the interpreter may not even have a handler yet."""
+    def test_at_process_start(self, agent: list[str], signum: int) -> None:
+        """As early as a sender can know the process: the interpreter may not have a handler yet."""
         with Tree([*agent, PROGRAM]) as tree:
             command = Path(f"/proc/{tree.pid}/cmdline")
             while b"subreaper" in command.read_bytes():  # not yet replaced by the agent's own
                 os.sched_yield()
             tree.send(signum)
             outcome = tree.wait()
-        # Before the guard stands the signal's default applies, as for any program; and while Python sets itself up,
-        # before any line of ours, it takes Ctrl-C for a broken installation.
-        pythons_own = signum == signal.SIGINT and outcome.stderr.startswith("Fatal Python error: init_")
-        assert outcome.exit_code in ((1,) if pythons_own else (128 + signum, -signum)), outcome.explain()
+        # Before the guard runs, the signal's default applies, as for any program; and while Python starts, before any
+        # line of ours, it reports Ctrl-C as a broken installation.
+        is_pythons_own = signum == signal.SIGINT and outcome.stderr.startswith("Fatal Python error: init_")
+        assert outcome.exit_code in ((1,) if is_pythons_own else (128 + signum, -signum)), outcome.explain()
         assert outcome.leftovers == (), outcome.explain()
 
 
 @pytest.mark.parametrize("words", ["", "ignore-term", "grandchild-ignores-term", "grandchild-hides", "grandchildren"])
 @pytest.mark.parametrize("victim", ["guard", "agent"])
 def test_sigkill(agent: list[str], victim: str, words: str) -> None:
-    # 400 grandchildren take a busy machine a moment; the harness goes on as soon as nothing is left
+    # 400 grandchildren take a busy machine a moment; the harness continues as soon as nothing is left
     with Tree([*agent, PROGRAM, *words.split()], settle_s=10) as tree:
         tree.wait_for_line("ready rank", count=2)
         tree.send(signal.SIGKILL, tree.pid if victim == "guard" else find_agent(tree))
@@ -187,7 +187,7 @@ class TestSpawnFailures:
 
     @pytest.mark.parametrize("most", [5, 6, 7, 8, 9, 10, 11, 12, 13, 14])
     def test_too_few_open_files_to_begin(self, most: int, agent: list[str]) -> None:
-        """Whatever it is that finds no descriptor, there is one line and no traceback."""
+        """Wherever descriptors run out, there is one line and no traceback."""
         outcome = run_tree(["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *agent, PROGRAM])
         assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
         assert "Too many open files" in outcome.stderr
@@ -214,7 +214,7 @@ class TestSpawnFailures:
 
 
 def test_as_pid_1_orphans_are_reaped(agent: list[str]) -> None:
-    """In a container nobody else collects them."""
+    """In a container no other process reaps them."""
     if os.geteuid() != 0:
         pytest.skip("needs root to make a pid namespace")
     script = (
@@ -240,7 +240,7 @@ def count_sleeping(tree: Tree) -> int:
 def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
+        assert time.monotonic() < deadline_s, "the condition did not hold in time"
         os.sched_yield()
 
 
@@ -251,7 +251,7 @@ def free_port() -> int:
 
 
 def wait_until_listening(tree: Tree, port: int) -> None:
-    """Until the agent's leader accepts: a connection that says nothing costs it nothing."""
+    """Wait until the agent's leader accepts: a connection that sends nothing does no harm."""
     while True:
         assert tree.descendants(), "the agent ended"
         with socket.socket() as probe:

@@ -15,7 +15,7 @@ ALARMING = re.compile(r"Error|Exception|Traceback|frame #")
 pytestmark = [pytest.mark.soak, pytest.mark.torch]
 
 
-def test_two_nodes_of_two_workers_meet_and_leave_nothing(tmp_path: Path) -> None:
+def test_two_nodes_of_two_workers_succeed_and_leave_nothing(tmp_path: Path) -> None:
     torchx = Path(sys.executable).with_name("torchx")
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "VIRTUAL_ENV": str(torchx.parent.parent)}
     command = [str(torchx), "run", "-s", "local_cwd", "dist.ddp", "-j", "2x2", "--script", REDUCE, *START_FLAGS]

@@ -1,7 +1,7 @@
-"""Real agents, each in a network namespace of its own: nodes die, come back and join under a running job.
+"""Real agents, each in a network namespace of its own: nodes end, come back and join a running job.
 
-Every node adds ones over the world, with gloo or, where only membership matters, without torch. A job has healed when
-the survivors print the sum of the new world size, and ended well when all of them exit 0. See `netns_world`.
+Every node adds ones over the world, with gloo or, where only membership matters, without torch. A job has recovered
+when the survivors print the sum of the new world size, and succeeded when all of them exit 0. See `netns_world`.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def test_loss_of_node_0_of_three(world: World) -> None:
 
 
 def test_loss_of_both_in_turn(world: World) -> None:
-    """Each is replaced before the other goes: nobody of the first round sees the end, and the job still ends well."""
+    """Each is replaced before the other is killed: no node of the first round is left, and the job still succeeds."""
     zero, one = world.start(2, "1:2")
     zero.kill_agent()
     world.wait_for_sizes([2, 1], one)
@@ -58,15 +58,15 @@ def test_loss_of_both_in_turn(world: World) -> None:
 
 def test_a_node_replaced_ten_times(world: World) -> None:
     """It costs no restart: with `--max-restarts 0`, the default, any attempt used would end the job."""
-    stays, goes = world.start(2, "1:2", sums="plain")
-    for lives in range(1, 11):
-        goes.kill_agent()
-        world.wait_for_sizes([2, 1] * lives, stays)
-        goes = world.launch(1, "1:2", sums="plain")
-        world.wait_for_sizes([2, 1] * lives + [2], stays)
-        world.wait_for_sizes([2], goes)
-    world.finish(stays, goes)
-    assert "attempt 1" not in stays.tree.stdout
+    survivor, replaced = world.start(2, "1:2", sums="plain")
+    for count in range(1, 11):
+        replaced.kill_agent()
+        world.wait_for_sizes([2, 1] * count, survivor)
+        replaced = world.launch(1, "1:2", sums="plain")
+        world.wait_for_sizes([2, 1] * count + [2], survivor)
+        world.wait_for_sizes([2], replaced)
+    world.finish(survivor, replaced)
+    assert "attempt 1" not in survivor.tree.stdout
 
 
 def test_from_one_to_four_to_two_to_three(world: World) -> None:
@@ -82,7 +82,7 @@ def test_from_one_to_four_to_two_to_three(world: World) -> None:
 
 
 def test_a_late_spare_finds_the_successor_of_node_0(world: World) -> None:
-    """Nobody is at the job's endpoint any more, which is all that a latecomer had been told on its command line."""
+    """No process listens at the job's endpoint any more, the only address on the spare's command line."""
     zero, one = world.start(2, "1:2", sums="plain")
     spare = world.launch(2, "1:2", sums="plain")
     spare.tree.wait_for_line("waiting as a spare", stream="stderr")

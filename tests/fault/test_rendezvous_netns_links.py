@@ -1,7 +1,7 @@
 """Real agents, each in a network namespace of its own: links go down, lose packets or are slow, and agents stop.
 
-What such a node's workers do meanwhile nobody else can know. Every test ends by asking the workers' own locks whether
-two groups were ever alive at one time: see `programs/netns_sums.py`.
+No other node can know what such a node's workers do meanwhile. Every test ends with a check of the workers' own locks
+that no two groups were alive at the same time: see `programs/netns_sums.py`.
 """
 
 import signal
@@ -33,7 +33,7 @@ def test_link_down_and_up(world: World) -> None:
 @pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
-    """A node that hears nothing but is heard, and one that hears but is not heard; the leader and another."""
+    """A node that only sends, and one that only receives; the leader and another."""
     nodes = world.start(3, "2:3", sums="plain", conf=QUICK)
     others = [node for node in nodes if node.index != victim]
     world.net.drop(victim, chain)
@@ -46,7 +46,7 @@ def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
 
 @pytest.mark.torch
 def test_latency_of_200_ms(world: World) -> None:
-    """No answer comes within the time of a redial: the loss of node 0 is noticed and judged all the same."""
+    """No answer arrives within the time of a redial: the loss of node 0 is still detected."""
     for _ in range(3):
         world.net.add_node()
     world.net.delay(200)
@@ -67,7 +67,7 @@ def test_a_stopped_agent_whose_workers_run_on(world: World, victim: int) -> None
     assert len(workers) == 1
     nodes[victim].tree.send(signal.SIGSTOP, agent)
     world.wait_for_sizes([3, 2], *others)
-    assert not nodes[victim].find_workers()  # the agent still stands: this was the guard
+    assert not nodes[victim].find_workers()  # the agent is still stopped: the guard killed them
     nodes[victim].tree.send(signal.SIGCONT, agent)
     world.wait_for_sizes([3, 2, 3], *others)
     world.wait_for_sizes([3], nodes[victim])

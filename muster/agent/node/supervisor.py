@@ -190,7 +190,7 @@ class Supervisor:
 
     def _on_prepared(self) -> None:
         self._is_prepared = True
-        self._rendezvous.prepared()
+        self._rendezvous.report_prepared()
 
     def _on_worker_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
@@ -357,7 +357,7 @@ class Supervisor:
         self._event_log.write(
             "workers_started", ranks=self._transition_log.global_ranks(*range(self._config.nproc)), since="formed"
         )
-        self._starter.run_after_head_start(lambda: self._rendezvous.started(action.number))
+        self._starter.run_after_head_start(lambda: self._rendezvous.report_started(action.number))
 
     def _settle_failure(self, action: actions.SettleFailure) -> None:
         self._event_log.write(
@@ -372,7 +372,7 @@ class Supervisor:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
     def _report_failed(self, action: actions.ReportFailed) -> None:
-        self._rendezvous.failed(action.number, (self._collect_failure(action.failure),))
+        self._rendezvous.report_failures(action.number, (self._collect_failure(action.failure),))
 
     def _collect_failure(self, failure: LocalFailure) -> "Failure":
         formed, local_rank = self._state.round, failure.local_rank
@@ -393,15 +393,15 @@ class Supervisor:
             for local_rank in action.local_ranks
         )
         self._event_log.write("workers_idle", ranks=self._transition_log.global_ranks(*action.local_ranks))
-        self._rendezvous.idle(action.number, failures)
+        self._rendezvous.report_idle(action.number, failures)
 
     def _report_succeeded(self, action: actions.ReportSucceeded) -> None:
-        self._rendezvous.succeeded(action.number)
+        self._rendezvous.report_succeeded(action.number)
 
     def _report_stopped(self, action: actions.ReportStopped) -> None:
         formed = self._state.round
         failures = tuple(map(self._collect_failure, action.late))
-        self._rendezvous.stopped(
+        self._rendezvous.report_stopped(
             action.number, failures, self._build_stacks(formed) if formed and self._stack_texts else ()
         )
 
@@ -415,7 +415,7 @@ class Supervisor:
 
     def _leave_job(self, action: actions.LeaveJob) -> None:
         self._logs.print_line(f"{action.reason}: stopping")
-        self._rendezvous.leave(action.reason)
+        self._rendezvous.report_leaving(action.reason)
 
     def _finish(self, action: actions.Finish) -> None:
         from muster.agent.node import outcome

@@ -1,9 +1,9 @@
-"""Agreement among the nodes: who takes part, who has which rank, where MASTER_ADDR:MASTER_PORT is.
+"""Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
-`interface` is what the supervisor sees: the `Rendezvous` protocol, `Round`, and the events that a backend posts.
+`interface` is what the supervisor uses: the `Rendezvous` protocol, `Round`, and the events that a backend posts.
 `backends.selection.create_rendezvous` makes one of the backends:
 
-    consensus/  the decisions of the leader, pure: membership, quorum, formation, rank assignment, failures
+    consensus/  the leader's decisions, pure: membership, quorum, formation, rank assignment, failures
     leader/     carries messages to those decisions and their actions back to the members
     member/     one node's part: discovery of a leader, heartbeats and lease, rounds, takeover
     protocol/   the messages, and how they are framed and authenticated

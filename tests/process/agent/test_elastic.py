@@ -155,7 +155,7 @@ def test_a_late_spare_prints_one_line_and_exits_with_0(launch: Launch, sums: tup
     wait_for_world(2, *nodes)
     spare = launch(2, "1:2", *sums)
     (line,) = spare.wait_for_line("spare", stream="stderr")
-    assert "all 2 nodes that --nnodes allows are there: waiting as a spare" in line
+    assert "all 2 nodes that --nnodes allows have joined: waiting as a spare" in line
     (tmp_path / "stop").touch()
     outcomes = wait_for_success(*nodes, spare)
     assert [count_spare_lines(outcome) for outcome in outcomes] == [0, 0, 1]
@@ -243,6 +243,6 @@ def test_an_agent_of_another_version_is_refused_at_once(launch: Launch, older: i
     agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
     conf = "join_timeout=3"
     trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]
-    trees[1].wait_for_line("cannot join: .*version", stream="stderr")
+    trees[1].wait_for_line("cannot join the job at .*version", stream="stderr")
     outcomes = [tree.wait() for tree in trees]
     assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(69, ())] * 2, outcomes[1].explain()

@@ -1,4 +1,4 @@
-"""Members and leader over real sockets on loopback: forming, proof of identity, strangers, ports."""
+"""Members and leader over real sockets on loopback: forming, authentication, unknown connections, ports."""
 
 import errno
 import socket
@@ -12,7 +12,7 @@ from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.transport import tcp_network as network_module
-from muster.agent.rendezvous.transport.tcp_network import STRANGER_PLACES, TcpNetwork
+from muster.agent.rendezvous.transport.tcp_network import PENDING_CONNECTIONS_LIMIT, TcpNetwork
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
@@ -20,7 +20,7 @@ LIMIT_S = 30.0
 
 
 class Node:
-    """A member with a loop of its own, and what it was told."""
+    """A member with a loop of its own, and the events it posted."""
 
     def __init__(self, index: int | None, port: int, **changes) -> None:
         settings = {
@@ -88,13 +88,13 @@ def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
     assert {r.group_rank for r in rounds} == {0, 1}
     assert {(r.world_size, r.master_addr, r.master_port) for r in rounds} == {(4, "127.0.0.1", rounds[0].master_port)}
     first_port = rounds[0].master_port
-    two.member.stopped(1)
+    two.member.report_stopped(1)
     wait_for(lambda: one.find(RoundBroken), one, two)
-    one.member.stopped(1)
+    one.member.report_stopped(1)
     wait_for(lambda: all(node.find(RoundFormed).round.number == 2 for node in nodes), one, two)
     assert one.find(RoundFormed).round.master_port != first_port
     for node in nodes:
-        node.member.succeeded(2)
+        node.member.report_succeeded(2)
     wait_for(lambda: one.find(JobEnded) and two.find(JobEnded), one, two)
     assert one.find(JobEnded).succeeded
 
@@ -106,7 +106,7 @@ def test_loopback_jobs_listen_on_loopback_only(nodes, port) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.2", port))
-        other.listen()  # the same port on another address is free: the leader does not hold the wildcard
+        other.listen()  # the same port on another address is free: the leader does not listen on all addresses
     assert not [event for event in one.events if isinstance(event, Notice)]
 
 
@@ -130,14 +130,14 @@ def test_ipv6(nodes, port) -> None:
     wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
 
 
-def test_wrong_token_and_wrong_run_never_get_in(nodes, port) -> None:
+def test_wrong_token_and_wrong_run_never_join(nodes, port) -> None:
     one = Node(0, port, token="right")
-    stranger = Node(1, port, token="wrong", join_timeout_s=1.0)
-    nodes += [one, stranger]
+    other_token = Node(1, port, token="wrong", join_timeout_s=1.0)
+    nodes += [one, other_token]
     one.member.join()
-    stranger.member.join()
-    wait_for(lambda: stranger.find(RendezvousFailed), one, stranger)
-    assert "MUSTER_TOKEN" in stranger.find(RendezvousFailed).reason
+    other_token.member.join()
+    wait_for(lambda: other_token.find(RendezvousFailed), one, other_token)
+    assert "MUSTER_TOKEN" in other_token.find(RendezvousFailed).reason
     other_run = Node(1, port, token="right", run_id="other")
     nodes.append(other_run)
     other_run.member.join()
@@ -152,7 +152,7 @@ def test_no_leader_is_one_clear_line(nodes, port) -> None:
     one.member.join()
     wait_for(lambda: one.find(RendezvousFailed), one)
     reason = one.find(RendezvousFailed).reason
-    assert reason.startswith(f"no leader was found at no-such-host.invalid:{port} within 0.5 s")
+    assert reason.startswith(f"found no leader at no-such-host.invalid:{port} within 0.5 s")
     assert "does not resolve" in reason
 
 
@@ -172,29 +172,29 @@ def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(nodes, port) -> Non
 GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x00\x00\x05[1,2]", b"\xff" * 64)
 
 
-def test_garbage_and_silent_strangers_do_not_disturb(nodes, port, monkeypatch) -> None:
-    monkeypatch.setattr(network_module, "STRANGER_LIMIT_S", 0.3)
+def test_garbage_and_silent_connections_do_no_harm(nodes, port, monkeypatch) -> None:
+    monkeypatch.setattr(network_module, "PENDING_LIMIT_S", 0.3)
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
     one.turn()
-    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
     try:
-        for place, stranger in enumerate(strangers):
+        for place, connection in enumerate(connections):
             if place % 2:
-                stranger.sendall(GARBAGE[place % len(GARBAGE)])
+                connection.sendall(GARBAGE[place % len(GARBAGE)])
             else:
-                stranger.sendall(b"\x00\x00")  # half a length, then silence
+                connection.sendall(b"\x00\x00")  # half a length, then silence
         two = Node(1, port)
         nodes.append(two)
         two.member.join()
         wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
-        for stranger in strangers:
-            stranger.setblocking(False)
-        wait_for(lambda: all(map(_is_closed, strangers)), one, two)
+        for connection in connections:
+            connection.setblocking(False)
+        wait_for(lambda: all(map(_is_closed, connections)), one, two)
     finally:
-        for stranger in strangers:
-            stranger.close()
+        for connection in connections:
+            connection.close()
 
 
 def _is_closed(sock: socket.socket) -> bool:
@@ -206,24 +206,24 @@ def _is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_strangers_have_limited_places(nodes, port) -> None:
+def test_pending_connections_are_limited(nodes, port) -> None:
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
     one.turn()
-    strangers = []
+    connections = []
     try:
-        for _ in range(STRANGER_PLACES + 50):
-            strangers.append(socket.create_connection(("127.0.0.1", port)))
+        for _ in range(PENDING_CONNECTIONS_LIMIT + 50):
+            connections.append(socket.create_connection(("127.0.0.1", port)))
             one.turn()
-        wait_for(lambda: sum(map(_is_closed, _unblocked(strangers))) >= 50, one)
+        wait_for(lambda: sum(map(_is_closed, _unblocked(connections))) >= 50, one)
         two = Node(1, port)
         nodes.append(two)
         two.member.join()
         wait_for(lambda: two.find(RoundFormed), one, two)
     finally:
-        for stranger in strangers:
-            stranger.close()
+        for connection in connections:
+            connection.close()
 
 
 def _unblocked(sockets: list[socket.socket]) -> list[socket.socket]:
@@ -232,7 +232,7 @@ def _unblocked(sockets: list[socket.socket]) -> list[socket.socket]:
     return sockets
 
 
-def test_nonsense_after_the_handshake_costs_only_the_connection(nodes, port) -> None:
+def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
@@ -240,14 +240,14 @@ def test_nonsense_after_the_handshake_costs_only_the_connection(nodes, port) -> 
     links = []
     network = TcpNetwork(loop, None)
     network.connect("127.0.0.1", port, links.append, lambda why, refused: None, 5.0)
-    gone = []
+    received = []
 
     class Owner:
         def on_message(self, link, message) -> None:
-            gone.append(message)
+            received.append(message)
 
         def on_closed(self, link, reason) -> None:
-            gone.append(reason)
+            received.append(reason)
 
     def turn() -> bool:
         loop.turn(0.005)
@@ -256,8 +256,8 @@ def test_nonsense_after_the_handshake_costs_only_the_connection(nodes, port) -> 
     wait_for(turn, one)
     links[0].owner = Owner()
     links[0].send({"t": "join", "run_id": "run", "id": 5})
-    wait_for(lambda: turn() and gone, one)
-    assert "made no sense" in one.find(Notice).text
+    wait_for(lambda: turn() and received, one)
+    assert "malformed message" in one.find(Notice).text
     network.close()
     loop.close()
     two = Node(1, port)
@@ -266,12 +266,12 @@ def test_nonsense_after_the_handshake_costs_only_the_connection(nodes, port) -> 
     wait_for(lambda: two.find(RoundFormed), one, two)
 
 
-def test_reserved_ports_are_distinct_and_cannot_be_taken() -> None:
+def test_reserved_ports_are_distinct_and_cannot_be_bound() -> None:
     held = [PortReservation() for _ in range(300)]
     try:
         assert len({reservation.port for reservation in held}) == len(held)
-        with socket.socket() as thief, pytest.raises(OSError) as caught:
-            thief.bind(("0.0.0.0", held[0].port))
+        with socket.socket() as other, pytest.raises(OSError) as caught:
+            other.bind(("0.0.0.0", held[0].port))
         assert caught.value.errno == errno.EADDRINUSE
     finally:
         for reservation in held:
@@ -322,11 +322,11 @@ def test_only_reading_can_be_the_other_sides_fault() -> None:
         loop.turn(0.1)
     opened[0].send({"t": "second"})
 
-    def turn_for_a_while() -> None:
+    def turn_often() -> None:
         for _ in range(50):
             loop.turn(0.1)
 
     with pytest.raises(ProtocolError, match="of ours"):
-        turn_for_a_while()
+        turn_often()
     for closing in (arrived[0], opened[0], listener, network, loop):
         closing.close()

@@ -1,4 +1,4 @@
-"""Has a process ended? What its address says, over real sockets on loopback."""
+"""The probe for an ended process, over real sockets on loopback."""
 
 import select
 import socket
@@ -23,12 +23,12 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """Listens; accepts nobody by itself."""
+    """Listens, and accepts only when the test does."""
     with socket.create_server(("127.0.0.1", 0)) as made:
         yield made
 
 
-def begin(loop: Loop, port: int) -> list[bool]:
+def start_probe(loop: Loop, port: int) -> list[bool]:
     """Start a probe; its result will be in the list."""
     results: list[bool] = []
     Probe(loop, (socket.AF_INET, "127.0.0.1"), port, results.append)
@@ -42,58 +42,58 @@ def turn_until(loop: Loop, condition: Callable[[], object]) -> None:
         loop.turn(0.005)
 
 
-def has_caller(server: socket.socket) -> bool:
-    """Somebody is in the backlog."""
+def has_connection(server: socket.socket) -> bool:
+    """True when a connection waits in the backlog."""
     return bool(select.select([server], [], [], 0)[0])
 
 
-def test_nobody_listens(loop: Loop, server: socket.socket) -> None:
+def test_no_listener(loop: Loop, server: socket.socket) -> None:
     port = server.getsockname()[1]
     server.close()
-    results = begin(loop, port)
+    results = start_probe(loop, port)
     turn_until(loop, lambda: results)
     assert results == [True]
 
 
-def test_a_listener_that_goes_after_the_dial(loop: Loop, server: socket.socket) -> None:
-    """A process in the middle of dying: the kernel has accepted, nobody ever will."""
-    results = begin(loop, server.getsockname()[1])
-    turn_until(loop, lambda: has_caller(server))
+def test_a_listener_that_closes_after_the_dial(loop: Loop, server: socket.socket) -> None:
+    """The process is ending: the kernel has accepted the connection, the process never will."""
+    results = start_probe(loop, server.getsockname()[1])
+    turn_until(loop, lambda: has_connection(server))
     server.close()
     turn_until(loop, lambda: results)
     assert results == [True]
 
 
-def test_somebody_speaks(loop: Loop, server: socket.socket) -> None:
-    results = begin(loop, server.getsockname()[1])
-    turn_until(loop, lambda: has_caller(server))
+def test_a_listener_that_sends_data(loop: Loop, server: socket.socket) -> None:
+    results = start_probe(loop, server.getsockname()[1])
+    turn_until(loop, lambda: has_connection(server))
     with server.accept()[0] as accepted:
         accepted.sendall(b"x")
         turn_until(loop, lambda: results)
     assert results == [False]
 
 
-def test_somebody_hangs_up_and_listens_on(loop: Loop, server: socket.socket) -> None:
+def test_a_listener_that_closes_the_connection_and_listens_on(loop: Loop, server: socket.socket) -> None:
     results: list[bool] = []
     probe = Probe(loop, (socket.AF_INET, "127.0.0.1"), server.getsockname()[1], results.append)
     for _ in range(3):
-        turn_until(loop, lambda: has_caller(server))
+        turn_until(loop, lambda: has_connection(server))
         server.accept()[0].close()
     assert not results
     probe.close()
 
 
-def test_nobody_answers_in_time(loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_in_time(loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "LIMIT_S", 0.05)
-    results = begin(loop, server.getsockname()[1])
+    results = start_probe(loop, server.getsockname()[1])
     turn_until(loop, lambda: results)
     assert results == [False]
 
 
-def test_closed_before_it_knows(loop: Loop, server: socket.socket) -> None:
+def test_closed_before_a_result(loop: Loop, server: socket.socket) -> None:
     results: list[bool] = []
     probe = Probe(loop, (socket.AF_INET, "127.0.0.1"), server.getsockname()[1], results.append)
-    turn_until(loop, lambda: has_caller(server))
+    turn_until(loop, lambda: has_connection(server))
     probe.close()
     server.close()
     loop.turn(0.0)

@@ -1,4 +1,4 @@
-"""torch's rendezvous through our agent's protocol, and ours through torchrun. Real stores, real processes."""
+"""torch's rendezvous behind the agent's protocol, and muster's inside torchrun. Real stores, real processes."""
 
 import os
 import socket
@@ -67,8 +67,8 @@ def wait_for(condition, *nodes: Node) -> None:
                 node.events.append(event)
 
 
-def play_a_job(backend: str, endpoint: str) -> None:
-    """Form, a failure on one node, re-form with a fresh port, success of both."""
+def run_job(backend: str, endpoint: str) -> None:
+    """Form, fail on one node, form again with a fresh port, succeed on both."""
     nodes = [Node(backend, endpoint), Node(backend, endpoint)]
     try:
         for node in nodes:
@@ -90,19 +90,19 @@ def play_a_job(backend: str, endpoint: str) -> None:
             time_s=0.0,
             exit_code=1,
         )
-        nodes[0].member.failed(1, (failure,))
+        nodes[0].member.report_failures(1, (failure,))
         wait_for(lambda: nodes[0].find(RoundBroken), *nodes)
         assert nodes[0].find(RoundBroken).kind is BreakKind.FAILURE
-        nodes[0].member.stopped(1)
+        nodes[0].member.report_stopped(1)
         wait_for(lambda: nodes[1].find(RoundBroken), *nodes)
         assert nodes[1].find(RoundBroken).kind is BreakKind.MEMBERSHIP
-        nodes[1].member.stopped(1)
+        nodes[1].member.report_stopped(1)
         wait_for(lambda: all(node.round_number() == 2 for node in nodes), *nodes)
         again = [node.find(RoundFormed).round for node in nodes]
-        assert {r.attempt for r in again} == {0, 1}  # the budget is each agent's own, as under torchrun
+        assert {r.attempt for r in again} == {0, 1}  # every agent has its own restart budget, as under torchrun
         assert again[0].master_port != rounds[0].master_port
         for node in nodes:
-            node.member.succeeded(2)
+            node.member.report_succeeded(2)
         wait_for(lambda: all(node.find(JobEnded) for node in nodes), *nodes)
         assert all(node.find(JobEnded).succeeded for node in nodes)
     finally:
@@ -111,16 +111,16 @@ def play_a_job(backend: str, endpoint: str) -> None:
 
 
 def test_torchs_c10d() -> None:
-    play_a_job("c10d-torch", f"127.0.0.1:{find_port()}")
+    run_job("c10d-torch", f"127.0.0.1:{find_port()}")
 
 
 @pytest.mark.etcd
 def test_etcd_v2(etcd: str) -> None:
-    play_a_job("etcd-v2", etcd)
+    run_job("etcd-v2", etcd)
 
 
 class PlugInError(Exception):
-    """As python-etcd's: of no family that the agent knows."""
+    """As python-etcd's: of no class that the agent knows."""
 
 
 @pytest.mark.parametrize("kind", [PlugInError, TypeError])
@@ -139,7 +139,7 @@ def test_whatever_a_handler_raises_ends_the_job(kind, monkeypatch: pytest.Monkey
         assert lost.reason == f"rendezvous etcd-v2 failed: {kind.__name__}: no list of servers"
     finally:
         node.close()
-    assert ("Traceback" in capfd.readouterr().err) == (kind is TypeError)  # a bug is shown as one
+    assert ("Traceback" in capfd.readouterr().err) == (kind is TypeError)  # a bug shows a traceback
 
 
 def test_an_unknown_backend_is_the_callers_mistake() -> None:
@@ -206,6 +206,6 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
         port = server.getsockname()[1]
     parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
     handler = torch_plugin.build_handler(parameters)
-    with pytest.raises(InternalError, match="ended by an error"):
+    with pytest.raises(InternalError, match="ended with an error"):
         handler.next_rendezvous()
     handler.shutdown()

@@ -1,8 +1,9 @@
-"""Until when the leader's own workers may live, for silence limits of any length."""
+"""Until when the leader's own workers may run, for silence limits of any length."""
 
 from collections.abc import Iterator
 
 import pytest
+from doubles.rendezvous_links import StandingClock
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import ConsensusRules
@@ -10,16 +11,6 @@ from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.runtime.loop import Loop
-
-
-class StandingClock:
-    """Time that does not pass."""
-
-    def now_s(self) -> float:
-        return 100.0
-
-    def boottime_s(self) -> float:
-        return 200.0
 
 
 @pytest.fixture

@@ -351,14 +351,14 @@ class Node:
 def test_nonsense_costs_the_leader_its_member_and_the_member_nothing(message) -> None:
     node = Node()
     link = node.join_round()
-    carry = node.member._memory.carry
+    carry = node.member._recovery.state
     link.deliver(message)
     if is_nonsense(down.read_leader_message, message):
         assert link.closed
-        assert node.member._memory.carry == carry
+        assert node.member._recovery.state == carry
         events = node.take_events()
         assert [event.kind for event in events if isinstance(event, RoundBroken)] == [BreakKind.FENCED]
-        assert any(isinstance(event, Notice) and "makes no sense" in event.text for event in events)
+        assert any(isinstance(event, Notice) and "malformed message" in event.text for event in events)
         assert not any(isinstance(event, RendezvousFailed) for event in events)
     node.take_events()
     node.close()
@@ -396,7 +396,7 @@ def test_visitors_with_nonsense_are_shown_the_door(index: int, message) -> None:
     node = Node(node_index=index)
     node.take_events()
     guest = FakeLink()
-    node.network.doors[0](guest, message)
+    node.network.listeners[0](guest, message)
     if is_nonsense(read_first_message, message):
         assert guest.closed
         assert set(guest.kinds()) <= {"reject"}
@@ -407,16 +407,16 @@ def test_visitors_with_nonsense_are_shown_the_door(index: int, message) -> None:
 @given(message=garbled(CALL_REPLIES))
 def test_a_nonsensical_answer_to_an_acting_leaders_call_changes_nothing(message) -> None:
     node = Node()
-    node.member._session.stand(takeover=True)
+    node.member._session.start_leading(takeover=True)
     node.take_events()
     node.network.dials.clear()
-    node.member._session.office.take_endpoint(None)
+    node.member._session.server.claim_endpoint(None)
     node.take_events()
     link = node.answer_dial()
     link.deliver(message)
     if is_nonsense(read_announcement_reply, message):
         assert link.closed
-        assert node.member._session.office.leader is not None
+        assert node.member._session.server.leader is not None
     node.take_events()
     node.close()
 
@@ -455,9 +455,9 @@ def test_the_leaders_own_bug_surfaces(monkeypatch, place, message) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("muster.agent.rendezvous.member.recovery.RecoveryTracker.take_roster", ROUND),
+        ("muster.agent.rendezvous.member.recovery.RecoveryTracker.record_round", ROUND),
         ("muster.agent.rendezvous.member.member.Member._post_break", DOWN[5]),
-        ("muster.agent.rendezvous.member.heartbeat.Heartbeats.take_answer", DOWN[1]),
+        ("muster.agent.rendezvous.member.heartbeat.Heartbeats.record_reply", DOWN[1]),
     ],
 )
 def test_the_members_own_bug_surfaces(monkeypatch, place, message) -> None:
@@ -472,9 +472,9 @@ def test_the_members_own_bug_surfaces(monkeypatch, place, message) -> None:
 
 def test_the_offices_own_bug_surfaces(monkeypatch) -> None:
     node = Node()
-    monkeypatch.setattr("muster.agent.rendezvous.member.server.Server._describe", fail)
+    monkeypatch.setattr("muster.agent.rendezvous.member.server.Server._build_reply", fail)
     with pytest.raises(TypeError, match="our own bug"):
-        node.network.doors[0](FakeLink(), {"t": "ask", "run_id": "run"})
+        node.network.listeners[0](FakeLink(), {"t": "ask", "run_id": "run"})
     node.close()
 
 

@@ -162,7 +162,7 @@ class Node:
 
     def receive(self, message: dict[str, Any]) -> FakeLink:
         link = FakeLink()
-        self.network.doors[-1](link, message)
+        self.network.listeners[-1](link, message)
         return link
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ def test_a_running_job_gives_way_to_no_job_with_other_rules(node: Node, max_rest
     rules = {**node.rules, "max_restarts": max_restarts}
     link = node.receive({"t": "acting", "run_id": "sim", "id": "m4", "round": 7, "port": 5004, "rules": rules})
     assert (link.kinds() == ["heard"]) == (max_restarts == 9)
-    assert (node.member._session.office.leader is not None) == (max_restarts == 9)
+    assert (node.member._session.server.leader is not None) == (max_restarts == 9)
 
 
 def test_an_agent_that_does_not_say_its_rules_gets_no_seat(node: Node) -> None:

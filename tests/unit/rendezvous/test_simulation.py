@@ -102,7 +102,7 @@ class Story:
 
     def is_leader_missed(self) -> bool:
         """Somebody follows a leader that has lost its power, and has not noticed it yet."""
-        places = [process.member._session.office.following for process in self.world.alive()]
+        places = [process.member._session.server.leader_address for process in self.world.alive()]
         return any(not self.world.hosts[place[0]].is_up for place in places if place is not None)
 
     def note(self, text: str) -> None:
@@ -123,7 +123,7 @@ class Story:
         return self.random.choice(alive) if alive else None
 
     def leader(self) -> Process | None:
-        return next((p for p in self.world.alive() if p.member._session.office.leader is not None), None)
+        return next((p for p in self.world.alive() if p.member._session.server.leader is not None), None)
 
     def crash(self) -> None:
         process = self.leader() if self.random.random() < 0.4 else self.pick()
@@ -248,7 +248,7 @@ class Story:
         """Letters have had their time: no leader waits for an import that is long over."""
         over = {p.member_id for p in self.world.processes if p.prepared_s < self.world.now_s - 3.0}
         for process in self.world.alive():
-            leader = process.member._session.office.leader
+            leader = process.member._session.server.leader
             if leader is not None and over & (leader.state.importing | leader.state.importing_seated):
                 raise Violation(f"{process.machine.host} waits for an import that is over")
 

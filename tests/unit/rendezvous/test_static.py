@@ -1,4 +1,4 @@
-"""`static` with several nodes: our own protocol, at an endpoint that belongs to the workers' store while they run."""
+"""`static` with several nodes: muster's own protocol, at an endpoint that the workers' store uses while they run."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ PORT = 29400
 
 
 class StaticWorld(World):
-    """Three nodes that meet where the workers of node 0 listen."""
+    """Three nodes that join where the workers of node 0 listen."""
 
     def boot(self, index: int, **changes: object) -> Process:
         fixed = {"backend": "static", "master_addr": f"n0.as-node-{index}-says", "master_port": PORT}
@@ -39,7 +39,7 @@ def expect_success(world: World, *processes: Process) -> None:
     assert all(isinstance(process.outcome, JobEnded) and process.outcome.succeeded for process in processes)
 
 
-def test_ranks_and_addresses_are_those_that_each_node_was_given(world: StaticWorld) -> None:
+def test_each_node_has_the_rank_and_address_it_was_given(world: StaticWorld) -> None:
     job = world.start_all()
     rounds = [process.round for process in job]
     assert [(r.group_rank, r.master_addr, r.master_port) for r in rounds if r is not None] == [
@@ -87,9 +87,9 @@ def test_a_node_that_does_not_come_back_is_no_success(world: StaticWorld) -> Non
     assert all(isinstance(process.outcome, RendezvousFailed) for process in job[:2])
 
 
-def test_a_taken_endpoint_is_waited_for(world: StaticWorld) -> None:
+def test_an_endpoint_in_use_is_waited_for(world: StaticWorld) -> None:
     machine = world.machines[0]
-    taken = SimpleNamespace(process=SimpleNamespace(is_alive=False))  # refuses whoever dials
+    taken = SimpleNamespace(process=SimpleNamespace(is_alive=False))  # refuses every connection
     machine.ports[PORT] = taken  # type: ignore[assignment]
     job = [world.boot(index) for index in range(3)]
     world.run_until(3.0)

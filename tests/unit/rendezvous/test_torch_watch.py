@@ -1,4 +1,4 @@
-"""How the nodes of a round agree on its end through torch's store: a fake store, a clock that the test moves."""
+"""How the nodes of a round agree on the job's end through torch's store: a fake store and clock."""
 
 import json
 
@@ -42,8 +42,8 @@ class FakeStore:
         return all(key in self.values for key in keys)
 
 
-class Group:
-    """The nodes of one round. Who is in `alive` beats."""
+class Nodes:
+    """The nodes of one round. Those in `alive` send heartbeats."""
 
     def __init__(self, size: int, *, nonce: str = "r1", store: FakeStore | None = None) -> None:
         self.now_s = 100.0
@@ -56,100 +56,100 @@ class Group:
         self.found: dict[int, object] = {}
         """What each living node found first."""
 
-    def pass_time(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         for _ in range(int(seconds * 2)):
             self.now_s += 0.5
             for rank in sorted(self.alive):
-                self.watches[rank].beat()
-                found = self.watches[rank].look()
+                self.watches[rank].send_heartbeat()
+                found = self.watches[rank].check()
                 if found is not None:
                     self.found.setdefault(rank, found)
 
 
-def test_who_is_done_waits_for_the_living_without_a_limit() -> None:
-    group = Group(3)
-    group.watches[0].post_done()
-    group.watches[1].post_done()
-    group.pass_time(2000.0)
-    assert group.found == {}
-    group.watches[2].post_done()
-    group.pass_time(1.0)
-    assert group.found == dict.fromkeys(range(3), AllDone())
+def test_a_node_that_is_done_waits_for_living_nodes_without_limit() -> None:
+    nodes = Nodes(3)
+    nodes.watches[0].post_done()
+    nodes.watches[1].post_done()
+    nodes.advance(2000.0)
+    assert nodes.found == {}
+    nodes.watches[2].post_done()
+    nodes.advance(1.0)
+    assert nodes.found == dict.fromkeys(range(3), AllDone())
 
 
 @pytest.mark.parametrize(
     ("size", "gone", "done", "finder"),
     [
         pytest.param(2, {1}, {0}, 0, id="one of two"),
-        pytest.param(4, {2}, set(), 1, id="its neighbour tells"),
+        pytest.param(4, {2}, set(), 1, id="its neighbour reports"),
         pytest.param(4, {2, 3}, {0, 1}, 1, id="two neighbours"),
         pytest.param(5, {0, 2}, {4}, 1, id="apart"),
-        pytest.param(4, {1, 2}, {1}, 0, id="behind one that was done and is gone"),
+        pytest.param(4, {1, 2}, {1}, 0, id="after one that was done and is lost"),
         pytest.param(3, {0}, {0, 1, 2}, None, id="all were done before"),
     ],
 )
-def test_a_lost_node_is_found_by_whoever_watches_it(size: int, gone: set, done: set, finder: int | None) -> None:
-    group = Group(size)
+def test_a_lost_node_is_found_by_its_watcher(size: int, gone: set, done: set, finder: int | None) -> None:
+    nodes = Nodes(size)
     for rank in done:
-        group.watches[rank].post_done()
-    group.alive -= gone
-    group.pass_time(2 * SILENCE_S + 2.0)
-    lost = {rank for rank, found in group.found.items() if isinstance(found, NodeLost)}
+        nodes.watches[rank].post_done()
+    nodes.alive -= gone
+    nodes.advance(2 * SILENCE_S + 2.0)
+    lost = {rank for rank, found in nodes.found.items() if isinstance(found, NodeLost)}
     assert (finder in lost) if finder is not None else (not lost)
-    assert all(found.rank in gone - done for found in group.found.values() if isinstance(found, NodeLost))
+    assert all(found.rank in gone - done for found in nodes.found.values() if isinstance(found, NodeLost))
 
 
-def test_nobody_is_lost_before_the_silence_limit() -> None:
-    group = Group(2)
-    group.pass_time(5.0)
-    group.alive -= {1}
-    group.pass_time(SILENCE_S - 2.0)
-    assert group.found == {}
+def test_no_node_is_lost_before_the_silence_limit() -> None:
+    nodes = Nodes(2)
+    nodes.advance(5.0)
+    nodes.alive -= {1}
+    nodes.advance(SILENCE_S - 2.0)
+    assert nodes.found == {}
 
 
-def test_success_stands_though_its_node_is_gone() -> None:
-    group = Group(2)
-    group.watches[1].post_done()
-    group.alive -= {1}
-    group.pass_time(100.0)
-    assert group.found == {}
-    group.watches[0].post_done()
-    group.pass_time(1.0)
-    assert group.found == {0: AllDone()}
+def test_the_success_of_a_lost_node_counts() -> None:
+    nodes = Nodes(2)
+    nodes.watches[1].post_done()
+    nodes.alive -= {1}
+    nodes.advance(100.0)
+    assert nodes.found == {}
+    nodes.watches[0].post_done()
+    nodes.advance(1.0)
+    assert nodes.found == {0: AllDone()}
 
 
-def test_a_failure_for_good_is_told_with_its_root_cause() -> None:
-    group = Group(3)
-    group.watches[0].post_done()
-    group.watches[1].post_failed("rank 3 exited with code 3", ROOT)
-    group.pass_time(1.0)
-    assert group.found[0] == group.found[2] == FailedElsewhere(reason="rank 3 exited with code 3", root=ROOT)
+def test_a_failure_for_good_reaches_all_with_its_root_cause() -> None:
+    nodes = Nodes(3)
+    nodes.watches[0].post_done()
+    nodes.watches[1].post_failed("rank 3 exited with code 3", ROOT)
+    nodes.advance(1.0)
+    assert nodes.found[0] == nodes.found[2] == FailedElsewhere(reason="rank 3 exited with code 3", root=ROOT)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", json.dumps({"reason": "x", "root": {"node": "y"}}), "[" * 5000])
-def test_a_failure_that_cannot_be_read_is_still_one(text: str) -> None:
-    group = Group(2)
-    group.store.set("r1/failed", text)
-    group.pass_time(0.5)
-    assert isinstance(group.found[0], FailedElsewhere)
+def test_a_malformed_failure_counts(text: str) -> None:
+    nodes = Nodes(2)
+    nodes.store.set("r1/failed", text)
+    nodes.advance(0.5)
+    assert isinstance(nodes.found[0], FailedElsewhere)
 
 
-def test_a_store_that_is_used_again_tells_nothing_of_an_older_round() -> None:
-    first = Group(2, nonce="r1")
+def test_keys_of_an_older_round_do_not_count() -> None:
+    first = Nodes(2, nonce="r1")
     for watch in first.watches:
         watch.post_done()
         watch.post_seen()
     first.watches[0].post_failed("x", None)
-    second = Group(2, nonce="r2", store=first.store)
+    second = Nodes(2, nonce="r2", store=first.store)
     second.watches[0].post_done()
-    second.pass_time(1.0)
+    second.advance(1.0)
     assert second.found == {}
     assert not second.watches[0].is_end_seen_by_all()
 
 
-def test_the_end_is_seen_by_all_when_each_has_said_so() -> None:
-    group = Group(3)
+def test_the_end_is_seen_by_all_when_each_has_written_it() -> None:
+    nodes = Nodes(3)
     for rank in (2, 0, 1):
-        assert not group.watches[0].is_end_seen_by_all()
-        group.watches[rank].post_seen()
-    assert group.watches[0].is_end_seen_by_all()
+        assert not nodes.watches[0].is_end_seen_by_all()
+        nodes.watches[rank].post_seen()
+    assert nodes.watches[0].is_end_seen_by_all()

@@ -2,6 +2,6 @@
 
 `selection` makes the one that `--rdzv-backend` names; muster's own is `member.member.Member`. `static` is a rendezvous
 of one node with itself. `torch_handler` wraps torch's registry (`c10d-torch`, `etcd`, ...): `torch_thread` owns the
-handler, `torch_watch` agrees on the end of a round through its store. `restart_policy` judges failures where every
-agent keeps its own budget. `torch_plugin` is the other way round: muster's rendezvous inside torchrun.
+handler, `torch_watch` agrees on the end of a round through its store. `restart_policy` decides about failures where
+every agent has its own restart budget. `torch_plugin` is the other way round: muster's rendezvous inside torchrun.
 """

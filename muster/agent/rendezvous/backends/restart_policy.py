@@ -1,7 +1,7 @@
-"""One agent's own judgement of its failures, where it is alone, or every agent keeps its own budget.
+"""Decides whether one agent's failures end the job, where the agent is alone or every agent has its own restart budget.
 
-For `--standalone`, `static` with one node, and the backends of torch's registry. Under our own the leader judges, in
-`breaking`.
+For `--standalone`, `static` with one node, and the backends of torch's registry. With muster's own backend the leader
+decides, in `consensus.failures`.
 """
 
 from enum import Enum
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # only a failure loads them
 
 
 class Next(Enum):
-    """What follows when no worker of a broken round is left."""
+    """What to do when no worker of a broken round is left."""
 
     NOTHING = "nothing"
     ROUND = "round"
@@ -25,7 +25,7 @@ class Next(Enum):
 
 
 class LocalRestartPolicy:
-    """Follows one agent's rounds, and posts `RoundBroken` and `JobEnded` on its loop."""
+    """Counts one agent's rounds and attempts, and posts `RoundBroken` and `JobEnded` on its loop."""
 
     def __init__(self, loop: Loop, *, run_id: str, max_restarts: int) -> None:
         self._loop = loop
@@ -34,37 +34,37 @@ class LocalRestartPolicy:
         self._early: str | None = None
         self._final: str | None = None
         self._is_own = True
-        self._seen: list[DatedFailure] = []
+        self._failures: list[DatedFailure] = []
         self._stacks: list[Stack] = []
         self.number = 0
-        """Of the current round; 0 before the first."""
+        """The current round; 0 before the first."""
         self.attempt = 0
         self.broken: BreakKind | None = None
         """Why the current round was broken; None while it runs."""
-        self.over = False
-        """True once the end was posted, or nobody waits for it any more."""
+        self.has_ended = False
+        """True once the end was posted, or is not wanted any more."""
 
     @property
     def restarts_left(self) -> int:
-        """What remains of this agent's budget."""
+        """How many restarts this agent has left."""
         return self._max_restarts - self.attempt
 
     def begin_round(self) -> None:
-        """Workers of the next round are about to start."""
+        """Count the next round: its workers are about to start."""
         self.number += 1
         self.broken = None
-        self._seen, self._stacks = [], []
+        self._failures, self._stacks = [], []
 
-    def take_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> bool:
-        """Workers failed; True when the round is broken because of it."""
-        if round_number != self.number or self.over:
+    def record_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> bool:
+        """Record failed workers; True when this breaks the round."""
+        if round_number != self.number or self.has_ended:
             return False
-        self._note(failures)
+        self._record(failures)
         if self.broken is not None:
             return False
         from muster.agent.diagnosis.root_cause import choose_root, describe_failure, explain_end, find_signature
 
-        root = choose_root(self._seen)
+        root = choose_root(self._failures)
         self._final = explain_end(root, self._early, self.attempt, self._max_restarts)
         self._early = find_signature(root)
         self.break_round(BreakKind.FINAL if self._final else BreakKind.FAILURE, self._final or describe_failure(root))
@@ -76,43 +76,43 @@ class LocalRestartPolicy:
         return self._final
 
     def find_root(self) -> "Failure | None":
-        """The root cause of what was seen in this round."""
+        """The root cause of this round's failures."""
         from muster.agent.diagnosis.root_cause import choose_root
 
-        return choose_root(self._seen)
+        return choose_root(self._failures)
 
-    def take_verdict(self, reason: str, root: "Failure | None") -> None:
-        """The job has failed for good on another node, which prints the report.
+    def record_failed_elsewhere(self, reason: str, root: "Failure | None") -> None:
+        """Break the round: the job has failed for good on another node, which prints the report.
 
         Args:
-            reason: as `explain_end` gave it there.
-            root: the root cause, as it came from there.
+            reason: what `explain_end` returned there.
+            root: the root cause, as that node sent it.
         """
-        if self.over or self._final is not None:
+        if self.has_ended or self._final is not None:
             return
         self._final, self._is_own = reason, False
-        self._note((root,) if root is not None else ())
+        self._record((root,) if root is not None else ())
         if self.broken is None:
             self.break_round(BreakKind.FINAL, reason)
 
     def break_round(self, kind: BreakKind, reason: str) -> None:
-        """Post that the round is over."""
+        """Post that the round is broken."""
         self.broken = kind
         want_stacks = kind is not BreakKind.MEMBERSHIP
         self._loop.post(RoundBroken(number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
 
-    def _note(self, failures: "tuple[Failure, ...]") -> None:
+    def _record(self, failures: "tuple[Failure, ...]") -> None:
         from muster.agent.diagnosis.root_cause import DatedFailure
 
         now_s = self._loop.clock.now_s()
-        self._seen += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
+        self._failures += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
 
-    def take_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> Next:
-        """No worker of the broken round is left."""
-        if round_number != self.number or self.broken is None or self.over:
+    def record_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> Next:
+        """Record that no worker of the broken round is left, and decide what follows."""
+        if round_number != self.number or self.broken is None or self.has_ended:
             return Next.NOTHING
         if self.broken is not BreakKind.MEMBERSHIP:
-            self._note(failures)
+            self._record(failures)
             self._stacks += stacks
         if self._final is not None:
             return Next.END
@@ -120,11 +120,11 @@ class LocalRestartPolicy:
             self.attempt += 1
         return Next.ROUND
 
-    def end(self, *, succeeded: bool) -> None:
+    def end_job(self, *, succeeded: bool) -> None:
         """Post the job's end, once."""
-        if self.over:
+        if self.has_ended:
             return
-        self.over = True
+        self.has_ended = True
         report = None
         if not succeeded:
             from muster.agent.diagnosis.root_cause import build_report
@@ -134,7 +134,7 @@ class LocalRestartPolicy:
                 self._final or "",
                 self.attempt,
                 self._max_restarts,
-                self._seen,
+                self._failures,
                 tuple(self._stacks),
             )
         self._loop.post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded and self._is_own))

@@ -1,11 +1,11 @@
-"""Chooses the backend; loads only the one that is wanted."""
+"""Chooses the backend, and imports only that one."""
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import Lease, Rendezvous
 from muster.agent.runtime.loop import Loop
 
 OWN_NAMES = frozenset({"muster", "c10d"})
-"""`c10d` on our command line means our own; torch's is `c10d-torch`."""
+"""On our command line `c10d` means muster's own; torch's is `c10d-torch`."""
 
 
 def create_rendezvous(
@@ -14,12 +14,12 @@ def create_rendezvous(
     """The backend that `config` names, ready for `join`.
 
     Args:
-        config: where and how the nodes come together.
+        config: where and how the nodes find each other.
         nproc: workers on this node.
-        role: the role whose ranks are counted together.
+        role: the role whose role ranks are counted together.
         loop: the agent's; events are posted there.
         lease: the guard's; None when there is no guard.
-        node_name: how reports call this machine.
+        node_name: this machine's name in reports.
 
     Raises:
         UsageError: torch knows no backend of that name, or it refuses its parameters.

@@ -1,7 +1,7 @@
 """Rendezvous of one node with itself: `static` with a MASTER_PORT that was named, and `--standalone`.
 
-Neither needs torch nor a connection, nor the import of leader and member, which costs more than all the rest here.
-With more than one node `static` is a `member`'s: whether the job has ended well, no node can know by itself.
+Neither needs torch, a connection, or the import of leader and member, which costs more than all the rest here. With
+more than one node `member` implements `static`: no node can know alone whether the job has succeeded.
 """
 
 from typing import TYPE_CHECKING
@@ -24,27 +24,27 @@ class StaticRendezvous:
         self._config = config
         self._nproc = nproc
         self._loop = loop
-        self._trial = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._policy = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
 
     def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
         """See `Rendezvous`."""
         self._form()
 
-    def prepared(self) -> None:
-        """See `Rendezvous`. Nobody else is there to be told."""
+    def report_prepared(self) -> None:
+        """See `Rendezvous`. There is no other node."""
 
     def _find_master(self) -> tuple[str, int]:
         return self._config.master_addr, self._config.master_port
 
     def _form(self) -> None:
-        self._trial.begin_round()
+        self._policy.begin_round()
         master_addr, master_port = self._find_master()
         self._loop.post(
             RoundFormed(
                 round=Round(
-                    number=self._trial.number,
-                    attempt=self._trial.attempt,
-                    restarts_left=self._trial.restarts_left,
+                    number=self._policy.number,
+                    attempt=self._policy.attempt,
+                    restarts_left=self._policy.restarts_left,
                     group_rank=0,
                     group_world_size=1,
                     rank_offset=0,
@@ -57,39 +57,39 @@ class StaticRendezvous:
             )
         )
 
-    def started(self, round_number: int) -> None:
-        """See `Rendezvous`. Nobody else is there to be told."""
+    def report_started(self, round_number: int) -> None:
+        """See `Rendezvous`. There is no other node."""
 
-    def failed(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
+    def report_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """See `Rendezvous`."""
-        self._trial.take_failures(round_number, failures)
+        self._policy.record_failures(round_number, failures)
 
-    def idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
-        """See `Rendezvous`. No other node works: an idle node is a job that hangs."""
+    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
+        """See `Rendezvous`. There is no other node: if this one is idle, the job hangs."""
         if failures:
-            self.failed(round_number, failures)
+            self.report_failures(round_number, failures)
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
-        if round_number == self._trial.number and self._trial.broken is None:
-            self._trial.end(succeeded=True)
+        if round_number == self._policy.number and self._policy.broken is None:
+            self._policy.end_job(succeeded=True)
 
-    def stopped(
+    def report_stopped(
         self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
     ) -> None:
         """See `Rendezvous`."""
-        following = self._trial.take_stopped(round_number, failures, stacks)
+        following = self._policy.record_stopped(round_number, failures, stacks)
         if following is Next.ROUND:
             self._form()
         elif following is Next.END:
-            self._trial.end(succeeded=False)
+            self._policy.end_job(succeeded=False)
 
-    def leave(self, reason: str) -> None:
-        """See `Rendezvous`. Nobody else is there to be told."""
+    def report_leaving(self, reason: str) -> None:
+        """See `Rendezvous`. There is no other node."""
 
     def close(self) -> None:
         """See `Rendezvous`."""
-        self._trial.over = True
+        self._policy.has_ended = True
 
 
 class StandaloneRendezvous(StaticRendezvous):

@@ -1,9 +1,9 @@
 """Any rendezvous of torch's registry behind our protocol: `c10d-torch`, `etcd`, `etcd-v2`, third-party ones.
 
-torch's handlers block, so one thread owns the handler, does what the loop asks of it and hands results back through
-a pipe. What the handler cannot do, we do not pretend: the budget is each agent's own, and a failure is reported by the
-node it happened on. That the job has ended, well or for good, and that a node is lost, the agents tell one another
-through the round's store (`torch_watch`); torch's agent instead takes 300 s of waiting for success.
+torch's handlers block, so one thread owns the handler, carries out the loop's commands and returns results through a
+pipe. What the handler cannot do is not imitated: every agent has its own restart budget, and the node that a failure
+happened on reports it. Through the round's store (`torch_watch`) the agents agree on the end of the job and on lost
+nodes; torch's agent instead takes 300 s of waiting for success.
 """
 
 import os
@@ -26,26 +26,26 @@ class TorchRendezvous:
     def __init__(self, config: RendezvousConfig, *, nproc: int, role: str, loop: Loop) -> None:
         self._config = config
         self._loop = loop
-        self._trial = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._policy = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
         self._closed = False
         self._awaits_round = False
         """No worker is left, and the next round has not formed."""
         self._results: deque[Callable[[], None]] = deque()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        loop.watch_readable(self._read_fd, self._take_results)
-        self._worker = HandlerThread(config, nproc, role, self)
+        loop.watch_readable(self._read_fd, self._run_results)
+        self._thread = HandlerThread(config, nproc, role, self)
 
-    # -- from the thread --------------------------------------------------------------------------------------------
+    # -- called by the thread ---------------------------------------------------------------------------------------
 
-    def hand_over(self, result: Callable[[], None]) -> None:
+    def run_on_loop(self, result: Callable[[], None]) -> None:
         """Called by the thread: run `result` on the loop."""
         self._results.append(result)
         try:
             os.write(self._write_fd, b"\0")
         except (OSError, ValueError):
-            self._results.clear()  # closed meanwhile: nobody waits
+            self._results.clear()  # closed meanwhile: no result is wanted
 
-    def _take_results(self) -> None:
+    def _run_results(self) -> None:
         try:
             os.read(self._read_fd, 4096)
         except BlockingIOError:
@@ -55,16 +55,16 @@ class TorchRendezvous:
 
     def on_formed(self, rank: int, size: int, layout: Layout, *, use_agent_store: bool) -> None:
         """A round of torch's handler is complete."""
-        if self._trial.over:
+        if self._policy.has_ended:
             return
         self._awaits_round = False
-        self._trial.begin_round()
+        self._policy.begin_round()
         self._loop.post(
             RoundFormed(
                 round=Round(
-                    number=self._trial.number,
-                    attempt=self._trial.attempt,
-                    restarts_left=self._trial.restarts_left,
+                    number=self._policy.number,
+                    attempt=self._policy.attempt,
+                    restarts_left=self._policy.restarts_left,
                     group_rank=rank,
                     group_world_size=size,
                     rank_offset=layout.offsets[rank],
@@ -80,86 +80,88 @@ class TorchRendezvous:
         )
 
     def on_waiting(self, count: int) -> None:
-        """Nodes wait to get in: all agents go to the next round."""
-        if not self._trial.over and self._trial.broken is None:
-            self._worker.ask("pause")
-            self._trial.break_round(BreakKind.MEMBERSHIP, f"{count} node{'s' if count > 1 else ''} waiting to join")
+        """Nodes wait to join: all agents go to the next round."""
+        if not self._policy.has_ended and self._policy.broken is None:
+            self._thread.send_command("pause")
+            self._policy.break_round(BreakKind.MEMBERSHIP, f"{count} node{'s' if count > 1 else ''} waiting to join")
 
     def on_node_lost(self, rank: int, silence_s: float) -> None:
-        """A node that still had work shows no life: all agents go to the next round."""
-        if not self._trial.over and self._trial.broken is None:
-            self._worker.ask("pause")
-            self._trial.break_round(BreakKind.MEMBERSHIP, f"node {rank} was lost: no sign of life for {silence_s:g} s")
+        """A node that had not succeeded sends no heartbeat: all agents go to the next round."""
+        if not self._policy.has_ended and self._policy.broken is None:
+            self._thread.send_command("pause")
+            self._policy.break_round(BreakKind.MEMBERSHIP, f"node {rank} was lost: no heartbeat for {silence_s:g} s")
 
     def on_failed_elsewhere(self, found: FailedElsewhere) -> None:
         """The job has failed for good on another node."""
-        if self._trial.over:
+        if self._policy.has_ended:
             return
-        self._trial.take_verdict(found.reason, found.root)
+        self._policy.record_failed_elsewhere(found.reason, found.root)
         if self._awaits_round:
-            self._trial.end(succeeded=False)
+            self._policy.end_job(succeeded=False)
 
-    def tell(self, text: str) -> None:
-        """One line for the console."""
+    def post_notice(self, text: str) -> None:
+        """Post one line for the console."""
         self._loop.post(Notice(text=text))
 
-    def on_end_told(self, *, succeeded: bool) -> None:
+    def on_end_acknowledged(self, *, succeeded: bool) -> None:
         """Every node that can know the job's end knows it."""
-        self._trial.end(succeeded=succeeded)
+        self._policy.end_job(succeeded=succeeded)
 
-    def on_lost(self, reason: str, *, usage: bool) -> None:
-        """The handler gave up."""
-        if not self._trial.over:
-            self._trial.over = True
+    def on_handler_failed(self, reason: str, *, usage: bool) -> None:
+        """The handler has failed."""
+        if not self._policy.has_ended:
+            self._policy.has_ended = True
             self._loop.post(RendezvousFailed(reason=reason, usage=usage))
 
-    # -- what the supervisor says -----------------------------------------------------------------------------------
+    # -- called by the supervisor -----------------------------------------------------------------------------------
 
     def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
         """See `Rendezvous`."""
-        self._worker.start()
-        self._worker.ask("next")
+        self._thread.start()
+        self._thread.send_command("next")
 
-    def prepared(self) -> None:
-        """See `Rendezvous`. torch's handlers make a round at once of whoever comes."""
+    def report_prepared(self) -> None:
+        """See `Rendezvous`. torch's handlers form a round at once of the nodes that have joined."""
 
-    def started(self, round_number: int) -> None:
-        """See `Rendezvous`. torch's handlers are not told."""
+    def report_started(self, round_number: int) -> None:
+        """See `Rendezvous`. torch's handlers need no report."""
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
-        if self._trial.take_failures(round_number, failures):
-            final, root = self._trial.final, self._trial.find_root()
-            self._worker.ask("pause" if final is None else "fail", final or "", root)
+        if self._policy.record_failures(round_number, failures):
+            final, root = self._policy.final, self._policy.find_root()
+            self._thread.send_command("pause" if final is None else "fail", final or "", root)
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
-        """See `Rendezvous`. Nobody can be asked whether other nodes still work: an idle node has failed."""
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+        """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""
         if failures:
-            self.failed(round_number, failures)
+            self.report_failures(round_number, failures)
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
-        if round_number == self._trial.number and self._trial.broken is None:
-            self._worker.ask("done")
+        if round_number == self._policy.number and self._policy.broken is None:
+            self._thread.send_command("done")
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def report_stopped(
+        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
+    ) -> None:
         """See `Rendezvous`."""
-        following = self._trial.take_stopped(round_number, failures, stacks)
+        following = self._policy.record_stopped(round_number, failures, stacks)
         if following is Next.ROUND:
             self._awaits_round = True
-            self._worker.ask("next")
+            self._thread.send_command("next")
         elif following is Next.END:
-            self._worker.ask("tell")
+            self._thread.send_command("await_end")
 
-    def leave(self, reason: str) -> None:
-        """See `Rendezvous`. torch's handlers know no leaving: the others notice when its keep-alive stops."""
+    def report_leaving(self, reason: str) -> None:
+        """See `Rendezvous`. torch's handlers have no such call: the others detect that heartbeats stop."""
 
     def close(self) -> None:
         """See `Rendezvous`."""
         if self._closed:
             return
-        self._closed = self._trial.over = True
-        self._worker.finish()
+        self._closed = self._policy.has_ended = True
+        self._thread.stop()
         self._loop.unwatch(self._read_fd)
         os.close(self._read_fd)
         os.close(self._write_fd)

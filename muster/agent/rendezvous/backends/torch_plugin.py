@@ -1,7 +1,7 @@
 """muster's rendezvous inside torchrun: `torchrun --rdzv-backend muster --rdzv-endpoint HOST[:PORT]`.
 
-torch's agent calls a handler from one thread and blocks in `next_rendezvous`, while ours must answer heartbeats at any
-time: a thread of the handler's own runs the loop. torchrun sets the workers' store up as with any handler
+torch's agent calls a handler from one thread and blocks in `next_rendezvous`, while a member must send and answer
+heartbeats at any time: a thread of the handler runs the loop. torchrun sets the workers' store up as with any handler
 (`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT.
 
 Named in `pyproject.toml` under `torchrun.handlers`. torch calls the named function without arguments and registers
@@ -74,7 +74,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """`HOST`, `HOST:PORT` or `[IPv6]:PORT`; empty means this machine.
 
     Raises:
-        ValueError: the port is no number.
+        ValueError: the port is not a number.
     """
     if not endpoint:
         return "localhost", DEFAULT_RDZV_PORT
@@ -87,7 +87,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 class _LoopThread(threading.Thread):
-    """Runs the member's loop and keeps what torch's agent asks for from another thread."""
+    """Runs the member's loop, and keeps results for torch's agent, which asks from another thread."""
 
     def __init__(self, config: RendezvousConfig) -> None:
         super().__init__(daemon=True, name="muster-rendezvous")
@@ -96,7 +96,7 @@ class _LoopThread(threading.Thread):
         self._calls: deque[Callable[[], None]] = deque()
         self.results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
         self.waiting = 0
-        """What `num_nodes_waiting` says: above 0 once the round is broken."""
+        """What `num_nodes_waiting` returns: above 0 once the round is broken."""
         self.ended: JobEnded | RendezvousFailed | None = None
         self._quit = False
         self.member = Member(
@@ -116,26 +116,26 @@ class _LoopThread(threading.Thread):
         os.write(self._wake_write_fd, b"\0")
 
     def run(self) -> None:
-        """Turn the loop until told to quit."""
-        self._loop.watch_readable(self._wake_fd, self._take_calls)
+        """Turn the loop until `stop`."""
+        self._loop.watch_readable(self._wake_fd, self._run_calls)
         try:
             while not self._quit:
                 self._loop.turn()
                 while (event := self._loop.pop_event()) is not None:
-                    self._take(event)
+                    self._handle_event(event)
         finally:
             if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes
                 self.waiting = 1
-                self.results.put(InternalError("muster's rendezvous thread has ended by an error, see above"))
+                self.results.put(InternalError("muster's rendezvous thread has ended with an error, see above"))
             self.member.close()
             self._loop.close()
 
-    def _take_calls(self) -> None:
+    def _run_calls(self) -> None:
         os.read(self._wake_fd, 4096)
         while self._calls:
             self._calls.popleft()()
 
-    def _take(self, event: Any) -> None:
+    def _handle_event(self, event: Any) -> None:
         if isinstance(event, RoundFormed):
             self.waiting = 0
             self.results.put(event.round)
@@ -150,15 +150,15 @@ class _LoopThread(threading.Thread):
 
             logging.getLogger(__name__).info(event.text)
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         """End the thread and close its descriptors. Idempotent."""
         if self._quit:
             return
 
-        def leave() -> None:
+        def quit_loop() -> None:
             self._quit = True
 
-        self.call(leave)
+        self.call(quit_loop)
         self.join(2.0)
         os.close(self._wake_fd)
         os.close(self._wake_write_fd)
@@ -190,9 +190,9 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             self._thread.call(self._thread.member.join)
         elif self._round is not None:
             # torch's agent comes back because the round broke or because its own workers failed. Either way they are
-            # stopped; its restarts are its own to count, so for us both are a change of membership.
+            # stopped; it counts its restarts itself, so for us both are a change of membership.
             number = self._round.number
-            self._thread.call(lambda: self._thread.member.stopped(number))
+            self._thread.call(lambda: self._thread.member.report_stopped(number))
         result = self._thread.results.get()
         if isinstance(result, InternalError):
             raise result
@@ -238,7 +238,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         """See torch's class."""
         self._closed = True
         if self._thread.is_alive():
-            self._thread.call(lambda: self._thread.member.leave("its torchrun agent is done"))
-            self._thread.finish()
+            self._thread.call(lambda: self._thread.member.report_leaving("its torchrun agent has ended"))
+            self._thread.stop()
         self._store = None
         return True

@@ -1,4 +1,4 @@
-"""The thread that owns one of torch's handlers, and watches the round that the handler has formed.
+"""The thread that owns one of torch's handlers and watches the rounds that it forms.
 
 The only module of the agent, apart from workers and their template, that imports torch; it does so in the thread.
 
@@ -23,10 +23,10 @@ from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewher
 from muster.agent.runtime.ports import PortReservation
 
 POLL_S = 0.1
-"""torch's agent asks its handler for waiting nodes this often."""
-TELL_LIMIT_S = 5.0
-"""How long a node that has failed for good waits for the others to know: one of them may be gone already."""
-TORCHS_OWN = {"c10d-torch": "c10d", "etcd": "etcd", "etcd-v2": "etcd-v2"}
+"""How often the handler is asked for waiting nodes, as by torch's agent."""
+END_WAIT_LIMIT_S = 5.0
+"""How long a node that has failed for good waits until the others know: one of them may be gone already."""
+TORCH_NAMES = {"c10d-torch": "c10d", "etcd": "etcd", "etcd-v2": "etcd-v2"}
 """Our names for torch's own backends -> torch's names."""
 DEFAULT_TIMEOUT_S = 900
 KEEP_ALIVE_INTERVAL_S = 5.0
@@ -36,7 +36,7 @@ KEEP_ALIVE_MAX_ATTEMPT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where everybody is; written by rank 0's agent, read by all."""
+    """The ranks of all nodes and MASTER_ADDR:PORT; written by rank 0's agent, read by all."""
 
     offsets: list[int]
     role_offsets: list[int]
@@ -45,13 +45,13 @@ class Layout:
     master_addr: str
     master_port: int
     nonce: str
-    """Of this round only."""
+    """Unique to this round."""
 
 
 class Owner(Protocol):
-    """Who is told, on the agent's loop, what the thread has found."""
+    """Receives, on the agent's loop, what the thread finds."""
 
-    def hand_over(self, result: Callable[[], None]) -> None:
+    def run_on_loop(self, result: Callable[[], None]) -> None:
         """Called by the thread: run `result` on the loop."""
         ...
 
@@ -60,43 +60,43 @@ class Owner(Protocol):
         ...
 
     def on_waiting(self, count: int) -> None:
-        """Nodes wait to get in."""
+        """Nodes wait to join."""
         ...
 
     def on_node_lost(self, rank: int, silence_s: float) -> None:
-        """A node that still had work shows no life."""
+        """A node that had not succeeded sends no heartbeat."""
         ...
 
     def on_failed_elsewhere(self, found: FailedElsewhere) -> None:
         """The job has failed for good on another node."""
         ...
 
-    def on_end_told(self, *, succeeded: bool) -> None:
+    def on_end_acknowledged(self, *, succeeded: bool) -> None:
         """Every node that can know the job's end knows it."""
         ...
 
-    def on_lost(self, reason: str, *, usage: bool) -> None:
-        """The handler gave up."""
+    def on_handler_failed(self, reason: str, *, usage: bool) -> None:
+        """The handler has failed."""
         ...
 
-    def tell(self, text: str) -> None:
-        """One line for the console."""
+    def post_notice(self, text: str) -> None:
+        """Post one line for the console."""
         ...
 
 
 class _Stage(Enum):
-    """What the thread watches for."""
+    """What the thread does between commands."""
 
     PAUSED = "paused"
-    """There is no round, or it is broken: this node only shows that it lives."""
+    """There is no round, or it is broken: it only sends heartbeats."""
     RUNNING = "running"
-    """What becomes of the others."""
+    """It watches the other nodes."""
     STOPPING = "stopping"
-    """Nothing: the job has failed for good, the others know, and this node's workers are being stopped."""
+    """Nothing: the job has failed for good, the others know it, and this node's workers are being stopped."""
     SUCCEEDED = "succeeded"
-    """The job has ended well, and the others are to know it too."""
+    """The job has succeeded; it waits until the others know it."""
     FAILED = "failed"
-    """It has failed for good, no worker is left here, likewise."""
+    """The job has failed for good and no worker is left here; it waits until the others know it."""
 
 
 class HandlerThread(threading.Thread):
@@ -108,31 +108,31 @@ class HandlerThread(threading.Thread):
         self._nproc = nproc
         self._role = role
         self._owner = owner
-        self._orders: queue.SimpleQueue[tuple[str, str, Failure | None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[str, str, Failure | None]] = queue.SimpleQueue()
         self._handler: Any = None
         self._store: Any = None
         self._rank = self._size = 0
         self._port: PortReservation | None = None
         self._watch: RoundWatch | None = None
-        """Of the current round; None before the first."""
+        """The watch of the current round; None before the first."""
         self._silence_s = 0.0
         self._stage = _Stage.PAUSED
-        self._tell_until_s = 0.0
+        self._wait_until_s = 0.0
 
-    def ask(self, order: str, reason: str = "", root: Failure | None = None) -> None:
-        """`next`, `pause`, `done`, `fail` (why, and the root cause) or `tell`; carried out one after the other."""
-        self._orders.put((order, reason, root))
+    def send_command(self, command: str, reason: str = "", root: Failure | None = None) -> None:
+        """`next`, `pause`, `done`, `fail` (why, and the root cause) or `await_end`; carried out in order."""
+        self._commands.put((command, reason, root))
 
-    def finish(self) -> None:
-        """Let it end; at most a second is spent on waiting. A handler that blocks ends with the process."""
-        self.ask("quit")
+    def stop(self) -> None:
+        """End the thread, waiting at most 1 s. A handler that blocks ends with the process."""
+        self.send_command("quit")
         if self.is_alive():
             self.join(1.0)
         if self._port is not None:
             self._port.close()
 
     def run(self) -> None:
-        """Carry out orders; between them, watch for nodes that wait."""
+        """Carry out commands; between them, watch the round."""
         try:
             from torch.distributed.elastic.rendezvous.api import (
                 RendezvousClosedError,
@@ -141,46 +141,46 @@ class HandlerThread(threading.Thread):
             )
         except ImportError as error:
             why = f"--rdzv-backend {self._config.backend} needs torch in the agent's Python: {error}"
-            self._report_loss(why, usage=True)
+            self._report_failure(why, usage=True)
             return
         try:
             try:
                 self._silence_s = find_silence_s(self._config)
                 self._handler = self._create_handler()
             except (ValueError, KeyError) as error:
-                self._report_loss(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
+                self._report_failure(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
                 return
-            self._serve()
+            self._run_commands()
         except RendezvousClosedError:
             if (found := self._find_failure()) is not None:
-                self._owner.hand_over(lambda: self._owner.on_failed_elsewhere(found))
+                self._owner.run_on_loop(lambda: self._owner.on_failed_elsewhere(found))
                 return
-            self._report_loss(f"run {self._config.run_id!r} is closed: another node has ended it", usage=False)
+            self._report_failure(f"run {self._config.run_id!r} is closed: another node has ended it", usage=False)
         except RendezvousTimeoutError as error:
-            self._report_loss(f"the nodes did not come together in time: {error}", usage=False)
+            self._report_failure(f"the nodes did not join in time: {error}", usage=False)
         except (RendezvousError, OSError, RuntimeError) as error:
             # What torch's stores raise for faults of the network (DistNetworkError, ...) are RuntimeErrors.
-            self._report_loss(f"torch's {self._config.backend} rendezvous failed: {error}", usage=False)
+            self._report_failure(f"torch's {self._config.backend} rendezvous failed: {error}", usage=False)
         except Exception as error:  # noqa: BLE001  # a handler is a plug-in: with this thread alone, the agent would hang
             kind = type(error)
-            if kind.__module__ == "builtins":  # nobody raises these on purpose
+            if kind.__module__ == "builtins":  # these are never raised on purpose
                 traceback.print_exc()
-            self._report_loss(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
+            self._report_failure(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
 
-    def _report_loss(self, reason: str, *, usage: bool) -> None:
+    def _report_failure(self, reason: str, *, usage: bool) -> None:
         line = " ".join(reason.split())[:500]
-        self._owner.hand_over(lambda: self._owner.on_lost(line, usage=usage))
+        self._owner.run_on_loop(lambda: self._owner.on_handler_failed(line, usage=usage))
 
     def _create_handler(self) -> Any:
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
         config = self._config
-        if config.backend in TORCHS_OWN:
-            # The workers' store that torch's agents share is none of ours, and where a new agent joins old ones, torch
-            # waits for its address until it fails. Only this process is told: workers have an environment of their own.
+        if config.backend in TORCH_NAMES:
+            # We do not use the workers' store that torch's agents share, and where a new agent joins old ones, torch
+            # waits for its address until it fails. Set for this process only: workers have an environment of their own.
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        name = TORCHS_OWN.get(config.backend, config.backend)
-        if name not in TORCHS_OWN.values():
+        name = TORCH_NAMES.get(config.backend, config.backend)
+        if name not in TORCH_NAMES.values():
             registry._register_out_of_tree_handlers()  # noqa: SLF001 - torchrun does the same; there is no other way
         conf: dict[str, Any] = {"timeout": DEFAULT_TIMEOUT_S, **config.conf}
         parameters = RendezvousParameters(
@@ -194,90 +194,90 @@ class HandlerThread(threading.Thread):
         )
         return registry.get_rendezvous_handler(parameters)
 
-    def _serve(self) -> None:
+    def _run_commands(self) -> None:
         while True:
             try:
-                order, reason, root = self._orders.get(timeout=None if self._watch is None else POLL_S)
+                command, reason, root = self._commands.get(timeout=None if self._watch is None else POLL_S)
             except queue.Empty:
                 self._poll()
                 continue
-            if order == "quit":
+            if command == "quit":
                 return
-            if order == "next":
+            if command == "next":
                 self._next_round()
-            elif order == "pause":
+            elif command == "pause":
                 self._stage = _Stage.PAUSED
-            elif order == "done" and self._watch is not None:
+            elif command == "done" and self._watch is not None:
                 self._watch.post_done()
-            elif order == "fail":
+            elif command == "fail":
                 self._stage = _Stage.STOPPING
                 self._post_failure(reason, root)
-            elif order == "tell":
+            elif command == "await_end":
                 self._stage = _Stage.FAILED
-                self._tell_until_s = time.monotonic() + TELL_LIMIT_S
+                self._wait_until_s = time.monotonic() + END_WAIT_LIMIT_S
 
     def _poll(self) -> None:
-        """Show life, and see what has become of the others."""
+        """Send a heartbeat, and check the other nodes."""
         watch = self._watch
         if watch is None or self._stage is _Stage.STOPPING:
             return
         if self._stage in (_Stage.SUCCEEDED, _Stage.FAILED):
             self._poll_end(watch)
             return
-        watch.beat()
+        watch.send_heartbeat()
         if self._stage is _Stage.RUNNING:
-            self._look(watch)
+            self._check_round(watch)
 
-    def _look(self, watch: RoundWatch) -> None:
+    def _check_round(self, watch: RoundWatch) -> None:
         owner = self._owner
-        found = watch.look()
+        found = watch.check()
         if isinstance(found, AllDone):
             self._stage = _Stage.SUCCEEDED
-            self._tell_until_s = time.monotonic() + self._silence_s
-            self._say_goodbye(watch)
+            self._wait_until_s = time.monotonic() + self._silence_s
+            self._shut_down_handler(watch)
         elif isinstance(found, FailedElsewhere):
             self._stage = _Stage.STOPPING
             watch.post_seen()
-            owner.hand_over(lambda: owner.on_failed_elsewhere(found))
+            owner.run_on_loop(lambda: owner.on_failed_elsewhere(found))
         elif (count := self._handler.num_nodes_waiting()) > 0:
             self._stage = _Stage.PAUSED
-            owner.hand_over(lambda: owner.on_waiting(count))
+            owner.run_on_loop(lambda: owner.on_waiting(count))
         elif found is not None:
             self._stage = _Stage.PAUSED
-            owner.hand_over(lambda: owner.on_node_lost(found.rank, self._silence_s))
+            owner.run_on_loop(lambda: owner.on_node_lost(found.rank, self._silence_s))
 
-    def _say_goodbye(self, watch: RoundWatch) -> None:
-        """The store is there as long as a node has not said that it knows the end; afterwards nothing needs it."""
+    def _shut_down_handler(self, watch: RoundWatch) -> None:
+        """Shut down the handler before writing `seen`: the store exists until all have written that, but not longer."""
         try:
             self._handler.shutdown()
             watch.post_seen()
-        except Exception:  # noqa: BLE001  # a plug-in's store may raise anything: here, that its host has gone
-            self._tell_until_s = time.monotonic()
+        except Exception:  # noqa: BLE001  # a plug-in's store may raise anything: here, that its host is gone
+            self._wait_until_s = time.monotonic()
 
     def _poll_end(self, watch: RoundWatch) -> None:
-        """Go when the others know the end too: it may be this process that holds the store."""
+        """End when the others know the end too: this process may hold the store."""
         try:
-            watch.beat()
-            is_told = watch.is_end_seen_by_all()
+            watch.send_heartbeat()
+            is_seen = watch.is_end_seen_by_all()
         except Exception:  # noqa: BLE001  # as above
-            is_told = True
-        if is_told or time.monotonic() >= self._tell_until_s:
+            is_seen = True
+        if is_seen or time.monotonic() >= self._wait_until_s:
             succeeded, self._stage = self._stage is _Stage.SUCCEEDED, _Stage.STOPPING
-            self._owner.hand_over(lambda: self._owner.on_end_told(succeeded=succeeded))
+            self._owner.run_on_loop(lambda: self._owner.on_end_acknowledged(succeeded=succeeded))
 
     def _post_failure(self, reason: str, root: Failure | None) -> None:
-        """The others need not find out by themselves. What this node reports does not depend on it."""
+        """Write the failure to the store for the other nodes. This node's own report does not depend on it."""
         try:
             if self._watch is not None:
                 self._watch.post_failed(reason, root)
                 self._watch.post_seen()
             self._handler.shutdown()
         except Exception as error:  # noqa: BLE001  # as above
-            line = f"the other nodes cannot be told of the failure: {error}"
-            self._owner.hand_over(lambda: self._owner.tell(line))
+            line = f"cannot report the failure to the other nodes: {error}"
+            self._owner.run_on_loop(lambda: self._owner.post_notice(line))
 
     def _find_failure(self) -> FailedElsewhere | None:
-        """Whether the job failed for good in the last round, as far as its store can still be asked."""
+        """What a node wrote when the job failed for good in the last round, if the store can still be read."""
         try:
             return None if self._watch is None else self._watch.read_failed()
         except Exception:  # noqa: BLE001  # as above
@@ -286,7 +286,7 @@ class HandlerThread(threading.Thread):
     def _next_round(self) -> None:
         found = self._find_failure()
         if found is not None:
-            self._owner.hand_over(lambda: self._owner.on_failed_elsewhere(found))
+            self._owner.run_on_loop(lambda: self._owner.on_failed_elsewhere(found))
             return
         info = self._handler.next_rendezvous()
         self._store, self._rank, self._size = info.store, info.rank, info.world_size
@@ -302,23 +302,23 @@ class HandlerThread(threading.Thread):
         self._stage = _Stage.RUNNING
         shared = self._keeps_bootstrap() and bool(self._handler.use_agent_store)
         rank, size = self._rank, self._size
-        self._owner.hand_over(lambda: self._owner.on_formed(rank, size, layout, use_agent_store=shared))
+        self._owner.run_on_loop(lambda: self._owner.on_formed(rank, size, layout, use_agent_store=shared))
 
     def _keeps_bootstrap(self) -> bool:
-        """Third-party handlers say where the workers' store is.
+        """True for third-party handlers, which name the workers' store themselves.
 
         torch's own would reuse one store for all rounds, which breaks restarts (stale keys under one port): those get a
         fresh port every round, as with our own rendezvous.
         """
-        return self._config.backend not in TORCHS_OWN
+        return self._config.backend not in TORCH_NAMES
 
     def _agree_layout(self, info: Any) -> Layout:
-        """Every node writes its size, rank 0 adds up and says where the workers meet."""
+        """Every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT."""
         self._store.set(f"muster/node/{self._rank}", json.dumps([self._nproc, self._role]))
         if self._rank == 0:
             nodes = [json.loads(self._store.get(f"muster/node/{rank}")) for rank in range(self._size)]
             addr, port = self._find_master(info)
-            layout = {"nodes": _add_up(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
+            layout = {"nodes": _sum_sizes(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
             self._store.set("muster/layout", json.dumps(layout))
         layout = json.loads(self._store.get("muster/layout"))
         return Layout(**layout["nodes"], master_addr=layout["addr"], master_port=layout["port"], nonce=layout["nonce"])
@@ -334,10 +334,10 @@ class HandlerThread(threading.Thread):
 
 
 def find_silence_s(config: RendezvousConfig) -> float:
-    """How long a node may show no life, from the keys of --rdzv-conf that say it for torch's own c10d.
+    """How long a node may send no heartbeat, from the keys of --rdzv-conf that set it for torch's own c10d.
 
     Raises:
-        ValueError: they are no numbers above 0.
+        ValueError: they are not numbers above 0.
     """
     interval_s = float(config.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL_S))
     attempts = int(config.conf.get("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT))
@@ -346,7 +346,7 @@ def find_silence_s(config: RendezvousConfig) -> float:
     return interval_s * attempts
 
 
-def _add_up(nodes: list[tuple[int, str]]) -> dict[str, Any]:
+def _sum_sizes(nodes: list[tuple[int, str]]) -> dict[str, Any]:
     offsets, role_offsets, total = [], [], 0
     role_sizes: dict[str, int] = {}
     for nproc, role in nodes:
@@ -359,7 +359,7 @@ def _add_up(nodes: list[tuple[int, str]]) -> dict[str, Any]:
 
 
 def find_own_address(endpoint: str) -> str:
-    """The address this machine would use to reach the endpoint: what others can reach it under. Sends nothing."""
+    """The address this machine would use to reach the endpoint: others can reach it there. Sends nothing."""
     host, _, port = endpoint.rpartition(":")
     host = (host or port or "localhost").strip("[]")
     try:

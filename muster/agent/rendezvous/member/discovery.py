@@ -1,7 +1,7 @@
-"""Finding a leader: where to look, whom to join, and when to stand for leadership oneself.
+"""Discovery of a leader: which addresses to ask, which leader to join, and when to attempt a takeover.
 
-The old leader, the lowest surviving rank of the last round, or whoever is at the job's endpoint. Whether one who
-stands may lead is `quorum`'s to say.
+The leader is the old one, the member of the lowest surviving rank of the last round, or the process at the job's
+endpoint. `quorum` decides whether a candidate may lead.
 """
 
 from typing import Protocol
@@ -14,49 +14,49 @@ from muster.agent.rendezvous.transport.links import Link, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
 
-REFUSAL_HINTS = ("MUSTER_TOKEN", "of the protocol")
-"""What every refusal names that is for the token's or for the version's sake."""
-ENDPOINT_PATIENCE_S = 2.0
-"""How long the node at the job's endpoint looks for a leader elsewhere before it leads those who come to it."""
+REFUSAL_CAUSES = ("MUSTER_TOKEN", "of the protocol")
+"""Texts that name a wrong token or protocol version in a refusal."""
+ENDPOINT_SEARCH_S = 2.0
+"""How long the node at the job's endpoint searches for a leader elsewhere before it leads the nodes that join it."""
 NEVER = float("inf")
 
 
 class DiscoveryOwner(Protocol):
-    """Who looks for a leader."""
+    """What discovery asks of the session."""
 
     @property
     def has_endpoint(self) -> bool:
-        """True when those who look for the job's leader arrive here."""
+        """True when this process listens at the job's endpoint."""
         ...
 
     def can_join(self) -> bool:
-        """It has no leader but itself, as a candidate, and no workers."""
+        """True without workers and without a leader other than this node as a candidate."""
         ...
 
-    def can_stand(self) -> bool:
-        """It has no leader at all, and no workers."""
+    def can_start_leading(self) -> bool:
+        """True without workers and without any leader."""
         ...
 
     def join_at(self, link: Link, target: Target) -> None:
-        """A leader, or a better candidate, is at the other end."""
+        """Join the leader, or the better candidate, at the other end of the link."""
         ...
 
-    def stand(self, *, takeover: bool) -> None:
-        """Nobody better is there."""
+    def start_leading(self, *, takeover: bool) -> None:
+        """Lead, or become a candidate: no better leader was found."""
         ...
 
-    def lose_all(self, reason: str) -> None:
-        """There is no hope."""
+    def fail(self, reason: str) -> None:
+        """End rendezvous: no leader can be found or joined."""
         ...
 
-    def tell(self, text: str) -> None:
-        """One line for the console."""
+    def post_notice(self, text: str) -> None:
+        """Post one line for the console."""
         ...
 
 
 @record
 class DiscoveryOptions:
-    """What is looked for."""
+    """The job and the node that discovery works for."""
 
     run_id: str
     own_id: str
@@ -66,151 +66,151 @@ class DiscoveryOptions:
 
 
 class Discovery:
-    """Looks while there is no leader. `stop` it with the member."""
+    """Searches while there is no leader. `stop` it with the member."""
 
     def __init__(
         self,
         loop: Loop,
         network: Network | None,
         options: DiscoveryOptions,
-        memory: RecoveryTracker,
-        seeker: DiscoveryOwner,
+        recovery: RecoveryTracker,
+        owner: DiscoveryOwner,
     ) -> None:
         self._loop = loop
         self._network = network
         self._options = options
-        self._memory = memory
-        self._seeker = seeker
+        self._recovery = recovery
+        self._owner = owner
         self._search: Search | None = None
         self._deadline: Timer | None = None
-        self._refusal_told = self._misfit_told = False
-        self.hint: Target | None = None
-        """A place to look at first."""
-        self.free_s = -NEVER
-        """When this member's promise to its last leader ends, CLOCK_BOOTTIME."""
+        self._has_reported_refusal = self._has_reported_rules = False
+        self.first_target: Target | None = None
+        """The address to ask first."""
+        self.promise_s = -NEVER
+        """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
 
     def start(self) -> None:
-        """Look around, unless that is going on."""
+        """Start the search, unless it is running."""
         if self._network is None or self._search is not None:
             return
         self._search = Search(
             self._loop,
             self._network,
             build_leader_query(self._options.run_id),
-            self._on_status,
-            self._on_search_round,
-            self._seeker.lose_all,
+            self._on_query_reply,
+            self._on_search_progress,
+            self._owner.fail,
         )
         self._search.start(self._list_targets())
 
-    def hurry(self) -> None:
-        """Something has changed on this side: ask again now."""
+    def ask_now(self) -> None:
+        """Ask all addresses again now: this node's state has changed."""
         if self._search is not None:
-            self._search.hurry()
+            self._search.ask_now()
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop searching. Idempotent."""
         if self._search is not None:
             self._search.close()
             self._search = None
 
     def _list_targets(self) -> list[Target]:
-        memory = self._memory
-        targets = [self.hint] if self.hint is not None else []
-        if memory.leader_place is not None and memory.leader_place[1]:
-            targets.append(Target(host=memory.leader_place[0], port=memory.leader_place[1]))
+        recovery = self._recovery
+        targets = [self.first_target] if self.first_target is not None else []
+        if recovery.leader_address is not None and recovery.leader_address[1]:
+            targets.append(Target(host=recovery.leader_address[0], port=recovery.leader_address[1]))
         targets += [
             Target(host=one.host, port=one.port, rank=one.group_rank)
-            for one in memory.successors
-            if one.group_rank != memory.rank
+            for one in recovery.successors
+            if one.group_rank != recovery.rank
         ]
         host, port = self._options.endpoint
         targets.append(Target(host=host, port=port))
         return list(dict.fromkeys(targets))
 
-    # -- whom to join -----------------------------------------------------------------------------------------------
+    # -- which leader to join ---------------------------------------------------------------------------------------
 
-    def _on_status(self, link: Link, status: QueryReply, target: Target) -> bool:
-        """Somebody answered: join it when it leads, or stands for leadership with a lower rank than ours."""
-        if status.id == self._options.own_id or not self._seeker.can_join():
+    def _on_query_reply(self, link: Link, reply: QueryReply, target: Target) -> bool:
+        """Join the node that answered when it leads, or is a candidate with a lower rank than ours."""
+        if reply.id == self._options.own_id or not self._owner.can_join():
             return False
-        if status.id != self._memory.leader_id:
-            if self._memory.is_leaders_index(status.index):
-                self.free_s = -NEVER  # it was started because the old leader's process had ended
-            if self._loop.clock.boottime_s() < self.free_s:
+        if reply.id != self._recovery.leader_id:
+            if self._recovery.is_leaders_index(reply.index):
+                self.promise_s = -NEVER  # it was started because the old leader's process had ended
+            if self._loop.clock.boottime_s() < self.promise_s:
                 return False
-        if self._is_misfit(status, target):
+        if self._has_other_rules(reply, target):
             return False
-        if not self._is_better(status):
-            if status.leader is not None and self._search is not None:
-                self._search.add(Target(host=status.leader[0], port=status.leader[1]))
+        if not self._is_better(reply):
+            if reply.leader is not None and self._search is not None:
+                self._search.add(Target(host=reply.leader[0], port=reply.leader[1]))
             return False
-        self._search = self.hint = None
-        self._seeker.join_at(link, target)
+        self._search = self.first_target = None
+        self._owner.join_at(link, target)
         return True
 
-    def _is_misfit(self, status: QueryReply, target: Target) -> bool:
-        """True for a leader with other rules that knows less of the job than this node: it could only refuse us.
+    def _has_other_rules(self, reply: QueryReply, target: Target) -> bool:
+        """True for a leader with other rules that knows an older round than this node: it could only refuse us.
 
-        It was started anew with the wrong flags; whoever leads the others of the last round is elsewhere. A node that
-        was never part of a round joins, and is refused.
+        It was restarted with the wrong flags; the leader of the last round's members is elsewhere. A node that was
+        never part of a round joins, and is refused.
         """
-        if status.role != "leader" or status.round >= self._memory.round:
+        if reply.role != "leader" or reply.round >= self._recovery.round:
             return False
-        difference = describe_difference(status.rules, self._options.job_rules)
-        if difference is not None and not self._misfit_told:
-            self._misfit_told = True
-            self._seeker.tell(
+        difference = describe_difference(reply.rules, self._options.job_rules)
+        if difference is not None and not self._has_reported_rules:
+            self._has_reported_rules = True
+            self._owner.post_notice(
                 f"not joining the leader at {target.host}:{target.port}: it was started with {difference}"
             )
         return difference is not None
 
-    def _is_better(self, status: QueryReply) -> bool:
-        if status.role == "leader":
+    def _is_better(self, reply: QueryReply) -> bool:
+        if reply.role == "leader":
             return True
-        if status.role != "candidate" or status.round < self._memory.round:
+        if reply.role != "candidate" or reply.round < self._recovery.round:
             return False
-        own_rank = self._memory.rank
-        is_later = status.round > self._memory.round
-        return is_later or own_rank is None or (status.rank is not None and status.rank < own_rank)
+        own_rank = self._recovery.rank
+        is_later = reply.round > self._recovery.round
+        return is_later or own_rank is None or (reply.rank is not None and reply.rank < own_rank)
 
-    def _on_search_round(self) -> None:
-        """Stand for leadership when nobody of a lower rank answers."""
-        self._warn_of_refusal()
-        if self._search is None or not self._seeker.can_stand():
+    def _on_search_progress(self) -> None:
+        """Attempt a takeover when no member of a lower rank answers."""
+        self._report_refusal()
+        if self._search is None or not self._owner.can_start_leading():
             return
-        if self._loop.clock.boottime_s() < self.free_s:
+        if self._loop.clock.boottime_s() < self.promise_s:
             return
-        rank = self._memory.rank
-        if any(one.group_rank == rank for one in self._memory.successors):
-            if rank is not None and self._search.is_answered(rank):
-                self._seeker.stand(takeover=True)
-        elif self._seeker.has_endpoint and self._search.age_s() > ENDPOINT_PATIENCE_S:
-            # Newcomers look for a leader here: gather them even without a part in the last round.
-            self._seeker.stand(takeover=self._memory.round > 0)
+        rank = self._recovery.rank
+        if any(one.group_rank == rank for one in self._recovery.successors):
+            if rank is not None and self._search.is_answered_below(rank):
+                self._owner.start_leading(takeover=True)
+        elif self._owner.has_endpoint and self._search.age_s() > ENDPOINT_SEARCH_S:
+            # New nodes search for a leader here: gather them even if this node was not in the last round.
+            self._owner.start_leading(takeover=self._recovery.round > 0)
 
-    def _warn_of_refusal(self) -> None:
-        """Said at once, not only at the join timeout: it never gets better by itself."""
-        if self._search is None or self._refusal_told:
+    def _report_refusal(self) -> None:
+        """Post the refusal at once, not only at the join timeout: waiting does not mend it."""
+        if self._search is None or self._has_reported_refusal:
             return
-        if any(hint in self._search.why for hint in REFUSAL_HINTS):
-            self._refusal_told = True
-            self._seeker.tell(f"cannot join: {self._search.why}")
+        if any(cause in self._search.last_error for cause in REFUSAL_CAUSES):
+            self._has_reported_refusal = True
+            self._owner.post_notice(f"cannot join the job at {self._search.last_error}")
 
-    # -- how long ---------------------------------------------------------------------------------------------------
+    # -- join timeout ------------------------------------------------------------------------------------------------
 
     def set_deadline(self) -> None:
-        """Give up after the join timeout, counted from the first call."""
+        """Fail after the join timeout, counted from the first call."""
         if self._deadline is None:
             self._deadline = self._loop.call_later(self._options.join_timeout_s, self._on_deadline)
 
     def cancel_deadline(self) -> None:
-        """There is a leader. Idempotent."""
+        """A leader was found. Idempotent."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        why = f" ({self._search.why})" if self._search is not None and self._search.why else ""
+        why = f" ({self._search.last_error})" if self._search is not None and self._search.last_error else ""
         host, port = self._options.endpoint
-        self._seeker.lose_all(f"no leader was found at {host}:{port} within {self._options.join_timeout_s:g} s{why}")
+        self._owner.fail(f"found no leader at {host}:{port} within {self._options.join_timeout_s:g} s{why}")

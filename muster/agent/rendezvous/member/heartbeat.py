@@ -1,4 +1,4 @@
-"""A member's signs of life to whichever leader it has, its own or another's, and the lease of its workers."""
+"""A member's heartbeats to its leader, on this node or another, and the fencing lease of its workers."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ NEVER = float("inf")
 
 
 class Heartbeats:
-    """One of two kinds of keep-alive, or none while there is no leader."""
+    """Heartbeats to a leader elsewhere, the leader's own lease, or nothing while there is no leader."""
 
     def __init__(
         self,
@@ -22,30 +22,30 @@ class Heartbeats:
         interval_s: float,
         silence_s: float,
         on_silent: Callable[[], None],
-        on_outvoted: Callable[[], None],
+        on_quorum_lost: Callable[[], None],
     ) -> None:
-        """What is called when the lease of this node's workers has ended.
+        """Start nothing yet.
 
         Args:
             loop: the agent's.
             lease: the guard's; None when there is no guard.
             interval_s: between two heartbeats.
-            silence_s: how long one side may be silent before the other gives it up.
-            on_silent: the leader elsewhere was not heard in time.
-            on_outvoted: this node leads, and others may have taken over.
+            silence_s: the silence limit, after which one side takes the other for lost.
+            on_silent: called when the lease has ended because the leader elsewhere sent nothing.
+            on_quorum_lost: called when this node leads and its lease has ended: others may have taken over.
         """
         self._loop = loop
         self._lease = lease
         self._interval_s = interval_s
         self._silence_s = silence_s
         self._on_silent = on_silent
-        self._on_outvoted = on_outvoted
-        self._remote: FollowerLease | None = None
-        self._own: LeaderLease | None = None
+        self._on_quorum_lost = on_quorum_lost
+        self._follower_lease: FollowerLease | None = None
+        self._leader_lease: LeaderLease | None = None
 
     def follow(self, link: Link, since_s: float) -> None:
-        """Beat for a leader elsewhere; `since_s` is when it was asked for its welcome, CLOCK_BOOTTIME."""
-        self._remote = FollowerLease(
+        """Send heartbeats to a leader elsewhere; `since_s` is when this node sent its join, CLOCK_BOOTTIME."""
+        self._follower_lease = FollowerLease(
             self._loop,
             link,
             interval_s=self._interval_s,
@@ -56,66 +56,68 @@ class Heartbeats:
         )
 
     def lead(self, until_s: Callable[[], float]) -> None:
-        """This node leads; `until_s` says until when nobody else can."""
-        self._own = LeaderLease(self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_outvoted)
+        """This node leads; `until_s` returns until when no other node can."""
+        self._leader_lease = LeaderLease(
+            self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_quorum_lost
+        )
 
     @property
-    def is_alive_elsewhere(self) -> bool:
-        """True when a leader elsewhere cannot have given this member up, whatever the link says."""
-        return self._remote is not None and not self._remote.is_expired
+    def is_leased_elsewhere(self) -> bool:
+        """True while a leader elsewhere cannot have given this member up, even if the link has closed."""
+        return self._follower_lease is not None and not self._follower_lease.is_expired
 
     @property
     def promise_s(self) -> float:
-        """Until when this member joins no other leader than the one it heard last, CLOCK_BOOTTIME."""
-        return -NEVER if self._remote is None else self._remote.heard_s + self._silence_s
+        """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
+        return -NEVER if self._follower_lease is None else self._follower_lease.received_s + self._silence_s
 
-    def note_heard(self) -> bool:
-        """Something came from the leader. False when it comes too late: see `notice_expiry`."""
-        if self._remote is None:
+    def record_receipt(self) -> bool:
+        """Record that the leader sent a message. False when it comes too late: see `check_expiry`."""
+        if self._follower_lease is None:
             return True
-        if self.notice_expiry():
-            return False  # what is read now was said to a member that may have been given up since
-        self._remote.note_heard()
+        if self.check_expiry():
+            return False  # the leader may have given this member up since it sent the message
+        self._follower_lease.record_receipt()
         return True
 
-    def notice_expiry(self) -> bool:
-        """True when the lease ran out while this process was stopped; whom it concerns has been told then."""
-        if self._own is not None and self._own.is_expired:
-            self._own.expire()
+    def check_expiry(self) -> bool:
+        """True when the lease ended while this process was stopped; `on_silent` or `on_quorum_lost` has been called."""
+        if self._leader_lease is not None and self._leader_lease.is_expired:
+            self._leader_lease.expire()
             return True
-        if self._remote is not None and self._remote.is_expired:
+        if self._follower_lease is not None and self._follower_lease.is_expired:
             self._on_silent()
             return True
         return False
 
-    def take_answer(self, answer: HeartbeatReply) -> None:
-        """The leader elsewhere has answered a heartbeat."""
-        if self._remote is not None:
-            self._remote.take_answer(answer)
+    def record_reply(self, reply: HeartbeatReply) -> None:
+        """Extend the lease: the leader elsewhere has answered a heartbeat."""
+        if self._follower_lease is not None:
+            self._follower_lease.record_reply(reply)
 
-    def hold_lease(self, *, alone: bool) -> None:
-        """Workers are about to start. Fencing matters only where others could go on without this node."""
-        if self._own is not None:
+    def start_lease(self, *, alone: bool) -> None:
+        """Renew the lease from now on: workers are about to start. A node alone needs no fencing."""
+        if self._leader_lease is not None:
             if alone and self._lease is not None:
                 self._lease.release()
-            self._own.hold_lease(self._lease, active=not alone)
-        elif self._remote is not None:
-            self._remote.hold_lease(self._lease)
+            self._leader_lease.set_lease(self._lease, active=not alone)
+        elif self._follower_lease is not None:
+            self._follower_lease.set_lease(self._lease)
 
-    def drop_lease(self) -> None:
-        """No worker is left to fence: at its end the guard would only kill the warm template."""
-        if self._own is not None:
-            self._own.hold_lease(None, active=False)
-        if self._remote is not None:
-            self._remote.hold_lease(None)
+    def release_lease(self) -> None:
+        """Release the lease: no worker is left. Without this, the guard would kill the warm template when it ends."""
+        if self._leader_lease is not None:
+            self._leader_lease.set_lease(None, active=False)
+        if self._follower_lease is not None:
+            self._follower_lease.set_lease(None)
         if self._lease is not None:
             self._lease.release()
 
     def stop(self) -> None:
-        """There is no leader any more. Idempotent."""
-        if self._remote is not None:
-            self._remote.stop()
-            self._remote = None
-        if self._own is not None:
-            self._own.stop()
-            self._own = None
+        """Stop heartbeats and renewals: there is no leader any more. Idempotent."""
+        if self._follower_lease is not None:
+            self._follower_lease.stop()
+            self._follower_lease = None
+        if self._leader_lease is not None:
+            self._leader_lease.stop()
+            self._leader_lease = None

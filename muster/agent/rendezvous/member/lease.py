@@ -1,9 +1,9 @@
-"""Signs of life between a member and its leader, and the fencing lease that follows from them.
+"""Heartbeats between a member and its leader, and the fencing lease that follows from them.
 
-The leader gives a member up when it has heard nothing for the silence limit. The member counts from when it *sent* the
-last heartbeat that was answered, which is earlier than when the leader heard it, and its lease ends a margin before
-the limit: by the time the leader forms a round without it, its workers are gone, even if the agent is stopped and only
-the guard still runs. CLOCK_BOOTTIME throughout, so that a machine that slept knows it.
+The leader gives a member up when it has received nothing for the silence limit. The member counts from when it *sent*
+the last heartbeat that was answered, which is earlier than when the leader received it, and its lease ends a margin
+before the limit: by the time the leader forms a round without it, its workers are gone, even if the agent is stopped
+and only the guard runs. CLOCK_BOOTTIME throughout, so that the time a machine is suspended counts.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class FollowerLease:
         lease: Lease | None,
         on_silent: Callable[[], None],
     ) -> None:
-        """`since_s`: when the request was sent that made this link a member's, CLOCK_BOOTTIME."""
+        """`since_s`: when the member sent its join over this link, CLOCK_BOOTTIME."""
         self._loop = loop
         self._clock = loop.clock
         self._link = link
@@ -42,28 +42,28 @@ class FollowerLease:
         self._count = 0
         self._echo: float | None = None
         self._timer: Timer | None = None
-        self._watch: Timer | None = None
-        self.heard_s = since_s
-        """When the leader was last heard. This member joins no other leader until the silence limit after it."""
-        self.until_s = self.heard_s + silence_s - find_margin_s(silence_s)
+        self._expiry_timer: Timer | None = None
+        self.received_s = since_s
+        """When the leader last sent a message. This member joins no other leader until the silence limit after it."""
+        self.until_s = self.received_s + silence_s - find_margin_s(silence_s)
         """When the lease ends."""
         self._stopped = False
         self._renew()
-        self._expire_later()
-        self.beat()
+        self._schedule_expiry()
+        self.send_heartbeat()
 
     @property
     def is_expired(self) -> bool:
-        """True when the leader may have given this member up, whatever the link says by now."""
+        """True when the leader may have given this member up, even if the link is open."""
         return self._clock.boottime_s() >= self.until_s
 
-    def hold_lease(self, lease: Lease | None) -> None:
-        """Renew this lease from now on; None: none is needed."""
+    def set_lease(self, lease: Lease | None) -> None:
+        """Renew this lease from now on; None: renew none."""
         self._lease = lease
         self._renew()
 
-    def beat(self) -> None:
-        """Send a heartbeat now and the next one in time."""
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat now, and the next one after the interval."""
         if self._stopped:
             return
         if self._timer is not None:
@@ -71,48 +71,48 @@ class FollowerLease:
         self._count += 1
         self._sent_s[self._count] = self._clock.boottime_s()
         self._link.send(build_heartbeat(self._count, self._echo))
-        self._timer = self._loop.call_later(self._interval_s, self.beat)
+        self._timer = self._loop.call_later(self._interval_s, self.send_heartbeat)
 
-    def take_answer(self, answer: HeartbeatReply) -> None:
-        """The leader answered a heartbeat."""
-        number = answer.number
+    def record_reply(self, reply: HeartbeatReply) -> None:
+        """Extend the lease: the leader has answered a heartbeat."""
+        number = reply.number
         sent_s = self._sent_s.pop(number, None)
         if sent_s is None:
             return
         self._sent_s = {n: s for n, s in self._sent_s.items() if n > number}
-        self._echo = answer.at_s
+        self._echo = reply.at_s
         self.until_s = max(self.until_s, sent_s + self._silence_s - find_margin_s(self._silence_s))
         self._renew()
 
-    def note_heard(self) -> None:
-        """Anything came from the leader."""
-        self.heard_s = self._clock.boottime_s()
+    def record_receipt(self) -> None:
+        """Record that the leader sent a message."""
+        self.received_s = self._clock.boottime_s()
 
     def _renew(self) -> None:
         if self._lease is not None:
             self._lease.renew(self.until_s)
 
-    def _expire_later(self) -> None:
+    def _schedule_expiry(self) -> None:
         left_s = self.until_s - self._clock.boottime_s()
         if left_s <= 0:
             self._on_silent()
         else:
-            self._watch = self._loop.call_later(max(left_s, 0.01), self._check)
+            self._expiry_timer = self._loop.call_later(max(left_s, 0.01), self._check)
 
     def _check(self) -> None:
         if not self._stopped:
-            self._expire_later()
+            self._schedule_expiry()
 
     def stop(self) -> None:
-        """No more heartbeats. The lease runs out by itself. Idempotent."""
+        """Send no more heartbeats. The lease ends by itself. Idempotent."""
         self._stopped = True
-        for timer in (self._timer, self._watch):
+        for timer in (self._timer, self._expiry_timer):
             if timer is not None:
                 timer.cancel()
 
 
 class LeaderLease:
-    """The lease of the leader's own workers: renewed as long as nobody else can have taken over."""
+    """The lease of the leader's own workers: renewed as long as no other node can have taken over."""
 
     def __init__(
         self, loop: Loop, *, interval_s: float, until_s: Callable[[], float], on_expired: Callable[[], None]
@@ -126,8 +126,8 @@ class LeaderLease:
         self._active = self._expired = False
         self._last_s = float("inf")
 
-    def hold_lease(self, lease: Lease | None, *, active: bool) -> None:
-        """Renew this lease from now on while `active`: there are others in the round who could go on without us."""
+    def set_lease(self, lease: Lease | None, *, active: bool) -> None:
+        """Renew this lease from now on if `active`: the round has other members, which could go on without this one."""
         self._lease = lease
         self._active = active
         self._expired = False
@@ -138,11 +138,11 @@ class LeaderLease:
 
     @property
     def is_expired(self) -> bool:
-        """True when the lease as last renewed has ended: what died since was killed by the guard."""
+        """True when the lease as last renewed has ended: workers that ended since were killed by the guard."""
         return self._expired or (self._active and self._loop.clock.boottime_s() >= self._last_s)
 
     def expire(self) -> None:
-        """Treat the lease as over, once."""
+        """Call `on_expired`, once per lease."""
         if self._active and not self._expired:
             self._expired = True
             self._on_expired()
@@ -159,7 +159,7 @@ class LeaderLease:
         self._timer = self._loop.call_later(self._interval_s / 2, self._tick)
 
     def stop(self) -> None:
-        """No more renewals. Idempotent."""
+        """Stop renewing. Idempotent."""
         self._active = False
         if self._timer is not None:
             self._timer.cancel()

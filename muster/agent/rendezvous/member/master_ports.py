@@ -1,4 +1,4 @@
-"""The MASTER_PORT this node offers for the next round, and the one it holds while it hosts rank 0."""
+"""The MASTER_PORT that this node offers for the next round, and the one it keeps while it hosts rank 0."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from muster.agent.rendezvous.transport.links import Reservation
 
 
 class MasterPorts:
-    """Fresh for every round; nothing of an older round's store is reused. Close it."""
+    """A fresh port for every round, so that no round reuses the store of an older one. Close it."""
 
     def __init__(self, reserve: Callable[[], Reservation]) -> None:
         self._reserve = reserve
@@ -19,12 +19,12 @@ class MasterPorts:
         return self._offer.port if self._offer is not None else 0
 
     def offer(self) -> None:
-        """Reserve a port for the next round, unless one is."""
+        """Reserve a port for the next round, unless one is reserved."""
         if self._offer is None:
             self._offer = self._reserve()
 
     def begin_round(self, *, hosts_rank_0: bool) -> None:
-        """Rank 0's offer stays bound as long as the round; the others' are not needed."""
+        """Keep the offered port for the round if this node hosts rank 0, else release it."""
         if self._held is not None:
             self._held.close()
             self._held = None
@@ -35,7 +35,7 @@ class MasterPorts:
         self._offer = None
 
     def close(self) -> None:
-        """Give back what is reserved. Idempotent."""
+        """Release both ports. Idempotent."""
         for reservation in (self._offer, self._held):
             if reservation is not None:
                 reservation.close()

@@ -1,6 +1,6 @@
-"""One node's part in the job: its rounds, as the supervisor hears of them, and its end.
+"""One node's part in the job: its rounds and the job's end, reported to the supervisor.
 
-How the leader is reached, and what happens when it cannot be, is the `session`'s.
+`session` reaches the leader, and handles its loss.
 """
 
 import os
@@ -32,7 +32,7 @@ from muster.agent.runtime.records import replace
 
 
 class Member:
-    """Implements `Rendezvous` and `Part`; every method is called on the loop's thread."""
+    """Implements `Rendezvous` and `SessionOwner`; every method is called on the loop's thread."""
 
     def __init__(
         self,
@@ -53,66 +53,68 @@ class Member:
         self._loop = loop
         self._node_name = node_name
         self._id = member_id or os.urandom(8).hex()
-        self._memory = RecoveryTracker()
+        self._recovery = RecoveryTracker()
         self._ports = MasterPorts(reserve)
-        self._session = Session(config, self._id, self._memory, self, loop=loop, network=network, lease=lease)
+        self._session = Session(config, self._id, self._recovery, self, loop=loop, network=network, lease=lease)
         self._round: Round | None = None
         self._is_running = False
-        """Workers of the round may be alive here: from RoundFormed to `stopped`."""
+        """Workers of the round may be alive here: from RoundFormed to `report_stopped`."""
         self._kinds_posted: set[BreakKind] = set()
-        self._verdict: down.JobEnd | None = None
-        self._over = False
+        self._job_end: down.JobEnd | None = None
+        self._has_ended = False
         self._closed = False
-        self._spare_told = False
+        self._has_reported_spare = False
         self._is_prepared = True
-        self._has_told_prepared = True
-        """The leader knows, or will with the next join."""
+        self._has_reported_prepared = True
+        """The leader knows it, or will with the next join."""
 
-    # -- what the supervisor says -----------------------------------------------------------------------------------
+    # -- called by the supervisor -----------------------------------------------------------------------------------
 
     def join(self, *, is_prepared: bool = True) -> None:
         """See `Rendezvous`."""
         self._is_prepared = is_prepared
         self._ports.offer()
-        self._session.begin()
+        self._session.start()
 
-    def prepared(self) -> None:
+    def report_prepared(self) -> None:
         """See `Rendezvous`."""
         self._is_prepared = True
-        self.greet()
+        self.send_prepared()
 
-    def started(self, round_number: int) -> None:
-        """See `Rendezvous`. The leader need not know who else has: a round was confirmed when it was received."""
+    def report_started(self, round_number: int) -> None:
+        """See `Rendezvous`. Only global rank 0's node reports it; a round was acknowledged when it was received."""
         if self._is_current(round_number) and self._round is not None and self._hosts_rank_0(self._round):
             self._session.send(up.build_started(round_number))
 
-    def failed(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
-        if self._session.notice_expiry():
-            return  # the guard killed these workers: no fault of theirs
+        if self._session.check_expiry():
+            return  # the guard killed these workers: they did not fail
         if self._is_current(round_number):
             self._session.send(up.build_failed(round_number, failures))
 
-    def idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
             self._session.send(up.build_idle(round_number, failures))
 
-    def succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
             self._session.send(up.build_succeeded(round_number))
 
-    def stopped(self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()) -> None:
+    def report_stopped(
+        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
+    ) -> None:
         """See `Rendezvous`."""
-        if not self._is_current(round_number) or self._closed or self._over:
+        if not self._is_current(round_number) or self._closed or self._has_ended:
             return
         self._is_running = False
         self._session.end_round()
         self._ports.offer()
-        self._session.resume(up.build_stopped(round_number, self._ports.offered, failures, stacks))
+        self._session.report_or_rejoin(up.build_stopped(round_number, self._ports.offered, failures, stacks))
 
-    def leave(self, reason: str) -> None:
+    def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`."""
         self._session.send(up.build_leave(reason))
 
@@ -120,37 +122,37 @@ class Member:
         """See `Rendezvous`."""
         if self._closed:
             return
-        self._closed = self._over = True
+        self._closed = self._has_ended = True
         self._session.close()
         self._ports.close()
 
     def _is_current(self, round_number: int) -> bool:
         return self._round is not None and self._round.number == round_number and self._is_running
 
-    def tell(self, text: str) -> None:
-        """See `Part`."""
+    def post_notice(self, text: str) -> None:
+        """See `SessionOwner`."""
         self._loop.post(Notice(text=text))
 
-    # -- what the session asks --------------------------------------------------------------------------------------
+    # -- called by the session --------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """See `Part`."""
+        """See `SessionOwner`."""
         return self._is_running
 
     @property
-    def is_over(self) -> bool:
-        """See `Part`."""
-        return self._over
+    def has_ended(self) -> bool:
+        """See `SessionOwner`."""
+        return self._has_ended
 
     @property
-    def knows_end(self) -> bool:
-        """See `Part`."""
-        return self._verdict is not None
+    def has_job_end(self) -> bool:
+        """See `SessionOwner`."""
+        return self._job_end is not None
 
-    def describe_join(self, listen_port: int) -> up.Join:
-        """See `Part`."""
-        self._has_told_prepared = self._is_prepared
+    def build_join(self, listen_port: int) -> up.Join:
+        """See `SessionOwner`."""
+        self._has_reported_prepared = self._is_prepared
         return up.Join(
             run_id=self._config.run_id,
             id=self._id,
@@ -163,40 +165,40 @@ class Member:
             local_addr=self._config.local_addr or None,
             rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
-            carry=replace(self._memory.carry, leader=self._memory.leader_id),
+            carry=replace(self._recovery.state, leader=self._recovery.leader_id),
         )
 
-    def greet(self) -> None:
-        """See `Part`."""
-        if self._is_prepared and not self._has_told_prepared and self._session.is_welcome:
-            self._has_told_prepared = True
+    def send_prepared(self) -> None:
+        """See `SessionOwner`."""
+        if self._is_prepared and not self._has_reported_prepared and self._session.is_accepted:
+            self._has_reported_prepared = True
             self._session.send(up.build_prepared())
 
-    def take(self, order: down.LeaderMessage) -> None:
-        """See `Part`."""
-        taker: Callable[[Any], None] = getattr(self, _TAKERS[type(order)])
-        taker(order)
+    def handle_message(self, message: down.LeaderMessage) -> None:
+        """See `SessionOwner`."""
+        handler: Callable[[Any], None] = getattr(self, _HANDLERS[type(message)])
+        handler(message)
 
     def fence(self, reason: str) -> None:
-        """See `Part`."""
+        """See `SessionOwner`."""
         self._post_break(BreakKind.FENCED, reason)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _on_seated(self, seated: down.RoundStart) -> None:
-        self._round = self._localize(seated.round)
-        self._memory.take_roster(seated.roster, self._round.group_rank)
+    def _on_round_start(self, start: down.RoundStart) -> None:
+        self._round = self._localize(start.round)
+        self._recovery.record_round(start.roster, self._round.group_rank)
         self._is_running = True
-        self._spare_told = False
+        self._has_reported_spare = False
         self._kinds_posted = set()
         self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
         self._session.begin_round(
-            alone=self._round.group_world_size == 1, confirmation=up.build_round_acknowledgement(self._round.number)
+            alone=self._round.group_world_size == 1, acknowledgement=up.build_round_acknowledgement(self._round.number)
         )
         self._loop.post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
 
     def _localize(self, round_: Round) -> Round:
-        """With what the leader cannot know: this node's number, and the address that `static` was given here."""
+        """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
         index, config = self._config.node_index or 0, self._config
         if config.lends_endpoint:
             round_ = replace(round_, master_addr=config.master_addr, master_port=config.master_port)
@@ -206,24 +208,24 @@ class Member:
     def _hosts_rank_0(round_: Round) -> bool:
         return round_.group_rank == 0
 
-    def _on_opened(self, opened: down.Rank0Started) -> None:
-        if self._is_current(opened.round):
-            self._loop.post(GlobalRank0Started(number=opened.round))
+    def _on_rank_0_started(self, started: down.Rank0Started) -> None:
+        if self._is_current(started.round):
+            self._loop.post(GlobalRank0Started(number=started.round))
 
-    def _on_roster(self, roster: down.RoundSummary) -> None:
-        """A round without this node. Said once, not again with every round that others form meanwhile."""
-        self._memory.take_roster(roster, None)
-        if roster.is_spare and not self._spare_told:
-            self._spare_told = True
-            self.tell(f"all {self._config.max_nodes} nodes that --nnodes allows are there: waiting as a spare")
+    def _on_round_summary(self, summary: down.RoundSummary) -> None:
+        """A round formed without this node. Posted once, not with every round that the others form meanwhile."""
+        self._recovery.record_round(summary, None)
+        if summary.is_spare and not self._has_reported_spare:
+            self._has_reported_spare = True
+            self.post_notice(f"all {self._config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare")
 
-    def _on_settled(self, settled: down.RoundCommitted) -> None:
-        self._memory.settle(settled.round)
+    def _on_round_committed(self, committed: down.RoundCommitted) -> None:
+        self._recovery.record_commit(committed.round)
 
-    def _on_broken(self, broken: down.RoundBreak) -> None:
-        if broken.round != self._memory.round:
+    def _on_round_break(self, broken: down.RoundBreak) -> None:
+        if broken.round != self._recovery.round:
             return
-        self._memory.take_break(broken)
+        self._recovery.record_break(broken)
         if self._is_running:
             self._post_break(broken.kind, broken.reason, want_stacks=broken.want_stacks)
         else:
@@ -237,45 +239,45 @@ class Member:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _on_verdict(self, verdict: down.JobEnd) -> None:
-        self._verdict = self._session.office.verdict = verdict
+    def _on_job_end(self, job_end: down.JobEnd) -> None:
+        self._job_end = self._session.server.job_end = job_end
         self._session.send(up.build_end_acknowledgement())
 
     def _on_exit(self, _exit: down.Exit) -> None:
-        self.finish()
+        self.post_job_end()
 
-    def _on_hopeless(self, hopeless: down.RendezvousFailure) -> None:
-        self.lose_all(hopeless.reason)
+    def _on_rendezvous_failure(self, failure: down.RendezvousFailure) -> None:
+        self.fail(failure.reason)
 
     def _on_rejected(self, rejected: down.Rejected) -> None:
-        self.lose_all(rejected.reason, usage=rejected.usage)
+        self.fail(rejected.reason, usage=rejected.usage)
 
-    def finish(self) -> None:
-        """See `Part`."""
-        verdict = self._verdict
-        if self._over or verdict is None:
+    def post_job_end(self) -> None:
+        """See `SessionOwner`."""
+        job_end = self._job_end
+        if self._has_ended or job_end is None:
             return
-        self._over = True
-        self._session.be_still()
-        self._loop.post(JobEnded(succeeded=verdict.succeeded, report=verdict.report, prints_report=verdict.prints))
+        self._has_ended = True
+        self._session.stop()
+        self._loop.post(JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints))
 
-    def lose_all(self, reason: str, *, usage: bool = False) -> None:
-        """See `Part`."""
-        if self._over:
+    def fail(self, reason: str, *, usage: bool = False) -> None:
+        """See `SessionOwner`."""
+        if self._has_ended:
             return
-        self._over = True
-        self._session.be_still()
+        self._has_ended = True
+        self._session.stop()
         self._loop.post(RendezvousFailed(reason=reason, usage=usage))
 
 
-_TAKERS: dict[type, str] = {
-    down.RoundStart: "_on_seated",
-    down.RoundSummary: "_on_roster",
-    down.Rank0Started: "_on_opened",
-    down.RoundCommitted: "_on_settled",
-    down.RoundBreak: "_on_broken",
-    down.JobEnd: "_on_verdict",
+_HANDLERS: dict[type, str] = {
+    down.RoundStart: "_on_round_start",
+    down.RoundSummary: "_on_round_summary",
+    down.Rank0Started: "_on_rank_0_started",
+    down.RoundCommitted: "_on_round_committed",
+    down.RoundBreak: "_on_round_break",
+    down.JobEnd: "_on_job_end",
     down.Exit: "_on_exit",
-    down.RendezvousFailure: "_on_hopeless",
+    down.RendezvousFailure: "_on_rendezvous_failure",
     down.Rejected: "_on_rejected",
 }

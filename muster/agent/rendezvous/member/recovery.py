@@ -1,4 +1,4 @@
-"""What one node knows of the job and carries to its next leader, so that no leader takes it to its grave."""
+"""What one node knows of the job and sends to its next leader, so that nothing is lost when a leader ends."""
 
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import build_base
@@ -8,64 +8,64 @@ from muster.agent.runtime.records import replace
 
 
 class RecoveryTracker:
-    """Kept up by the member, read by whoever looks for a leader or is asked for one."""
+    """Kept up to date by the member; read by discovery and by the server."""
 
     def __init__(self) -> None:
-        self.carry = RecoveryState()
+        self.state = RecoveryState()
         self.successors: tuple[Successor, ...] = ()
         self.rank: int | None = None
         """This node's group rank in the last round it knows."""
         self.leader_id: str | None = None
-        self.leader_place: tuple[str, int] | None = None
-        """Where the last leader elsewhere was, and the port that is its process's own; 0: none."""
-        self.session_rounds: set[int] = set()
-        """Rounds that the last leader formed while it was ours: its end counts for these."""
+        self.leader_address: tuple[str, int] | None = None
+        """Host of the last leader elsewhere, and the port of its process; 0: none."""
+        self.leader_rounds: set[int] = set()
+        """Rounds that the last leader formed while it was this node's leader: its end counts for these."""
 
     @property
     def round(self) -> int:
         """The last round this node knows; 0 before the first."""
-        return self.carry.round
+        return self.state.round
 
-    def meet_leader(self, leader_id: str) -> None:
-        """A leader has taken this node in."""
+    def record_leader(self, leader_id: str) -> None:
+        """A leader has accepted this node."""
         if self.leader_id != leader_id:
             self.leader_id = leader_id
-            self.session_rounds = set()
+            self.leader_rounds = set()
 
-    def take_roster(self, roster: RoundSummary, rank: int | None) -> None:
-        """A round was formed; `rank` is None when this node has no seat in it."""
-        self.carry = roster.carry
-        self.successors = roster.successors
+    def record_round(self, summary: RoundSummary, rank: int | None) -> None:
+        """A round was formed; `rank` is None when this node does not take part in it."""
+        self.state = summary.carry
+        self.successors = summary.successors
         self.rank = rank
-        self.session_rounds.add(self.round)
+        self.leader_rounds.add(self.round)
 
-    def settle(self, number: int) -> None:
-        """All members of the round have it: those before are no base any more."""
+    def record_commit(self, number: int) -> None:
+        """All members have acknowledged the round: earlier rounds are no quorum base any more."""
         if number == self.round:
-            bases = tuple(base for base in self.carry.bases if base.number >= number)
-            self.carry = replace(self.carry, bases=bases)
+            bases = tuple(base for base in self.state.bases if base.number >= number)
+            self.state = replace(self.state, bases=bases)
 
-    def take_break(self, broken: RoundBreak) -> None:
-        """The round is over; what the next attempt will be is known from now on, also to the next leader."""
-        final = broken.reason if broken.kind is BreakKind.FINAL else self.carry.final
-        self.carry = replace(self.carry, attempt=broken.next_attempt, early=broken.early, final=final)
+    def record_break(self, broken: RoundBreak) -> None:
+        """The round has ended: remember the number of the next attempt, for the next leader too."""
+        final = broken.reason if broken.kind is BreakKind.FINAL else self.state.final
+        self.state = replace(self.state, attempt=broken.next_attempt, early=broken.early, final=final)
 
-    def note_ended(self, number: int, ranks: frozenset[int]) -> None:
-        """Processes of a round were seen to end."""
+    def record_ended(self, number: int, ranks: frozenset[int]) -> None:
+        """Processes of these ranks of a round were seen to end."""
         bases = tuple(
-            replace(base, ended=base.ended | ranks) if base.number == number else base for base in self.carry.bases
+            replace(base, ended=base.ended | ranks) if base.number == number else base for base in self.state.bases
         )
-        self.carry = replace(self.carry, bases=bases)
+        self.state = replace(self.state, bases=bases)
 
-    def note_leader_ended(self, rounds: set[int]) -> None:
+    def record_leader_end(self, rounds: set[int]) -> None:
         """The process that led these rounds was seen to end."""
-        for base in self.carry.bases:
+        for base in self.state.bases:
             if base.number in rounds:
-                self.note_ended(base.number, frozenset({base.leader}))
+                self.record_ended(base.number, frozenset({base.leader}))
 
     def is_leaders_index(self, index: int | None) -> bool:
         """True when the last leader had this node index."""
         if index is None:
             return False
-        led = [base for base in self.carry.bases if base.number in self.session_rounds]
+        led = [base for base in self.state.bases if base.number in self.leader_rounds]
         return any(build_base(base).find_rank(index) == base.leader for base in led)

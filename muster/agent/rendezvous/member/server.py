@@ -1,7 +1,7 @@
-"""Where others find this node: its listeners, the leader when this node leads, and what strangers are told.
+"""Where other nodes reach this one: its listeners, the leader when this node leads, and the answers to first messages.
 
-Every node listens on a port of its own, whether it leads or not: after the leader's end the next one is found there,
-and a refused connection there proves that this very process has ended (the job's endpoint proves nothing: an adapter
+Every node listens on a port of its own, whether it leads or not: after the leader's end the members find the next one
+there, and a refused connection proves that this very process has ended (the job's endpoint proves nothing: an adapter
 may keep that socket open across restarts).
 """
 
@@ -41,12 +41,12 @@ from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
 
 ENDPOINT_RETRY_S = 0.2
-"""How soon an endpoint that something else holds is tried again, where the workers' store has its place there too."""
+"""How soon an endpoint in use is tried again where the workers' store listens there too."""
 
 
 @record
 class ServerOptions:
-    """Who this node is."""
+    """The node and the job that the server answers for."""
 
     own_id: str
     own_index: int | None
@@ -55,7 +55,7 @@ class ServerOptions:
     silence_s: float
     local_addr: str | None
     endpoint: tuple[str, int]
-    """Where the job's members look for their leader."""
+    """Where the job's nodes search for their leader."""
 
 
 def build_rules(config: RendezvousConfig) -> ConsensusRules:
@@ -73,7 +73,7 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
 
 
 def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions:
-    """Who the node of this configuration is."""
+    """The server's options from one node's configuration."""
     return ServerOptions(
         own_id=own_id,
         own_index=config.node_index,
@@ -86,106 +86,106 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
 
 
 def find_endpoint(config: RendezvousConfig) -> tuple[str, int]:
-    """Where the job's members look for their leader."""
+    """Where the job's nodes search for their leader."""
     return config.host or "localhost", config.port
 
 
 class Server:
-    """Answers the door. Close it with the member."""
+    """Owns the listeners, and answers first messages. Close it with the member."""
 
     def __init__(
         self,
         loop: Loop,
         network: Network | None,
         options: ServerOptions,
-        memory: RecoveryTracker,
-        tell: Callable[[str], None],
+        recovery: RecoveryTracker,
+        post_notice: Callable[[str], None],
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self.leader: Leader | None = None
-        self.verdict: JobEnd | None = None
-        """The job's end, for those whose leader ended before it could tell them."""
-        self.following: tuple[str, int] | None = None
-        """Where this node's leader can be found, kept up by the member: for those who look for it here."""
+        self.job_end: JobEnd | None = None
+        """The job's end, for members whose leader ended before it could send it."""
+        self.leader_address: tuple[str, int] | None = None
+        """Where this node's leader listens, kept up to date by the session: for nodes that search for it here."""
         self._loop = loop
         self._network = network
         self._options = options
-        self._memory = memory
-        self._tell = tell
+        self._recovery = recovery
+        self._post_notice = post_notice
         self._on_other_leader = on_other_leader
-        self._own: Listener | None = None
-        self._endpoint: Listener | None = None
-        self._guests: dict[Link, bool] = {}
-        """True for those who have been told the end: nothing they say matters any more."""
-        self._beacon: TakeoverAnnouncer | None = None
-        self._takeover = False
+        self._listener: Listener | None = None
+        self._endpoint_listener: Listener | None = None
+        self._connections: dict[Link, bool] = {}
+        """True for those that were sent the job's end: their messages are ignored."""
+        self._announcer: TakeoverAnnouncer | None = None
+        self._is_takeover = False
         self._is_lent = False
-        self._reclaim: Timer | None = None
+        self._reclaim_timer: Timer | None = None
 
     @property
     def port(self) -> int:
         """Where this process listens; 0 when it needs no sockets."""
-        return self._own.port if self._own is not None else 0
+        return self._listener.port if self._listener is not None else 0
 
     def open(self, host: str | None) -> None:
         """Listen on a port of this process's own.
 
         Raises:
-            OSError: no socket can be had.
+            OSError: no socket is available.
         """
         if self._network is not None:
-            self._own = self._network.listen(host, 0, self._on_link)
+            self._listener = self._network.listen(host, 0, self._on_link)
 
     def open_endpoint(self, host: str | None, port: int, fd: int | None) -> None:
-        """Listen where the job's members look for their leader.
+        """Listen where the job's nodes search for their leader.
 
         Raises:
-            OSError: the port is taken, or the address is not ours.
+            OSError: the port is in use, or the address is not this machine's.
         """
         if self._network is None:
             return
         if fd is not None:
-            self._endpoint = self._network.adopt(fd, self._on_link)
+            self._endpoint_listener = self._network.adopt(fd, self._on_link)
         else:
-            self._endpoint = self._network.listen(host, port, self._on_link)
+            self._endpoint_listener = self._network.listen(host, port, self._on_link)
 
     def lend_endpoint(self) -> None:
-        """Stop listening at the endpoint: the workers' store is about to. Links that came through it stay."""
-        if self._reclaim is not None:
-            self._reclaim.cancel()
-        if self._endpoint is not None:
-            self._endpoint.close()
-            self._endpoint = None
+        """Stop listening at the endpoint: the workers' store will listen there. Links accepted through it stay open."""
+        if self._reclaim_timer is not None:
+            self._reclaim_timer.cancel()
+        if self._endpoint_listener is not None:
+            self._endpoint_listener.close()
+            self._endpoint_listener = None
             self._is_lent = True
 
     def reclaim_endpoint(self, host: str | None) -> None:
-        """Listen again at an endpoint that was lent, as soon as that can be: nodes that come back look there."""
+        """Listen again at an endpoint that was lent, as soon as it is free: nodes that come back search there."""
         if not self._is_lent:
             return
         try:
             self.open_endpoint(host, self._options.endpoint[1], None)
         except OSError:
-            self._reclaim = self._loop.call_later(ENDPOINT_RETRY_S, lambda: self.reclaim_endpoint(host))
+            self._reclaim_timer = self._loop.call_later(ENDPOINT_RETRY_S, lambda: self.reclaim_endpoint(host))
         else:
             self._is_lent = False
 
     @property
     def has_endpoint(self) -> bool:
-        """True when those who look for the job's leader arrive at this process."""
-        return self._endpoint is not None
+        """True when this process listens at the job's endpoint."""
+        return self._endpoint_listener is not None
 
     # -- leading ----------------------------------------------------------------------------------------------------
 
-    def lead(self, *, takeover: bool) -> LocalLink:
-        """Begin to lead, or to stand as a candidate; the link is for this node's own member."""
-        self._takeover = takeover
+    def start_leading(self, *, takeover: bool) -> LocalLink:
+        """Start to lead, or to be a candidate; the link is for this node's own member."""
+        self._is_takeover = takeover
         options = LeaderOptions(
             rules=self._options.rules,
             job_rules=self._options.job_rules,
             silence_s=self._options.silence_s,
             takeover=takeover,
             local_addr=self._options.local_addr,
-            tell=self._tell,
+            tell=self._post_notice,
             own_id=self._options.own_id,
             listen_port=self.port,
         )
@@ -194,39 +194,39 @@ class Server:
 
     @property
     def is_candidate(self) -> bool:
-        """True while this node stands for leadership without having formed a round."""
-        return self.leader is not None and self._takeover and not self.leader.state.in_office
+        """True while this node attempts a takeover and has formed no round."""
+        return self.leader is not None and self._is_takeover and not self.leader.state.in_office
 
-    def resign(self, host: str, port: int) -> None:
+    def stop_leading(self, host: str, port: int) -> None:
         """Stop leading; send the members to another leader."""
         if self.leader is not None:
             leader, self.leader = self.leader, None
             leader.redirect(host, port)
-        if self._beacon is not None:
-            self._beacon.close()
-            self._beacon = None
+        if self._announcer is not None:
+            self._announcer.close()
+            self._announcer = None
 
-    def take_endpoint(self, host: str | None) -> None:
-        """After a takeover: be where newcomers look, or else tell whoever comes to be there."""
-        if self._network is None or self._endpoint is not None or self._beacon is not None:
+    def claim_endpoint(self, host: str | None) -> None:
+        """After a takeover: listen at the endpoint, or else announce this leader to the process that does."""
+        if self._network is None or self._endpoint_listener is not None or self._announcer is not None:
             return
-        self._network.check_local(self._options.endpoint[0], lambda local: self._settle_endpoint(host, local=local))
+        self._network.check_local(self._options.endpoint[0], lambda local: self._open_or_announce(host, local=local))
 
-    def _settle_endpoint(self, host: str | None, *, local: bool) -> None:
-        if self.leader is None or self._endpoint is not None:
+    def _open_or_announce(self, host: str | None, *, local: bool) -> None:
+        if self.leader is None or self._endpoint_listener is not None:
             return
         if local:
             try:
                 self.open_endpoint(host, self._options.endpoint[1], None)
             except OSError:
-                local = False  # somebody else came first, most likely the old leader's successor process
+                local = False  # another process was faster, most likely the old leader's successor
         if not local and self._network is not None:
             options = self._options
-            self._beacon = TakeoverAnnouncer(
-                self._loop, self._network, options.endpoint, self._describe_call, self._on_other_leader
+            self._announcer = TakeoverAnnouncer(
+                self._loop, self._network, options.endpoint, self._build_announcement, self._on_other_leader
             )
 
-    def _describe_call(self) -> Announcement:
+    def _build_announcement(self) -> Announcement:
         return Announcement(
             run_id=self._options.rules.run_id,
             id=self._options.own_id,
@@ -235,110 +235,109 @@ class Server:
             rules=self._options.job_rules,
         )
 
-    # -- the door ---------------------------------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------------------------
 
     def _on_link(self, link: Link, message: Message) -> None:
         link.owner = self
-        self._guests[link] = False
+        self._connections[link] = False
         self.on_message(link, message)
 
     def on_message(self, link: Link, message: Message) -> None:
-        """See `LinkOwner`. Whoever brings nonsense is shown the door."""
-        if self._guests.get(link):
+        """See `LinkOwner`. A connection that sends a malformed message is closed."""
+        if self._connections.get(link):
             return
         run_id = self._options.rules.run_id
         try:
-            theirs = read_run_id(message)
-            visit = read_first_message(message) if theirs == run_id else None
+            sent_run_id = read_run_id(message)
+            request = read_first_message(message) if sent_run_id == run_id else None
         except MalformedMessageError as error:
-            self._tell(f"dropped {link.peer_host}: a message made no sense ({error})")
-            self._dismiss(link)
+            self._post_notice(f"closed the connection from {link.peer_host}: malformed message ({error})")
+            self._close_link(link)
             return
-        if theirs != run_id:
-            link.send(build_rejection(f"this is run {run_id!r}, not {theirs[:80]!r}"))
-            self._dismiss(link)
-        elif isinstance(visit, LeaderQuery):
-            link.send(build_query_reply(self._describe()))
-        elif isinstance(visit, Join):
-            self._admit(link, visit)
-        elif isinstance(visit, Announcement):
-            self._meet(link, visit)
+        if sent_run_id != run_id:
+            link.send(build_rejection(f"this is run {run_id!r}, not {sent_run_id[:80]!r}"))
+            self._close_link(link)
+        elif isinstance(request, LeaderQuery):
+            link.send(build_query_reply(self._build_reply()))
+        elif isinstance(request, Join):
+            self._answer_join(link, request)
+        elif isinstance(request, Announcement):
+            self._answer_announcement(link, request)
         else:
-            self._dismiss(link)
+            self._close_link(link)
 
-    def _describe(self) -> QueryReply:
+    def _build_reply(self) -> QueryReply:
         if self.leader is not None:
             role, number = "candidate" if self.is_candidate else "leader", self.leader.state.round
         else:
-            role, number = "following" if self.following is not None else "seeking", self._memory.round
-        if self.verdict is not None:
-            role = "leader"  # who asks will join, and is told the end
+            role, number = "following" if self.leader_address is not None else "seeking", self._recovery.round
+        if self.job_end is not None:
+            role = "leader"  # the node that asks will join, and is sent the end
         return QueryReply(
             role=role,
             round=number,
-            rank=self._memory.rank,
+            rank=self._recovery.rank,
             id=self._options.own_id,
             index=self._options.own_index,
-            leader=self.following,
+            leader=self.leader_address,
             rules=self._options.job_rules,
         )
 
-    def _admit(self, link: Link, join: Join) -> None:
-        self._guests.pop(link, None)
+    def _answer_join(self, link: Link, join: Join) -> None:
+        self._connections.pop(link, None)
         if self.leader is not None:
             self.leader.admit(link, join)
         elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
             link.send(build_rejection(f"this agent was started with {difference}", usage=True))
             link.close()
-        elif self.verdict is not None:
+        elif self.job_end is not None:
             link.send(build_welcome(self._options.own_id, self.port))
-            verdict = build_job_end(succeeded=self.verdict.succeeded, report=self.verdict.report)
-            link.send(verdict.address(prints=False))
+            job_end = build_job_end(succeeded=self.job_end.succeeded, report=self.job_end.report)
+            link.send(job_end.address(prints=False))
             link.send(build_exit())
-            self._guests[link] = True
+            self._connections[link] = True
         else:
-            link.send(build_goodbye("it does not lead"))
+            link.send(build_goodbye("it is not the leader"))
             link.close()
 
-    def _meet(self, link: Link, call: Announcement) -> None:
-        """An acting leader calls at the endpoint: the one with the later round leads on.
+    def _answer_announcement(self, link: Link, announcement: Announcement) -> None:
+        """Another leader announces itself at the endpoint: the one with the later round continues to lead.
 
-        A job that runs here is not given up for one with other rules; a leader without a round goes there, and is
-        refused.
+        A leader in a round does not join one with other rules; a leader without a round does, and is refused.
         """
-        if self.leader is None or call.id == self._options.own_id:
+        if self.leader is None or announcement.id == self._options.own_id:
             link.send(build_announcement_acknowledgement())
             return
         state = self.leader.state
-        if state.in_office and describe_difference(call.rules, self._options.job_rules) is not None:
+        if state.in_office and describe_difference(announcement.rules, self._options.job_rules) is not None:
             link.send(build_announcement_acknowledgement())
             return
-        if state.in_office and state.round > call.round:
+        if state.in_office and state.round > announcement.round:
             link.send(build_announcement_refusal(self.port))
         else:
-            self._on_other_leader(link.peer_host, call.port)
+            self._on_other_leader(link.peer_host, announcement.port)
 
-    def _dismiss(self, link: Link) -> None:
-        self._guests.pop(link, None)
+    def _close_link(self, link: Link) -> None:
+        self._connections.pop(link, None)
         link.close()
 
     def on_closed(self, link: Link, _reason: str) -> None:
         """See `LinkOwner`."""
-        self._guests.pop(link, None)
+        self._connections.pop(link, None)
 
     def close(self) -> None:
-        """Stop listening first, then hang up: who redials at once must find the door shut. Idempotent."""
+        """Stop listening first, then close links: an immediate redial must be refused. Idempotent."""
         self._is_lent = False
-        if self._reclaim is not None:
-            self._reclaim.cancel()
-        if self._beacon is not None:
-            self._beacon.close()
-        for listener in (self._own, self._endpoint):
+        if self._reclaim_timer is not None:
+            self._reclaim_timer.cancel()
+        if self._announcer is not None:
+            self._announcer.close()
+        for listener in (self._listener, self._endpoint_listener):
             if listener is not None:
                 listener.close()
-        self._own = self._endpoint = None
+        self._listener = self._endpoint_listener = None
         if self.leader is not None:
             self.leader.close()
             self.leader = None
-        for link in list(self._guests):
-            self._dismiss(link)
+        for link in list(self._connections):
+            self._close_link(link)

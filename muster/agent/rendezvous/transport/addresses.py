@@ -1,7 +1,7 @@
-"""Addresses: names to numbers without blocking the loop, what is local, and a port nobody can take away.
+"""Addresses: resolve names without blocking the loop, and check which are local.
 
-Whether an address is ours is found out by binding it, never by comparing host names: a machine's own idea of its name
-and what the resolver says of it agree too rarely.
+An address is local if it can be bound. Host names are never compared: a machine's own name for itself and the
+resolver's agree too rarely.
 """
 
 import os
@@ -16,7 +16,7 @@ Address = tuple[int, str]
 
 
 def parse_numeric(host: str) -> Address | None:
-    """The address that a numeric host already is."""
+    """The address of a numeric host; None for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host.partition("%")[0])
@@ -53,18 +53,18 @@ def is_loopback(host: str) -> bool:
 
 
 def normalise(host: str) -> str:
-    """An address as people write it: IPv4 that came through an IPv6 socket loses its prefix."""
+    """An address as people write it: IPv4 through an IPv6 socket loses its prefix."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 class FixedPort:
-    """A MASTER_PORT that the caller named. It is not held: where it is, the agents themselves meet between rounds."""
+    """A MASTER_PORT that the caller named. It is not reserved: between rounds the agents themselves listen there."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: nothing is reserved."""
 
 
 class Resolver:
@@ -76,7 +76,7 @@ class Resolver:
         self._read_fd = self._write_fd = -1
 
     def resolve(self, host: str, on_answer: Callable[[list[Address]], None]) -> None:
-        """Call back on the loop with the addresses, none when the name does not resolve (yet)."""
+        """Call `on_answer` on the loop with the addresses; with none if the name does not resolve (yet)."""
         numeric = parse_numeric(host)
         if numeric is not None:
             self._loop.call_soon(lambda: on_answer([numeric]))
@@ -84,19 +84,19 @@ class Resolver:
             loopback: list[Address] = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
             self._loop.call_soon(lambda: on_answer(loopback))
         else:
-            self._start(host, on_answer)
+            self._start_thread(host, on_answer)
 
-    def _start(self, host: str, on_answer: Callable[[list[Address]], None]) -> None:
+    def _start_thread(self, host: str, on_answer: Callable[[list[Address]], None]) -> None:
         import threading  # only where a name is given
 
         if self._read_fd < 0:
             self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            self._loop.watch_readable(self._read_fd, self._drain)
-        # The thread gets its own copy of the write end: it may answer after this resolver was closed.
+            self._loop.watch_readable(self._read_fd, self._deliver_answers)
+        # The thread gets its own copy of the write end: it may answer after this resolver has closed.
         answer_fd = os.dup(self._write_fd)
-        threading.Thread(target=self._work, args=(host, on_answer, answer_fd), daemon=True, name="resolve").start()
+        threading.Thread(target=self._run, args=(host, on_answer, answer_fd), daemon=True, name="resolve").start()
 
-    def _work(self, host: str, on_answer: Callable[[list[Address]], None], answer_fd: int) -> None:
+    def _run(self, host: str, on_answer: Callable[[list[Address]], None], answer_fd: int) -> None:
         try:
             found = resolve(host)
         except (OSError, UnicodeError):
@@ -105,11 +105,11 @@ class Resolver:
         try:
             os.write(answer_fd, b"\0")
         except OSError:
-            self._answers.clear()  # closed meanwhile: nobody waits
+            self._answers.clear()  # closed meanwhile: no answer is wanted
         finally:
             os.close(answer_fd)
 
-    def _drain(self) -> None:
+    def _deliver_answers(self) -> None:
         try:
             os.read(self._read_fd, 4096)
         except BlockingIOError:
@@ -119,7 +119,7 @@ class Resolver:
             on_answer(found)
 
     def close(self) -> None:
-        """Stop listening for answers. Idempotent."""
+        """Drop answers that are still to come. Idempotent."""
         if self._read_fd >= 0:
             self._loop.unwatch(self._read_fd)
             os.close(self._read_fd)

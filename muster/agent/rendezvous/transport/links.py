@@ -1,6 +1,6 @@
-"""What members and leader need of a network, and the two ends of one inside a process.
+"""What members and the leader need of a network, and a link inside one process.
 
-The real network is `network.TcpNetwork`; the simulation of the tests has its own. Nothing here knows of sockets.
+The real network is `tcp_network.TcpNetwork`; the simulation of the tests has its own. Nothing here knows sockets.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,19 @@ from muster.agent.runtime.loop import Loop
 
 
 class LinkOwner(Protocol):
-    """Who listens to a link."""
+    """Receives a link's messages."""
 
     def on_message(self, link: "Link", message: Message) -> None:
-        """A message came."""
+        """A message has arrived."""
         ...
 
     def on_closed(self, link: "Link", reason: str) -> None:
-        """The other side closed it, or it broke. Comes once, and not after `close`."""
+        """The other side closed the link, or it broke. Called once, and not after `close`."""
         ...
 
 
 class Link(Protocol):
-    """A two-way stream of messages. `owner` is set by who gets it and may be changed."""
+    """A two-way stream of messages. The code that receives the link sets `owner`, and may change it."""
 
     owner: LinkOwner | None
     local_host: str
@@ -36,7 +36,7 @@ class Link(Protocol):
         ...
 
     def close(self) -> None:
-        """Say what is queued, as far as it goes without waiting, and be gone. Idempotent."""
+        """Send what is queued, as far as possible without waiting, and close. Idempotent."""
         ...
 
 
@@ -49,7 +49,7 @@ class Closing(Protocol):
 
 
 class Reservation(Closing, Protocol):
-    """A port that nobody else can get while it is held, and that a TCPStore can still listen on."""
+    """A port that no other process gets while it is reserved, and that a TCPStore can still listen on."""
 
     port: int
 
@@ -71,7 +71,7 @@ class Network(Protocol):
         on_failed: Callable[[str, bool], None],
         timeout_s: float,
     ) -> Closing:
-        """Open a link. `on_failed(why, refused)`; closing what is returned gives up without a callback."""
+        """Open a link. `on_failed(why, refused)`; closing what is returned cancels it without a callback."""
         ...
 
     def listen(self, host: str | None, port: int, on_link: Callable[[Link, Message], None]) -> Listener:
@@ -87,20 +87,20 @@ class Network(Protocol):
         ...
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> Closing:
-        """Dial an address at once; True when it is refused: nobody listens there any more."""
+        """Connect to an address at once; True when it is refused: no process listens there any more."""
         ...
 
     def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
-        """True when one of the host's addresses can be bound here: found out by trying, not by comparing names."""
+        """True when one of the host's addresses can be bound here: by trying, not by comparing names."""
         ...
 
     def close(self) -> None:
-        """Release everything that is left."""
+        """Release what is left."""
         ...
 
 
 class LocalLink:
-    """One of two ends inside one process: how the leader's own node is a member like the others."""
+    """One end of a link inside one process: the leader's own node is a member like the others."""
 
     def __init__(self, loop: Loop) -> None:
         self.owner: LinkOwner | None = None
@@ -122,7 +122,7 @@ class LocalLink:
             self._loop.call_soon(lambda: other.deliver(message))
 
     def deliver(self, message: Message) -> None:
-        """A message of the other end arrives."""
+        """Hand a message of the other end to the owner."""
         if self._other is not None and self.owner is not None:
             self.owner.on_message(self, message)
 
@@ -130,9 +130,9 @@ class LocalLink:
         """See `Link`. What was sent before still arrives."""
         other, self._other = self._other, None
         if other is not None:
-            self._loop.call_soon(other.hang_up)
+            self._loop.call_soon(other.close_from_other_end)
 
-    def hang_up(self) -> None:
+    def close_from_other_end(self) -> None:
         """The other end was closed."""
         if self._other is not None:
             self._other = None

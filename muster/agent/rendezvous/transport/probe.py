@@ -1,4 +1,4 @@
-"""Has the process behind an address ended? An immediate redial that is refused says so."""
+"""Checks whether the process at an address has ended: an immediate redial that is refused proves it."""
 
 import errno
 import socket
@@ -9,46 +9,46 @@ from muster.agent.runtime.loop import Loop, Timer
 
 LIMIT_S = 2.0
 """How long the answer may take; later than that it would prove nothing."""
-AGAIN_S = 0.01
+RETRY_S = 0.01
 
 
 class Probe:
-    """Dials one address until it is refused, or until somebody is seen to be alive there.
+    """Dials one address until it is refused, or until a process there sends something.
 
-    A process that is killed closes its descriptors one after the other, the listening one often last: a redial that
-    comes between the two is accepted by the kernel and reset when the listener goes. Such a reset is no answer, and is
-    met by another dial. On a busy machine that was one death in ten.
+    A process that is killed closes its descriptors one after the other, the listening one often last: a redial before
+    that is accepted by the kernel and reset when the listener closes. Such a reset proves nothing, so the probe dials
+    again. On a busy machine this happened to one killed process in ten.
     """
 
     def __init__(self, loop: Loop, address: Address | None, port: int, on_result: Callable[[bool], None]) -> None:
-        """`on_result` comes on the loop, never at once: True when the dial was refused."""
+        """`on_result` is called on the loop, never at once: True when the dial was refused."""
         self._loop = loop
         self._address = address
         self._port = port
         self._on_result = on_result
         self._socket: socket.socket | None = None
-        self._over = False
-        self._limit = loop.call_later(LIMIT_S, lambda: self._end(refused=False))
-        self._again: Timer | None = None
+        self._closed = False
+        self._limit_timer = loop.call_later(LIMIT_S, lambda: self._finish(refused=False))
+        self._retry_timer: Timer | None = None
         loop.call_soon(self._dial)
 
     def _dial(self) -> None:
-        if self._over:
+        if self._closed:
             return
         if self._address is None:
-            self._end(refused=False)
+            self._finish(refused=False)
             return
         family, host = self._address
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:  # no descriptor left: nothing can be proven
-            self._end(refused=False)
+            self._finish(refused=False)
             return
         code = self._socket.connect_ex((host, self._port))
         if code in (0, errno.EINPROGRESS):
             self._loop.watch_writable(self._socket.fileno(), self._on_dialled)
         else:
-            self._end(refused=code == errno.ECONNREFUSED)
+            self._finish(refused=code == errno.ECONNREFUSED)
 
     def _on_dialled(self) -> None:
         if self._socket is None:
@@ -56,53 +56,53 @@ class Probe:
         self._loop.unwatch(self._socket.fileno())
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code == errno.ECONNRESET:
-            self._dial_again()
+            self._retry()
         elif code or is_self_connected(self._socket):
-            self._end(refused=code in (0, errno.ECONNREFUSED))
+            self._finish(refused=code in (0, errno.ECONNREFUSED))
         else:
             self._loop.watch_readable(self._socket.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
-        """Words come from a living process only; a reset or an end may be its last sign."""
+        """Only a living process sends data; a reset or an end of stream may come from one that is ending."""
         if self._socket is None:
             return
         try:
-            said = self._socket.recv(1)
+            data = self._socket.recv(1)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if said:
-            self._end(refused=False)
+            data = b""
+        if data:
+            self._finish(refused=False)
         else:
-            self._dial_again()
+            self._retry()
 
-    def _dial_again(self) -> None:
-        self._hang_up()
-        self._again = self._loop.call_later(AGAIN_S, self._dial)
+    def _retry(self) -> None:
+        self._close_socket()
+        self._retry_timer = self._loop.call_later(RETRY_S, self._dial)
 
-    def _end(self, *, refused: bool) -> None:
-        if not self._over:
+    def _finish(self, *, refused: bool) -> None:
+        if not self._closed:
             self.close()
             self._on_result(refused)
 
-    def _hang_up(self) -> None:
+    def _close_socket(self) -> None:
         if self._socket is not None:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
     def close(self) -> None:
-        """Give up without a result. Idempotent."""
-        self._over = True
-        self._limit.cancel()
-        if self._again is not None:
-            self._again.cancel()
-        self._hang_up()
+        """Stop without a result. Idempotent."""
+        self._closed = True
+        self._limit_timer.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._close_socket()
 
 
 def is_self_connected(sock: socket.socket) -> bool:
-    """True when a socket met itself: the port it dialled is in the range that its own port came from."""
+    """True when a socket is connected to itself: the port it dialled is in the range its own port came from."""
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:

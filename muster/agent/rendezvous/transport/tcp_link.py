@@ -11,21 +11,21 @@ from muster.agent.runtime.loop import Loop
 
 READ_BYTES = 256 * 1024
 UNSENT_LIMIT_BYTES = 64 * 1024 * 1024
-"""A member that takes this much without reading is gone for us."""
+"""A member that leaves this much unread counts as lost."""
 
 
 class TcpLink:
-    """One connection. Made by `TcpNetwork` only."""
+    """One connection. Only `TcpNetwork` makes it."""
 
     def __init__(self, loop: Loop, sock: socket.socket, token: str | None, *, is_server: bool) -> None:
         self.owner: LinkOwner | None = None
         self.on_open: Callable[[], None] | None = None
-        self.on_first: Callable[[Message], None] | None = None
+        self.on_first_message: Callable[[Message], None] | None = None
         self._loop = loop
         self._socket = sock
         self._out = bytearray()
         self._is_waiting = False
-        """True while the kernel takes no more of it."""
+        """True while the kernel accepts no more data."""
         self._closed = False
         self._codec = Codec(token, is_server=is_server, write=self._queue)
         self.local_host = normalise(sock.getsockname()[0])
@@ -36,7 +36,7 @@ class TcpLink:
 
     @property
     def is_open(self) -> bool:
-        """True once the other side has proved itself."""
+        """True once the handshake is complete."""
         return self._codec.open
 
     def send(self, message: Message) -> None:
@@ -47,7 +47,7 @@ class TcpLink:
     def _queue(self, data: bytes) -> None:
         self._out += data
         if len(self._out) > UNSENT_LIMIT_BYTES:
-            self._break("it does not read what it is sent")
+            self._fail("it does not read what it is sent")
         elif len(self._out) == len(data):
             self._flush()
 
@@ -61,7 +61,7 @@ class TcpLink:
             self._loop.watch_writable(self._socket.fileno(), self._flush)
             return
         except OSError:
-            # The reading side learns of it as well, and says so once to the owner.
+            # Reading fails as well, and reports it to the owner once.
             self._out.clear()
         if self._is_waiting:
             self._is_waiting = False
@@ -73,42 +73,42 @@ class TcpLink:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._break(error.strerror or str(error))
+            self._fail(error.strerror or str(error))
             return
         if not data:
-            self._break("connection closed")
+            self._fail("connection closed")
             return
         was_open = self.is_open
         messages = self._codec.receive(data)
         while (message := self._read_next(messages)) is not None:
-            self._tell_open(was_open)
+            self._report_open(was_open)
             was_open = True
-            self._hand_over(message)
-        self._tell_open(was_open)
+            self._deliver(message)
+        self._report_open(was_open)
 
     def _read_next(self, messages: Iterator[Message]) -> Message | None:
-        """Only the reading can be the other side's fault: whatever is raised while a message is handled is not."""
+        """Only an error of reading is the other side's fault; one raised while a message is handled is ours."""
         if self._closed:
             return None
         try:
             return next(messages, None)
         except ProtocolError as error:
-            self._break(str(error))
+            self._fail(str(error))
             return None
 
-    def _tell_open(self, was_open: bool) -> None:
+    def _report_open(self, was_open: bool) -> None:
         if self.is_open and not was_open and self.on_open is not None and not self._closed:
             on_open, self.on_open = self.on_open, None
             on_open()
 
-    def _hand_over(self, message: Message) -> None:
-        if self.on_first is not None:
-            on_first, self.on_first = self.on_first, None
-            on_first(message)
+    def _deliver(self, message: Message) -> None:
+        if self.on_first_message is not None:
+            on_first_message, self.on_first_message = self.on_first_message, None
+            on_first_message(message)
         elif self.owner is not None:
             self.owner.on_message(self, message)
 
-    def _break(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         if self._closed:
             return
         self._out.clear()
@@ -129,8 +129,3 @@ class TcpLink:
                 self._out.clear()
         self._loop.unwatch(self._socket.fileno())
         self._socket.close()
-
-    @property
-    def unsent_bytes(self) -> int:
-        """What the kernel has not yet taken."""
-        return 0 if self._closed else len(self._out)

@@ -1,8 +1,8 @@
-"""Links over TCP on the agent's loop: nothing blocks, strangers cost little.
+"""Links over TCP on the agent's loop: nothing blocks, and unknown connections cost little.
 
-A connection counts as a stranger's until its first valid message (with a token: after the handshake). Strangers have
-a few seconds, small frames, and a limited number of places; the oldest goes first when they are taken, so that a
-flood of half-open connections cannot keep members out.
+A connection is pending until its first valid message (with a token: after the handshake). Pending connections have a
+few seconds and small frames, and their number is limited: the oldest is closed first, so that a flood of half-open
+connections cannot keep members out.
 """
 
 import errno
@@ -23,14 +23,14 @@ from muster.agent.rendezvous.transport.probe import Probe, is_self_connected
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
 
-STRANGER_LIMIT_S = 5.0
-STRANGER_PLACES = 512
+PENDING_LIMIT_S = 5.0
+PENDING_CONNECTIONS_LIMIT = 512
 BACKLOG = 4096
 ACCEPTS_PER_TURN = 256
 
 
 class TcpListener:
-    """Accepts connections and hands over those whose first message is valid. Close it."""
+    """Accepts connections, and passes on those whose first message is valid. Close it."""
 
     def __init__(
         self, loop: Loop, sock: socket.socket, token: str | None, on_link: Callable[[Link, Message], None]
@@ -39,7 +39,7 @@ class TcpListener:
         self._socket = sock
         self._token = token
         self._on_link = on_link
-        self._strangers: dict[TcpLink, Timer] = {}
+        self._pending: dict[TcpLink, Timer] = {}
         self.port: int = sock.getsockname()[1]
         sock.setblocking(False)
         loop.watch_readable(sock.fileno(), self._on_readable)
@@ -52,51 +52,51 @@ class TcpListener:
                 # Nothing more to accept, or no descriptor left: the kernel keeps the connection in its queue.
                 return
             sock.setblocking(False)
-            self._greet(sock)
+            self._add_pending(sock)
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _add_pending(self, sock: socket.socket) -> None:
         try:
             link = TcpLink(self._loop, sock, self._token, is_server=True)
         except OSError:
-            sock.close()  # gone before it was greeted
+            sock.close()  # closed before it was accepted
             return
-        if len(self._strangers) >= STRANGER_PLACES:
-            self._drop(next(iter(self._strangers)))
+        if len(self._pending) >= PENDING_CONNECTIONS_LIMIT:
+            self._close_pending(next(iter(self._pending)))
         link.owner = self
-        link.on_first = lambda message: self._admit(link, message)
-        self._strangers[link] = self._loop.call_later(STRANGER_LIMIT_S, lambda: self._drop(link))
+        link.on_first_message = lambda message: self._pass_on(link, message)
+        self._pending[link] = self._loop.call_later(PENDING_LIMIT_S, lambda: self._close_pending(link))
 
-    def _admit(self, link: TcpLink, message: Message) -> None:
-        self._forget(link)
+    def _pass_on(self, link: TcpLink, message: Message) -> None:
+        self._remove_pending(link)
         link.owner = None
         self._on_link(link, message)
 
-    def _drop(self, link: TcpLink) -> None:
-        self._forget(link)
+    def _close_pending(self, link: TcpLink) -> None:
+        self._remove_pending(link)
         link.close()
 
-    def _forget(self, link: TcpLink) -> None:
-        timer = self._strangers.pop(link, None)
+    def _remove_pending(self, link: TcpLink) -> None:
+        timer = self._pending.pop(link, None)
         if timer is not None:
             timer.cancel()
 
     def on_message(self, link: Link, _message: Message) -> None:
-        """Never called: a first message makes a stranger somebody else's."""
+        """Never called: the first message goes to `on_first_message`, and the link gets another owner."""
         link.close()
 
     def on_closed(self, link: Link, _reason: str) -> None:
-        """A stranger went away, or spoke another language."""
+        """A pending connection was closed, or sent something that is not our protocol."""
         if isinstance(link, TcpLink):
-            self._forget(link)
+            self._remove_pending(link)
 
     def close(self) -> None:
-        """Stop accepting and drop the strangers. Idempotent."""
+        """Stop accepting, and close pending connections. Idempotent."""
         if self._socket.fileno() < 0:
             return
         self._loop.unwatch(self._socket.fileno())
         self._socket.close()
-        for link in list(self._strangers):
-            self._drop(link)
+        for link in list(self._pending):
+            self._close_pending(link)
 
 
 class _Dial:
@@ -109,22 +109,22 @@ class _Dial:
         self._addresses: deque[Address] = deque()
         self._socket: socket.socket | None = None
         self._link: TcpLink | None = None
-        self._over = False
+        self._closed = False
         self._refused = False
         self._why = ""
         self.on_open: Callable[[Link], None] | None = None
         self.on_failed: Callable[[str, bool], None] | None = None
         self._timer = self._loop.call_later(timeout_s, self._on_timeout)
 
-    def take_addresses(self, found: list[Address]) -> None:
-        if self._over:
+    def try_addresses(self, found: list[Address]) -> None:
+        if self._closed:
             return
         self._addresses.extend(found)
-        self._why = "its name does not resolve"
-        self._next()
+        self._why = "the host name does not resolve"
+        self._try_next()
 
-    def _next(self) -> None:
-        while self._addresses and not self._over:
+    def _try_next(self) -> None:
+        while self._addresses and not self._closed:
             family, host = self._addresses.popleft()
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -137,11 +137,11 @@ class _Dial:
                 self._loop.watch_writable(sock.fileno(), self._on_writable)
                 return
             sock.close()
-            self._note(code)
-        if not self._over:
+            self._record_error(code)
+        if not self._closed:
             self._fail()
 
-    def _note(self, code: int) -> None:
+    def _record_error(self, code: int) -> None:
         import os
 
         self._refused = code == errno.ECONNREFUSED
@@ -154,45 +154,45 @@ class _Dial:
         self._loop.unwatch(sock.fileno())
         self._socket = None
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # A socket may meet itself when the port it dials is in the range its own port comes from.
+        # A socket may connect to itself when the port it dials is in the range its own port comes from.
         if code == 0 and is_self_connected(sock):
             code = errno.ECONNREFUSED
         if code:
             sock.close()
-            self._note(code)
-            self._next()
+            self._record_error(code)
+            self._try_next()
         else:
-            self._shake(sock)
+            self._start_handshake(sock)
 
-    def _shake(self, sock: socket.socket) -> None:
+    def _start_handshake(self, sock: socket.socket) -> None:
         try:
             link = TcpLink(self._loop, sock, self._network.token, is_server=False)
         except OSError as error:
             sock.close()
             self._why = error.strerror or str(error)
-            self._next()
+            self._try_next()
             return
         self._link = link
         link.owner = self
         if link.is_open:
-            self._open()
+            self._report_open()
         else:
-            link.on_open = self._open
+            link.on_open = self._report_open
 
-    def _open(self) -> None:
+    def _report_open(self) -> None:
         link, self._link = self._link, None
-        self._end()
+        self._stop()
         if link is not None and self.on_open is not None:
             link.owner = None
             self.on_open(link)
 
     def on_message(self, link: Link, _message: Message) -> None:
-        """Nothing comes before the link is open."""
+        """Never called: no message arrives before the link is open."""
         link.close()
 
     def on_closed(self, _link: Link, reason: str) -> None:
         """Closed during the handshake."""
-        if not self._over:
+        if not self._closed:
             self._why = reason
             self._fail()
 
@@ -206,12 +206,12 @@ class _Dial:
         if self.on_failed is not None:
             self.on_failed(self._why, self._refused)
 
-    def _end(self) -> None:
-        self._over = True
+    def _stop(self) -> None:
+        self._closed = True
         self._timer.cancel()
 
     def close(self) -> None:
-        self._end()
+        self._stop()
         if self._socket is not None:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
@@ -240,11 +240,11 @@ class TcpNetwork:
         """See `Network`."""
         dial = _Dial(self, port, timeout_s)
         dial.on_open, dial.on_failed = on_open, on_failed
-        self._resolver.resolve(host, dial.take_addresses)
+        self._resolver.resolve(host, dial.try_addresses)
         return dial
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> Closing:
-        """See `Network`. Numeric addresses only: the same address must be dialled, not what a name means by now."""
+        """See `Network`. Numeric addresses only: a name may resolve to another address by now."""
         return Probe(self.loop, parse_numeric(host), port, on_result)
 
     def listen(self, host: str | None, port: int, on_link: Callable[[Link, Message], None]) -> Listener:

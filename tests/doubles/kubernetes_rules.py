@@ -25,7 +25,7 @@ class Broken(ValueError):
     """A document breaks a rule; the text is the server's."""
 
 
-def require(valid, path, text):
+def need(valid, path, text):
     if not valid:
         raise Broken(f"{path}: {text}")
 
@@ -45,60 +45,58 @@ def check_update(old, new):
     owners = new["metadata"].get("ownerReferences", ())
     for owner in owners:
         for name in ("apiVersion", "kind", "name", "uid"):
-            require(owner.get(name), f"metadata.ownerReferences.{name}", "Required value")
-    require(
-        sum(bool(owner.get("controller")) for owner in owners) < 2, "metadata.ownerReferences", "Only one controller"
-    )
+            need(owner.get(name), f"metadata.ownerReferences.{name}", "Required value")
+    need(sum(bool(owner.get("controller")) for owner in owners) < 2, "metadata.ownerReferences", "Only one controller")
     if old.get("immutable"):
         for name in ("data", "binaryData", "immutable"):
-            require(old.get(name) == new.get(name), name, "Forbidden: field is immutable when `immutable` is set")
+            need(old.get(name) == new.get(name), name, "Forbidden: field is immutable when `immutable` is set")
     if new.get("kind") == "Job" and new.get("apiVersion") == "batch/v1":
         before, after = old["spec"], new["spec"]
         for name in IMMUTABLE:
-            require(before.get(name) == after.get(name), f"spec.{name}", "Invalid value: field is immutable")
+            need(before.get(name) == after.get(name), f"spec.{name}", "Invalid value: field is immutable")
         moved = before["completions"] != after["completions"]
         together = "can only be modified in tandem with spec.parallelism"
-        require(not moved or after["completions"] == after["parallelism"], "spec.completions", together)
+        need(not moved or after["completions"] == after["parallelism"], "spec.completions", together)
         check_job(new)
 
 
 def check_metadata(document):
     metadata = document["metadata"]
-    require(SUBDOMAIN.fullmatch(metadata["name"]), "metadata.name", "Invalid value: a lowercase RFC 1123 subdomain")
+    need(SUBDOMAIN.fullmatch(metadata["name"]), "metadata.name", "Invalid value: a lowercase RFC 1123 subdomain")
     check_labels(metadata.get("labels", {}), "metadata.labels")
     annotations = metadata.get("annotations", {})
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    require(size <= 256 * 1024, "metadata.annotations", "Too long: may not be more than 262144 bytes")
+    need(size <= 256 * 1024, "metadata.annotations", "Too long: may not be more than 262144 bytes")
     for key in annotations:
-        require(QUALIFIED.fullmatch(key.lower()), "metadata.annotations", f"Invalid value: {key!r}")
+        need(QUALIFIED.fullmatch(key.lower()), "metadata.annotations", f"Invalid value: {key!r}")
 
 
 def check_labels(labels, path):
     for key, value in labels.items():
-        require(QUALIFIED.fullmatch(key), path, f"Invalid value: {key!r}: name part must consist of")
-        require(LABEL_VALUE.fullmatch(value), path, f"Invalid value: {value!r}: a valid label must be")
+        need(QUALIFIED.fullmatch(key), path, f"Invalid value: {key!r}: name part must consist of")
+        need(LABEL_VALUE.fullmatch(value), path, f"Invalid value: {value!r}: a valid label must be")
 
 
 def check_config_map(document):
     total = sum(len(value.encode()) for value in document.get("data", {}).values())
     total += sum(len(base64.b64decode(value)) for value in document.get("binaryData", {}).values())
     for key in (*document.get("data", {}), *document.get("binaryData", {})):
-        require(KEY.fullmatch(key), f"data[{key}]", "Invalid value: a valid config key must consist of")
-    require(total <= MEBIBYTE, "[]", "Too long: may not be more than 1048576 bytes")
+        need(KEY.fullmatch(key), f"data[{key}]", "Invalid value: a valid config key must consist of")
+    need(total <= MEBIBYTE, "[]", "Too long: may not be more than 1048576 bytes")
 
 
 def check_secret(document):
     values = document.get("data", {})
     for key in values:
-        require(KEY.fullmatch(key), f"data[{key}]", "Invalid value: a valid config key must consist of")
-    require(sum(len(base64.b64decode(value)) for value in values.values()) <= MEBIBYTE, "data", "Too long")
+        need(KEY.fullmatch(key), f"data[{key}]", "Invalid value: a valid config key must consist of")
+    need(sum(len(base64.b64decode(value)) for value in values.values()) <= MEBIBYTE, "data", "Too long")
 
 
 def check_service(document):
     name = document["metadata"]["name"]
-    require(LABEL_1035.fullmatch(name), "metadata.name", "Invalid value: a DNS-1035 label must consist of")
+    need(LABEL_1035.fullmatch(name), "metadata.name", "Invalid value: a DNS-1035 label must consist of")
     headless = document["spec"].get("clusterIP") == "None"
-    require(headless or document["spec"].get("ports"), "spec.ports", "Required value")
+    need(headless or document["spec"].get("ports"), "spec.ports", "Required value")
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -108,35 +106,31 @@ def check_job(document):
     spec, name = document["spec"], document["metadata"]["name"]
     completions, parallelism = spec.get("completions"), spec.get("parallelism", 1)
     indexed = spec.get("completionMode") == "Indexed"
-    require(
-        not indexed or completions is not None, "spec.completions", "Required value: when completion mode is Indexed"
-    )
-    require(not indexed or parallelism <= 100_000, "spec.parallelism", "must be less than or equal to 100000")
+    need(not indexed or completions is not None, "spec.completions", "Required value: when completion mode is Indexed")
+    need(not indexed or parallelism <= 100_000, "spec.parallelism", "must be less than or equal to 100000")
     for key in ("parallelism", "completions", "backoffLimit", "backoffLimitPerIndex", "activeDeadlineSeconds"):
-        require(0 <= (spec.get(key) or 0) < 2**31, f"spec.{key}", "must be greater than or equal to 0")
+        need(0 <= (spec.get(key) or 0) < 2**31, f"spec.{key}", "must be greater than or equal to 0")
     if indexed and completions:
         last = f"{name}-{completions - 1}"
         fits = LABEL_1123.fullmatch(last)
-        require(fits, "metadata.name", f"will not able to create pod with invalid DNS label: {last}")
+        need(fits, "metadata.name", f"will not able to create pod with invalid DNS label: {last}")
     per_index, most = spec.get("backoffLimitPerIndex"), spec.get("maxFailedIndexes")
-    require(
-        most is None or per_index is not None, "spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is"
-    )
-    require(per_index is None or indexed, "spec.backoffLimitPerIndex", "requires indexed completion mode")
-    require(most is None or most <= completions, "spec.maxFailedIndexes", "must be less than or equal to completions")
+    need(most is None or per_index is not None, "spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is")
+    need(per_index is None or indexed, "spec.backoffLimitPerIndex", "requires indexed completion mode")
+    need(most is None or most <= completions, "spec.maxFailedIndexes", "must be less than or equal to completions")
     replacement = spec.get("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
-    require(replacement in ("Failed", "TerminatingOrFailed"), "spec.podReplacementPolicy", "Unsupported value")
+    need(replacement in ("Failed", "TerminatingOrFailed"), "spec.podReplacementPolicy", "Unsupported value")
     if "podFailurePolicy" in spec:
-        require(replacement == "Failed", "spec.podReplacementPolicy", 'Unsupported value: supported values: "Failed"')
+        need(replacement == "Failed", "spec.podReplacementPolicy", 'Unsupported value: supported values: "Failed"')
         check_failure_policy(spec)
     if "successPolicy" in spec:
-        require(indexed, "spec.successPolicy", "requires indexed completion mode")
+        need(indexed, "spec.successPolicy", "requires indexed completion mode")
         for rule in spec["successPolicy"]["rules"]:
-            require(rule["succeededCount"] <= completions, "spec.successPolicy", "must be less than or equal to")
+            need(rule["succeededCount"] <= completions, "spec.successPolicy", "must be less than or equal to")
     policy = spec["template"]["spec"].get("restartPolicy")
-    require(policy in ("Never", "OnFailure"), "spec.template.spec.restartPolicy", "Required value")
+    need(policy in ("Never", "OnFailure"), "spec.template.spec.restartPolicy", "Required value")
     only = 'only "Never" is supported when podFailurePolicy is specified'
-    require("podFailurePolicy" not in spec or policy == "Never", "spec.template.spec.restartPolicy", only)
+    need("podFailurePolicy" not in spec or policy == "Never", "spec.template.spec.restartPolicy", only)
     check_labels(spec["template"].get("metadata", {}).get("labels", {}), "spec.template.metadata.labels")
     check_pod(spec["template"]["spec"], "spec.template.spec")
 
@@ -146,16 +140,14 @@ def check_failure_policy(spec):
     for rule in spec["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes")
         path = "spec.podFailurePolicy.rules"
-        require(
+        need(
             bool(codes) != bool(rule.get("onPodConditions")), path, "specifying one of OnExitCodes and OnPodConditions"
         )
         if codes:
             values = codes["values"]
-            require(codes["operator"] != "In" or 0 not in values, path, "must not be 0 for the In operator")
-            require(values == sorted(set(values)), path, "must be ordered")
-            require(
-                codes.get("containerName", names[0]) in names, path, "must be one of the container or initContainer"
-            )
+            need(codes["operator"] != "In" or 0 not in values, path, "must not be 0 for the In operator")
+            need(values == sorted(set(values)), path, "must be ordered")
+            need(codes.get("containerName", names[0]) in names, path, "must be one of the container or initContainer")
 
 
 # -- pods -------------------------------------------------------------------------------------------------------------
@@ -165,60 +157,52 @@ def check_pod(spec, path):
     volumes = [volume["name"] for volume in spec.get("volumes", ())]
     for volume in spec.get("volumes", ()):
         check_volume(volume, path)
-    require(len(set(volumes)) == len(volumes), f"{path}.volumes", "Duplicate value")
-    require(spec["containers"], f"{path}.containers", "Required value")
+    need(len(set(volumes)) == len(volumes), f"{path}.volumes", "Duplicate value")
+    need(spec["containers"], f"{path}.containers", "Required value")
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         check_container(container, volumes, f"{path}.containers")
     for toleration in spec.get("tolerations", ()):
         effect, seconds = toleration.get("effect"), toleration.get("tolerationSeconds")
         lasting = "effect must be 'NoExecute' when `tolerationSeconds` is set"
-        require(seconds is None or effect == "NoExecute", f"{path}.tolerations", lasting)
+        need(seconds is None or effect == "NoExecute", f"{path}.tolerations", lasting)
         exists = toleration.get("operator") == "Exists"
-        require(
-            not exists or not toleration.get("value"), f"{path}.tolerations", "value must be empty when `operator` is"
-        )
+        need(not exists or not toleration.get("value"), f"{path}.tolerations", "value must be empty when `operator` is")
     check_labels(spec.get("nodeSelector", {}), f"{path}.nodeSelector")
     for name in ("subdomain", "hostname"):
-        require(
-            LABEL_1123.fullmatch(spec.get(name, "x")), f"{path}.{name}", "a lowercase RFC 1123 label must consist of"
-        )
+        need(LABEL_1123.fullmatch(spec.get(name, "x")), f"{path}.{name}", "a lowercase RFC 1123 label must consist of")
     grace_s = spec.get("terminationGracePeriodSeconds", 30)
-    require(grace_s >= 0, f"{path}.terminationGracePeriodSeconds", "must be greater than or equal to 0")
+    need(grace_s >= 0, f"{path}.terminationGracePeriodSeconds", "must be greater than or equal to 0")
 
 
 def check_volume(volume, path):
     sources = volume.keys() - {"name"}
-    require(len(sources) == 1, f"{path}.volumes", "may not specify more than 1 volume type")
+    need(len(sources) == 1, f"{path}.volumes", "may not specify more than 1 volume type")
     host = volume.get("hostPath", {}).get("path", "/")
-    require(".." not in host.split("/"), f"{path}.volumes.hostPath.path", "must not contain '..'")
+    need(".." not in host.split("/"), f"{path}.volumes.hostPath.path", "must not contain '..'")
     size = str(volume.get("emptyDir", {}).get("sizeLimit", "1"))
-    require(QUANTITY.fullmatch(size), f"{path}.volumes", "quantities must match the regular expression")
-    require(LABEL_1123.fullmatch(volume["name"]), f"{path}.volumes.name", "a lowercase RFC 1123 label must consist of")
+    need(QUANTITY.fullmatch(size), f"{path}.volumes", "quantities must match the regular expression")
+    need(LABEL_1123.fullmatch(volume["name"]), f"{path}.volumes.name", "a lowercase RFC 1123 label must consist of")
 
 
 def check_container(container, volumes, path):
-    require(container.get("image"), f"{path}.image", "Required value")
+    need(container.get("image"), f"{path}.image", "Required value")
     places = [mount["mountPath"] for mount in container.get("volumeMounts", ())]
-    require(len(set(places)) == len(places), f"{path}.volumeMounts.mountPath", "must be unique")
+    need(len(set(places)) == len(places), f"{path}.volumeMounts.mountPath", "must be unique")
     for mount in container.get("volumeMounts", ()):
-        require(mount["name"] in volumes, f"{path}.volumeMounts.name", f"Not found: {mount['name']!r}")
+        need(mount["name"] in volumes, f"{path}.volumeMounts.name", f"Not found: {mount['name']!r}")
     for item in container.get("env", ()):
-        require(ENV_NAME.fullmatch(item["name"]), f"{path}.env", "a valid environment variable name must consist of")
+        need(ENV_NAME.fullmatch(item["name"]), f"{path}.env", "a valid environment variable name must consist of")
         both = "may not be specified when `value` is not empty"
-        require(not (item.get("value") and item.get("valueFrom")), f"{path}.env.valueFrom", both)
+        need(not (item.get("value") and item.get("valueFrom")), f"{path}.env.valueFrom", both)
     requests, limits = (container.get("resources", {}).get(name, {}) for name in ("requests", "limits"))
     for name, amount in (*requests.items(), *limits.items()):
         qualified = name in STANDARD or ("/" in name and QUALIFIED.fullmatch(name))
-        require(qualified, f"{path}.resources[{name}]", "must be a standard resource type or fully qualified")
-        require(QUANTITY.fullmatch(str(amount)), f"{path}.resources[{name}]", "quantities must match")
+        need(qualified, f"{path}.resources[{name}]", "must be a standard resource type or fully qualified")
+        need(QUANTITY.fullmatch(str(amount)), f"{path}.resources[{name}]", "quantities must match")
         if name not in STANDARD:
-            require(
-                requests.get(name, amount) == limits.get(name), f"{path}.resources", "Limit must be set for non overc"
-            )
+            need(requests.get(name, amount) == limits.get(name), f"{path}.resources", "Limit must be set for non overc")
     security = container.get("securityContext", {})
     contradicts = security.get("privileged") and security.get("allowPrivilegeEscalation") is False
-    require(
-        not contradicts, f"{path}.securityContext", "cannot set `allowPrivilegeEscalation` to false and `privileged`"
-    )
+    need(not contradicts, f"{path}.securityContext", "cannot set `allowPrivilegeEscalation` to false and `privileged`")
     for port in container.get("ports", ()):
-        require(0 < port["containerPort"] < 65536, f"{path}.ports", "must be between 1 and 65535, inclusive")
+        need(0 < port["containerPort"] < 65536, f"{path}.ports", "must be between 1 and 65535, inclusive")

@@ -1,4 +1,4 @@
-"""Kinds of Kubernetes objects: their API versions and paths. Builders write them, readers look them up."""
+"""Kinds of Kubernetes objects: their API versions and paths, for builders and readers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,14 +44,13 @@ VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
 PARENT_KINDS: Final = ("Job", "JobSet")
 """The first of these in a request owns all other objects. Volcano's is a Job, too."""
 
-NATIVE_POD_GROUP: Final = "scheduling.k8s.io"
-VOLCANO_POD_GROUP: Final = "scheduling.volcano.sh"
-"""API groups that have a PodGroup."""
-
-NATIVE_POD_GROUP_VERSIONS: Final = ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2")
-"""Those with a PodGroup we know, the preferred first."""
-
+NATIVE_GROUP: Final = "scheduling.k8s.io"
 VOLCANO_POD_GROUP_VERSION: Final = "scheduling.volcano.sh/v1beta1"
+POD_GROUP_VERSIONS: Final = {
+    NATIVE_GROUP: ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"),
+    "scheduling.volcano.sh": (VOLCANO_POD_GROUP_VERSION,),
+}
+"""API group -> its versions with a PodGroup that we support, the preferred first."""
 
 
 def parse_kind(document: Mapping[str, Any]) -> Kind:

@@ -13,7 +13,7 @@ NAME_LIMIT: Final = 63
 ROLE_LIMIT: Final = 20
 CONTAINER: Final = "main"
 INDEX_VARIABLE: Final = "NODE_INDEX"
-"""In a pod's container: the index that its controller gave it."""
+"""Environment variable with the index that the pod's controller assigned."""
 
 LEADER_TASK: Final = "lead"
 """Volcano: the task of node 0 of an elastic role."""
@@ -44,7 +44,7 @@ class PodNaming:
 
 
 def build_secret_name(app: str) -> str:
-    """The Secret that holds the tokens of the agent roles and secret variables."""
+    """The Secret with the tokens of the agent roles and secret variables."""
     return f"{app}-secret"
 
 
@@ -54,7 +54,7 @@ def build_token_key(label: str) -> str:
 
 
 def build_config_map_name(app: str) -> str:
-    """The ConfigMap that holds the agent and the packed workspaces."""
+    """The ConfigMap with the agent and the packed workspaces."""
     return f"{app}-bundle"
 
 

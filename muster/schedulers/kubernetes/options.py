@@ -64,7 +64,7 @@ class Options:
 
     @property
     def resolved_gang(self) -> str:
-        """`gang` as far as the options decide it; "auto" remains where the cluster must be asked."""
+        """`gang` as far as the options decide it; "auto" remains where it depends on the cluster."""
         if self.gang != "auto":
             return self.gang
         if self.flavor == "volcano":
@@ -81,13 +81,8 @@ def declare_options(opts: StrictOpts) -> None:
 _TABLE: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ("namespace", str, None, "namespace of the job; default: the context's, else 'default'"),
     ("context", str, None, "context of the kubeconfig; default: the current one"),
-    (
-        "kubeconfig",
-        str,
-        None,
-        "path of the kubeconfig; default: $KUBECONFIG, else ~/.kube/config, else the pod's service account",
-    ),
-    ("flavor", str, "job", f"one of {', '.join(FLAVORS)}; job works on any cluster"),
+    ("kubeconfig", str, None, "path of the kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's own account"),
+    ("flavor", str, "job", f"one of {', '.join(FLAVORS)}; job needs nothing installed in the cluster"),
     ("queue", str, None, "name of a Kueue LocalQueue (flavor=job, jobset) or of a Volcano queue"),
     ("priority_class", str, None, "PriorityClass of the pods; with Kueue: WorkloadPriorityClass"),
     (
@@ -98,36 +93,16 @@ _TABLE: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ),
     ("image_pull_secrets", list[str], None, "names of image pull secrets, separated by ';'"),
     ("image_pull_policy", str, None, f"one of {', '.join(PULL_POLICIES)}; default: Kubernetes' default"),
-    (
-        "image_repo",
-        str,
-        None,
-        "repository to which an image with the workspace, built on the job's image, is pushed (needs Docker)",
-    ),
+    ("image_repo", str, None, "registry path to which an image with the workspace is pushed (needs Docker)"),
     ("quiet", bool, False, "with image_repo: do not print the output of the build"),
     ("node_selector", dict[str, str], None, "labels that nodes must have: KEY:VALUE, separated by ';'"),
     ("tolerations", list[str], None, "KEY[:VALUE][:EFFECT][:SECONDS], separated by ';'"),
-    (
-        "pod_template",
-        str,
-        None,
-        "patch for the pod template: a YAML or JSON file, or inline JSON; the container's name is 'main'",
-    ),
+    ("pod_template", str, None, "patch for the pod template: a file, or inline JSON; our container is 'main'"),
     ("ttl_s", int, None, "seconds from the end of the job until it is deleted; default: never deleted"),
     ("shm_size", str, None, "size of /dev/shm, e.g. 16Gi; default: half the memory limit, or 8Gi without a limit"),
     ("grace_s", int, None, "seconds between SIGTERM and SIGKILL of a pod; default: the agent's shutdown timeout + 15"),
-    (
-        "rdma",
-        str,
-        None,
-        "RDMA device RESOURCE[:COUNT], e.g. rdma/hca:1, or 'true': no device, only the right to lock memory",
-    ),
-    (
-        "gang",
-        str,
-        "auto",
-        f"one of {', '.join(GANGS)}; auto: Kueue if a queue is given, else PodGroups if the cluster has them",
-    ),
+    ("rdma", str, None, "RESOURCE[:COUNT] of RDMA devices, e.g. rdma/hca:1; 'true': only the right to lock memory"),
+    ("gang", str, "auto", f"one of {', '.join(GANGS)}; auto: Kueue with a queue, else PodGroups if available"),
     (
         "agent",
         str,
@@ -137,20 +112,10 @@ _TABLE: Final[tuple[tuple[str, Any, Any, str], ...]] = (
     ("security", str, "baseline", "baseline, or restricted: pods run as uid 1000, not root, and mount no host paths"),
     ("suspend", bool, False, "create the job suspended"),
     ("kube_version", str, None, "Kubernetes version to check a dry run against, e.g. 1.31; default: the newest known"),
-    (
-        "validate_spec",
-        bool,
-        True,
-        "let the cluster check every object (server-side dry run) before any is created",
-    ),
+    ("validate_spec", bool, True, "let the cluster check every object (server-side dry run) before any is created"),
     ("reserved_millicpu", int, 0, "CPU reserved for the node, in millicores; subtracted from the request"),
     ("reserved_memmb", int, 0, "memory reserved for the node, in MB; subtracted from the request, not from the limit"),
-    (
-        "efa_device_count",
-        int,
-        None,
-        "number of vpc.amazonaws.com/efa devices; default: as in the resource; 0: none",
-    ),
+    ("efa_device_count", int, None, "number of vpc.amazonaws.com/efa devices; default: as in the resource; 0: none"),
 )
 
 

@@ -163,7 +163,5 @@ def _load_image_builder() -> Any:
     try:
         from torchx.workspace.docker_workspace import DockerWorkspaceMixin
     except ImportError as error:
-        raise EngineError(
-            f"image_repo needs the docker package; install it with: pip install docker ({error})"
-        ) from error
+        raise EngineError(f"image_repo needs the docker package: pip install docker ({error})") from error
     return DockerWorkspaceMixin()

@@ -471,7 +471,7 @@ def test_in_cluster_the_pods_own_account_is_used(monkeypatch, tmp_path):
     assert "sa-token" in "".join(opened.build_auth_headers().values())
 
 
-# -- after submission -------------------------------------------------------------------------------------------------------
+# -- after submission -------------------------------------------------------------------------------------------------
 
 
 def test_the_state_follows_the_pods(cluster, scheduler):

@@ -733,7 +733,7 @@ def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
         (
             [plain_role(mounts=[specs.VolumeMount(src="nfs/x", dst_path="/x")])],
             {},
-            "volume 'nfs/x' is not a claim, or pvc/",
+            "volume 'nfs/x' is not CLAIM, pvc/NAME, configmap/NAME, secret/NAME or emptydir/",
         ),
         ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="x")])], {}, "'x' is not an absolute path"),
         ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/a/../b")])], {}, "without ':' and '..'"),

@@ -9,8 +9,8 @@ from muster.schedulers.errors import EngineError
 
 _ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POOL_SIZE: Final = 80
-"""Connections kept: more than all log readers open together. The pool closes any further connection after one use and
-prints a warning on the user's terminal. The library's default is five per CPU of this machine."""
+"""Connections kept: more than all log readers open. The pool closes further ones after one use, with a warning each on
+the user's terminal. The library's default is five per CPU of this machine."""
 
 _INSTALL: Final = "pip install 'torchx-muster[kubernetes]'"
 
@@ -53,9 +53,7 @@ def open_connection(access: Access) -> Connection:
     try:
         from kubernetes import client, config
     except ImportError as error:
-        raise EngineError(
-            f"the kubernetes scheduler needs the Kubernetes client; install it with: {_INSTALL}"
-        ) from error
+        raise EngineError(f"the kubernetes scheduler needs the Kubernetes client: {_INSTALL}") from error
     configuration = client.Configuration()
     path = _find_kubeconfig(access)
     if path is None:
@@ -84,9 +82,7 @@ def _find_kubeconfig(access: Access) -> str | None:
     if named:
         found = [part for part in named.split(os.pathsep) if part and Path(part).expanduser().exists()]
         if not found:
-            raise EngineError(
-                f"kubeconfig {named!r} does not exist; set -cfg kubeconfig=FILE or KUBECONFIG to an existing file"
-            )
+            raise EngineError(f"kubeconfig {named!r} does not exist; set -cfg kubeconfig=FILE or KUBECONFIG")
         return os.pathsep.join(str(Path(part).expanduser()) for part in found)
     default = Path("~/.kube/config").expanduser()
     if default.exists():

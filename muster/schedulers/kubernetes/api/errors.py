@@ -1,4 +1,4 @@
-"""Explains a refusal of the API server in one line that says what to do. Only this module words them."""
+"""Explains a refusal of the API server in one line that says what to do."""
 
 import json
 import re
@@ -33,11 +33,11 @@ class Refusal:
         """Parses a `Status` object, or whatever a proxy in between sent instead."""
         reason, message = "", ""
         try:
-            answer: Any = json.loads(body)
+            response: Any = json.loads(body)
         except ValueError:
-            answer = None
-        if isinstance(answer, dict):
-            reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
+            response = None
+        if isinstance(response, dict):
+            reason, message = str(response.get("reason") or ""), str(response.get("message") or "")
         if not message:
             message = body.decode(errors="replace")[:300]
         wait = float(retry_after) if retry_after and re.fullmatch(r"\d+(\.\d+)?", retry_after) else None

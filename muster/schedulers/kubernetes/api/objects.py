@@ -37,30 +37,30 @@ class Objects:
 
     def read_version(self) -> tuple[int, int]:
         """The server's version, as in (1, 31)."""
-        answer = self.client.request("GET", "/version", what="the version", verb="read")
-        return parse_version(f"{answer['major']}.{answer['minor']}")
+        response = self.client.request("GET", "/version", what="the version", verb="read")
+        return parse_version(f"{response['major']}.{response['minor']}")
 
     def list_group_versions(self, group: str) -> list[str]:
         """The server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"]; [] without it."""
         try:
-            answer = self.client.request("GET", f"/apis/{group}", what=f"API group {group}", verb="discover")
+            response = self.client.request("GET", f"/apis/{group}", what=f"API group {group}", verb="discover")
         except ApiError as error:
             if error.refusal.status in (403, 404):
                 return []
             raise
-        preferred = answer.get("preferredVersion", {}).get("groupVersion")
-        versions = [item["groupVersion"] for item in answer.get("versions", [])]
+        preferred = response.get("preferredVersion", {}).get("groupVersion")
+        versions = [item["groupVersion"] for item in response.get("versions", [])]
         return sorted(versions, key=lambda version: version != preferred)
 
     def has_kind(self, api_version: str, plural: str) -> bool:
         """Whether the server offers a kind in one version of a group."""
         try:
-            answer = self.client.request("GET", f"/apis/{api_version}", what=api_version, verb="discover")
+            response = self.client.request("GET", f"/apis/{api_version}", what=api_version, verb="discover")
         except ApiError as error:
             if error.refusal.status in (403, 404):
                 return False
             raise
-        return any(item["name"] == plural for item in answer.get("resources", []))
+        return any(item["name"] == plural for item in response.get("resources", []))
 
     def create(self, document: Mapping[str, Any], *, dry_run: bool = False, needs_uid: bool = False) -> dict[str, Any]:
         """Creates an object exactly once, even if responses are lost. The server refuses unknown fields.
@@ -161,7 +161,7 @@ class Objects:
         items: list[Any] = []
         token = ""
         while True:
-            answer = self.client.request(
+            response = self.client.request(
                 "GET",
                 kind.build_path(namespace),
                 what=f"{kind.kind.lower()}s",
@@ -170,8 +170,8 @@ class Objects:
                     limit=str(_PAGE_LIMIT), labelSelector=labels, fieldSelector=fields, **{"continue": token}
                 ),
             )
-            items += answer.get("items") or []
-            metadata = answer.get("metadata", {})
+            items += response.get("items") or []
+            metadata = response.get("metadata", {})
             token = metadata.get("continue") or ""
             if not token:
                 return items, str(metadata.get("resourceVersion", ""))

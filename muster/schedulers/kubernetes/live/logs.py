@@ -38,7 +38,7 @@ Stamp = tuple[int, int]
 
 
 class PodSource(Protocol):
-    """What a reader needs to know of pods; see `watch.PodWatch` and `watch.PodSnapshot`."""
+    """What a reader needs of pods; see `watch.PodWatch` and `watch.PodSnapshot`."""
 
     def find(self, role: str, index: int) -> list[PodFact]:
         """The pods of one node, oldest first."""
@@ -262,11 +262,11 @@ def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def split_stamp(raw: bytes) -> tuple[Stamp | None, bytes]:
     """Splits `2026-11-21T02:20:49.123456789Z text` into time and text; (None, raw) without a time."""
-    word, space, line = raw.partition(b" ")
+    stamp, space, line = raw.partition(b" ")
     if not space:
-        word, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
+        stamp, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
     try:
-        return parse_stamp(word.decode("ascii")), line
+        return parse_stamp(stamp.decode("ascii")), line
     except ValueError:
         return None, raw
 

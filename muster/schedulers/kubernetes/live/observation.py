@@ -1,12 +1,13 @@
 """Reads what the status of an app needs, with as few requests as its state allows."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import EVENT, NATIVE_POD_GROUP_VERSIONS, POD, VOLCANO_POD_GROUP_VERSION, Kind
+from muster.schedulers.kubernetes.kinds import EVENT, POD, POD_GROUP_VERSIONS, Kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_COMPONENT, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.operations import find_parents
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
@@ -14,8 +15,6 @@ from muster.schedulers.kubernetes.live.status import Observation, count_missing_
 from muster.schedulers.kubernetes.names import LEADER_TASK
 
 _Result = TypeVar("_Result")
-
-_POD_GROUPS: Final = (*NATIVE_POD_GROUP_VERSIONS, VOLCANO_POD_GROUP_VERSION)
 
 _REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
 """Events that only repeat the reason of the event before, which explains what is wrong with the image."""
@@ -102,7 +101,7 @@ def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queu
 
 
 def _read_pod_group(resources: Objects, ref: AppRef) -> str:
-    for version in _POD_GROUPS:
+    for version in itertools.chain.from_iterable(POD_GROUP_VERSIONS.values()):
         group = resources.read(Kind(api_version=version, kind="PodGroup"), ref.namespace, ref.name)
         if group is not None:
             reason = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")

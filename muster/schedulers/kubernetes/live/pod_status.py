@@ -101,10 +101,8 @@ def _read_index(labels: Mapping[str, str], elastic_role: str) -> int:
     text = labels.get(JOB_INDEX_LABEL) or labels.get(TASK_INDEX_LABEL) or ""
     if not text.isdecimal():
         return -1
-    starts_at_1 = (
-        bool(elastic_role) and labels.get(LABEL_COMPONENT) == elastic_role and labels.get(TASK_LABEL) != LEADER_TASK
-    )
-    return int(text) + starts_at_1
+    is_elastic = bool(elastic_role) and labels.get(LABEL_COMPONENT) == elastic_role
+    return int(text) + (is_elastic and labels.get(TASK_LABEL) != LEADER_TASK)
 
 
 def _find_container(statuses: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:

@@ -133,9 +133,8 @@ class Session:
         )
         reader = LogReader(resources.client, self._limits, self._clock)
         if not tail:
-            return reader.read(
-                query, PodSnapshot(list_pods(resources, ref, elastic_role=find_elastic_role(parents[0])))
-            )
+            pods = list_pods(resources, ref, elastic_role=find_elastic_role(parents[0]))
+            return reader.read(query, PodSnapshot(pods))
         return _follow(reader, query, self._find_watch(app_id, ref, resources, parents))
 
     def _find_watch(self, app_id: str, ref: AppRef, resources: Objects, parents: Sequence[dict[str, Any]]) -> PodWatch:
@@ -147,9 +146,8 @@ class Session:
                 _stop_other_roles(resources, ref, current)
             return not current or decide_state(Observation(parents=current, pods=())) in _END_STATES
 
-        return self._watches.setdefault(
-            app_id, PodWatch(resources, ref, elastic_role=find_elastic_role(parents[0]), check_ended=has_ended)
-        )
+        watch = PodWatch(resources, ref, elastic_role=find_elastic_role(parents[0]), check_ended=has_ended)
+        return self._watches.setdefault(app_id, watch)
 
 
 def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[str]:

@@ -9,17 +9,7 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import (
-    JOBSET,
-    NATIVE_POD_GROUP,
-    NATIVE_POD_GROUP_VERSIONS,
-    PARENT_KINDS,
-    VOLCANO_JOB,
-    VOLCANO_POD_GROUP,
-    VOLCANO_POD_GROUP_VERSION,
-    Kind,
-    parse_kind,
-)
+from muster.schedulers.kubernetes.kinds import JOBSET, PARENT_KINDS, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
@@ -187,12 +177,12 @@ def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
         versions = resources.list_group_versions("kueue.x-k8s.io")
         if not versions:
             raise EngineError(
-                f"queue={options.queue}: Kueue is not installed in this cluster; install it, or remove queue"
+                f"queue={options.queue}: Kueue is not installed in this cluster; install it or remove queue"
             )
         kind = Kind(api_version=versions[0], kind="LocalQueue")
         _check_queue_exists(resources, kind, namespace, options.queue, f"namespace {namespace!r} has no LocalQueue")
     elif options.resolved_gang == "volcano" and options.queue:
-        kind = Kind(api_version=VOLCANO_POD_GROUP_VERSION, kind="Queue", namespaced=False)
+        kind = Kind(api_version="scheduling.volcano.sh/v1beta1", kind="Queue", namespaced=False)
         _check_queue_exists(resources, kind, "", options.queue, "Volcano has no queue")
 
 
@@ -231,10 +221,7 @@ def _add_available_gang(
 
 def _list_pod_group_versions(resources: Objects) -> Iterator[str]:
     """The cluster's versions of PodGroup, Kubernetes' own first."""
-    for group, versions in (
-        (NATIVE_POD_GROUP, NATIVE_POD_GROUP_VERSIONS),
-        (VOLCANO_POD_GROUP, (VOLCANO_POD_GROUP_VERSION,)),
-    ):
+    for group, versions in POD_GROUP_VERSIONS.items():
         if resources.list_group_versions(group):
             version = next((version for version in versions if resources.has_kind(version, "podgroups")), None)
             if version is not None:

@@ -119,7 +119,7 @@ class PodWatch:
                 raise self._error
 
     def has_app_ended(self) -> bool:
-        """Whether the app has ended. One reader at a time asks the cluster, the others get the last result."""
+        """Whether the app has ended. One reader at a time checks, the others get its last result."""
         if not self._ended and self._checking.acquire(blocking=False):
             try:
                 self._ended = self._check_ended()
@@ -175,7 +175,7 @@ class PodWatch:
                 if self._idle.is_set():
                     return version
         except Unreachable:
-            pass  # the caller resumes the watch; if the server is gone, the next request fails
+            pass  # the caller resumes the watch; if the server is down, the next request fails
         if version == first_version:
             self._idle.wait(_RETRY_S)
         return version

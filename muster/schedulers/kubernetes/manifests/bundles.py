@@ -59,7 +59,7 @@ def pack_workspace(path: str) -> tuple[str, bytes]:
     except BundleError as error:
         raise SchedulerError(str(error)) from error
     if len(content) > WORKSPACE_LIMIT_BYTES:
-        _raise_too_large(folder, len(content), "packed")
+        _raise_too_large(f"workspace {folder!r} is", len(content), "packed")
     return f"workspace-{hashlib.sha256(content).hexdigest()[:12]}.tar.gz", content
 
 
@@ -72,13 +72,13 @@ def _check_size(folder: str) -> None:
         status = (root / relative).lstat()
         total += status.st_size
         if total > _UNPACKED_LIMIT_BYTES:
-            _raise_too_large(folder, total, "or larger")
+            _raise_too_large(f"workspace {folder!r} is", total, "or more")
 
 
-def _raise_too_large(folder: str, size_bytes: int, qualifier: str) -> None:
+def _raise_too_large(subject: str, size_bytes: int, qualifier: str) -> None:
     limit = f"{WORKSPACE_LIMIT_BYTES // 1024} KiB packed"
     size = f"{size_bytes // 1024} KiB {qualifier}"
-    raise SchedulerError(f"workspace {folder!r} is too large: {size}, the limit is {limit}; {_ALTERNATIVES}")
+    raise SchedulerError(f"{subject} too large: {size}, the limit is {limit}; {_ALTERNATIVES}")
 
 
 def build_bundles(workspaces: Mapping[str, bytes], *, needs_agent: bool) -> Bundles:
@@ -89,7 +89,7 @@ def build_bundles(workspaces: Mapping[str, bytes], *, needs_agent: bool) -> Bund
     """
     total = sum(len(content) for content in workspaces.values())
     if total > WORKSPACE_LIMIT_BYTES:
-        _raise_too_large(f"(all {len(workspaces)} of the app)", total, "packed")
+        _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
     return Bundles(agent=build_agent_bundle() if needs_agent else None, workspaces=workspaces)
 
 

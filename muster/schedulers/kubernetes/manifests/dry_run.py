@@ -1,4 +1,4 @@
-"""Prints documents as YAML that `kubectl apply` takes unchanged."""
+"""Prints documents as YAML that `kubectl apply` accepts unchanged."""
 
 import json
 from collections.abc import Mapping, Sequence

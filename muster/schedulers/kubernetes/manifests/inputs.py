@@ -84,7 +84,7 @@ class AppInputs:
 
     @property
     def token_roles(self) -> dict[str, str]:
-        """Key in the Secret -> name of the agent role whose token it holds."""
+        """Key in the Secret -> name of the agent role whose token it is."""
         return {build_token_key(role.label): role.role.name for role in self.roles if role.is_agent}
 
     def build_rank0_host(self, role: RoleInputs) -> str:
@@ -122,13 +122,15 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )
     check_version(options.schema_version, elastic=any(role.elastic for role in roles), source="kube_version")
-    naming = PodNaming(flavor=options.flavor, elastic_role=_find_lead(roles) if options.flavor == "volcano" else "")
+    naming = PodNaming(
+        flavor=options.flavor, elastic_role=_find_elastic_role(roles) if options.flavor == "volcano" else ""
+    )
     inputs = AppInputs(name=name, app=app, roles=roles, options=options, naming=naming)
     check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], naming)
     return inputs
 
 
-def _find_lead(roles: Sequence[RoleInputs]) -> str:
+def _find_elastic_role(roles: Sequence[RoleInputs]) -> str:
     """Volcano: label of the elastic role, "" without one.
 
     Raises:

@@ -183,9 +183,7 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
         if not isinstance(port, int) or not 0 < port < 65536:
             raise SchedulerError(f"role {role.role.name!r}: port {name}={port!r} is not between 1 and 65535")
         if port not in [other["containerPort"] for other in ports]:
-            ports.append(
-                {"containerPort": port}
-            )  # without names: theirs have a grammar of their own, and nothing uses them
+            ports.append({"containerPort": port})  # without a name, which would need a stricter syntax
     return ports
 
 

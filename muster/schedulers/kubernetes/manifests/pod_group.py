@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.kinds import NATIVE_POD_GROUP, NATIVE_POD_GROUP_VERSIONS
+from muster.schedulers.kubernetes.kinds import NATIVE_GROUP, POD_GROUP_VERSIONS
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
 
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
@@ -12,9 +12,10 @@ _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 def find_native_version(kube_version: tuple[int, int]) -> str | None:
     """The version of the native PodGroup in a Kubernetes version; None before 1.36."""
+    newest, oldest = POD_GROUP_VERSIONS[NATIVE_GROUP]
     if kube_version >= (1, 37):
-        return NATIVE_POD_GROUP_VERSIONS[0]
-    return NATIVE_POD_GROUP_VERSIONS[1] if kube_version >= (1, 36) else None
+        return newest
+    return oldest if kube_version >= (1, 36) else None
 
 
 def add_pod_group(
@@ -24,7 +25,7 @@ def add_pod_group(
 
     Args:
         documents: of flavour `job`.
-        api_version: one of `NATIVE_POD_GROUP_VERSIONS`, or `VOLCANO_POD_GROUP_VERSION`.
+        api_version: one of `POD_GROUP_VERSIONS`.
         minimum: pods that start together or not at all.
         queue: Volcano's. Kubernetes' own PodGroup has no queue; the options refuse one.
     """
@@ -32,7 +33,7 @@ def add_pod_group(
     jobs = [document for document in changed if document["kind"] == "Job"]
     labels = {key: value for key, value in jobs[0]["metadata"]["labels"].items() if key != LABEL_COMPONENT}
     name = labels[LABEL_INSTANCE]
-    native = api_version.startswith(NATIVE_POD_GROUP)
+    native = api_version.startswith(NATIVE_GROUP)
     for job in jobs:
         _add_to_group(job["spec"]["template"], name, native=native)
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": minimum}}}

@@ -38,7 +38,7 @@ class Request:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What `complete_documents` writes to the Secret besides the tokens."""
     token_roles: Mapping[str, str] = field(default_factory=dict)
-    """Key in the Secret -> name of the agent role whose token it holds."""
+    """Key in the Secret -> name of the agent role whose token it is."""
     images_to_push: Mapping[str, Any] = field(default_factory=dict)
     """The argument of TorchX's `push_images`; only with `image_repo`."""
 

@@ -37,9 +37,9 @@ def build_volumes(inputs: AppInputs, role: RoleInputs) -> tuple[list[dict[str, A
         target = _check_target(role, mount.dst_path, [other["mountPath"] for other in mounts])
         volumes.append({"name": name, **source})
         mounts.append({"name": name, "mountPath": target, **_build_read_only(read_only)})
-    taken = {mount["mountPath"] for mount in mounts}
+    used = {mount["mountPath"] for mount in mounts}
     for name, path, source in _build_own_volumes(inputs, role):
-        if path not in taken:  # a /dev/shm of the user replaces ours
+        if path not in used:  # a /dev/shm of the user replaces ours
             volumes.append({"name": name, **source})
             mounts.append({"name": name, "mountPath": path, **_build_read_only(path == BUNDLE_DIR)})
     return volumes, mounts
@@ -78,7 +78,7 @@ def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
     return f"{max(64, memory_mb // 2)}Mi"
 
 
-def _check_target(role: RoleInputs, path: str, taken: list[str]) -> str:
+def _check_target(role: RoleInputs, path: str, used: list[str]) -> str:
     """Checks the path; returns it without a slash at its end."""
     clean = posixpath.normpath(path)
     if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
@@ -87,7 +87,7 @@ def _check_target(role: RoleInputs, path: str, taken: list[str]) -> str:
         )
     if clean in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR):
         raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} is reserved for muster")
-    if clean in taken:
+    if clean in used:
         raise SchedulerError(f"role {role.role.name!r}: two mounts have the target {clean!r}")
     return clean
 
@@ -133,5 +133,5 @@ def _build_volume_source(role: RoleInputs, source: str, read_only: bool) -> dict
     if kind == "pvc":
         return {"persistentVolumeClaim": {"claimName": name, **_build_read_only(read_only)}}
     raise SchedulerError(
-        f"role {role.role.name!r}: volume {source!r} is not a claim, or pvc/, configmap/, secret/ or emptydir/"
+        f"role {role.role.name!r}: volume {source!r} is not CLAIM, pvc/NAME, configmap/NAME, secret/NAME or emptydir/"
     )

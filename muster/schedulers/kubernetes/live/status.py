@@ -68,8 +68,7 @@ def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
     return DescribeAppResponse(
         app_id=app_id,
         state=state,
-        num_restarts=len(observation.pods)
-        - len(find_latest_pods(observation.pods)),  # all but the newest of each index were replaced
+        num_restarts=len(observation.pods) - len(find_latest_pods(observation.pods)),  # the older pods were replaced
         msg=build_message(observation, state, report) or NONE,
         structured_error_msg=NONE if report is None else json.dumps(_build_torch_error(report)),
         roles=app.roles,

@@ -90,7 +90,7 @@ def load(cluster: Any, name: str) -> str:
     """Give the double of the API server the objects of a submission as they were; returns the app's id."""
     for row in yaml.safe_load((DATA / "kubernetes" / f"{name}.yaml").read_text()):
         item = json.loads(json.dumps(row["object"]))  # a copy: pods share their spec in the file
-        cluster.load((row["group"], row["namespace"], row["plural"], row["name"]), item)
+        cluster.load_object((row["group"], row["namespace"], row["plural"], row["name"]), item)
     return f"team:{name}-golden"
 
 

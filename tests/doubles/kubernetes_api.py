@@ -1,8 +1,8 @@
-"""An API server as our client sees one: real HTTP, the rules that matter, and whatever goes wrong on demand.
+"""A model of the API server: real HTTP, the rules that our requests can break, and failures on demand.
 
 Strict validation, the rules of `kubernetes_rules.py`, conflicts, merge patches, garbage collection by owner, paging
-with tokens that expire, watches with bookmarks and 410, log streams that break, bearer tokens that run out, scripted
-refusals; and a Job controller with just enough of the real one's rules to make, replace and remove pods. Tests play
+with tokens that expire, watches with bookmarks and 410, log streams that break, bearer tokens that expire, injected
+faults; and a Job controller with the rules by which the real one creates, replaces and deletes pods. Tests act as the
 kubelet: they start and end pods.
 """
 
@@ -36,9 +36,9 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclass
 class Fault:
-    """What happens to the next request that matches.
+    """A failure of the next request that matches.
 
-    `status` 0 drops the connection. `after`: the request is carried out first, only its answer is lost.
+    `status` 0 drops the connection. `after`: the request is carried out, only its response is lost.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Refusal(Exception):
 
 
 class Cluster:
-    """The state behind the server. Every method takes the lock; tests may call any of them."""
+    """The state of the server. Every method acquires the lock; tests may call all of them."""
 
     def __init__(self, version=("1", "36")):
         self.version = version
@@ -86,13 +86,13 @@ class Cluster:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
-    def stamp(self, key, change):
+    def record_change(self, key, change):
         self.number += 1
         self.objects[key]["metadata"]["resourceVersion"] = str(self.number)
         self.history.append((self.number, change, key, copy.deepcopy(self.objects[key])))
         self.lock.notify_all()
 
-    def put(self, group, namespace, plural, item):
+    def add_object(self, group, namespace, plural, item):
         with self.lock:
             key = (group, namespace, plural, item["metadata"]["name"])
             self.uids += 1
@@ -101,29 +101,29 @@ class Cluster:
                 "creationTimestamp", f"2026-01-01T00:{self.uids // 60 % 60:02}:{self.uids % 60:02}Z"
             )
             self.objects[key] = item
-            self.stamp(key, "ADDED")
+            self.record_change(key, "ADDED")
             if plural == "jobs" and group == "/apis/batch/v1":
-                self.make_pods(key)
+                self.create_pods(key)
             return item
 
-    def load(self, key, item):
-        """An object as it was in another cluster, with its uid and its status: no controller does anything now."""
+    def load_object(self, key, item):
+        """Adds an object of another cluster, with its uid and its status; no controller acts on it."""
         with self.lock:
             self.uids = max(self.uids, int(item["metadata"]["uid"].rpartition("-")[2]))
             self.objects[key] = item
-            self.stamp(key, "ADDED")
+            self.record_change(key, "ADDED")
 
-    def take(self, key):
+    def delete_object(self, key):
         with self.lock:
             item = self.objects.get(key)
             if item is None:
                 return
-            self.stamp(key, "DELETED")
+            self.record_change(key, "DELETED")
             del self.objects[key]
             uid = item["metadata"]["uid"]
             for other, owned in list(self.objects.items()):
                 if any(owner["uid"] == uid for owner in owned["metadata"].get("ownerReferences", ())):
-                    self.take(other)
+                    self.delete_object(other)
 
     def find(self, plural, **labels):
         with self.lock:
@@ -139,15 +139,15 @@ class Cluster:
             self.number += 1
             self.oldest = self.number
 
-    # -- the Job controller, as far as it matters ---------------------------------------------------------------------
+    # -- the Job controller -------------------------------------------------------------------------------------------
 
-    def make_pods(self, key):
+    def create_pods(self, key):
         job = self.objects[key]
         job.setdefault("status", {"active": job["spec"]["parallelism"]})
         for index in range(job["spec"]["completions"]):
-            self.make_pod(job, index)
+            self.create_pod(job, index)
 
-    def make_pod(self, job, index):
+    def create_pod(self, job, index):
         self.uids += 1
         name, namespace = f"{job['metadata']['name']}-{index}-p{self.uids}", job["metadata"]["namespace"]
         template = copy.deepcopy(job["spec"]["template"])
@@ -160,9 +160,9 @@ class Cluster:
         metadata = {**template["metadata"], "name": name, "namespace": namespace, "ownerReferences": [owner]}
         metadata["labels"] = {**metadata.get("labels", {}), INDEX: str(index)}
         pod = {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
-        self.put("/api/v1", namespace, "pods", pod)
+        self.add_object("/api/v1", namespace, "pods", pod)
 
-    def pod_of(self, job_name, index):
+    def find_pod(self, job_name, index):
         """The newest pod of an index."""
         with self.lock:
             pods = [
@@ -176,7 +176,7 @@ class Cluster:
         with self.lock:
             key = ("/api/v1", pod["metadata"]["namespace"], "pods", pod["metadata"]["name"])
             self.objects[key]["status"] = {**self.objects[key]["status"], **status}
-            self.stamp(key, "MODIFIED")
+            self.record_change(key, "MODIFIED")
 
     def start_pod(self, pod):
         self.change_pod(pod, phase="Running")
@@ -193,9 +193,9 @@ class Cluster:
             self.change_pod(
                 pod, phase="Failed" if code else "Succeeded", containerStatuses=status, conditions=list(conditions)
             )
-            self.judge(pod, code, conditions)
+            self.apply_policies(pod, code, conditions)
 
-    def judge(self, pod, code, conditions):
+    def apply_policies(self, pod, code, conditions):
         owner = pod["metadata"]["ownerReferences"][0]["name"]
         key = ("/apis/batch/v1", pod["metadata"]["namespace"], "jobs", owner)
         job = self.objects[key]
@@ -216,9 +216,9 @@ class Cluster:
             if status.get("failed", 0) > spec["backoffLimit"]:
                 self.end_job(key, "Failed", "BackoffLimitExceeded")
             else:
-                self.make_pod(job, index)
+                self.create_pod(job, index)
         if key in self.objects:
-            self.stamp(key, "MODIFIED")
+            self.record_change(key, "MODIFIED")
 
     def find_action(self, spec, code, conditions):
         for rule in spec.get("podFailurePolicy", {}).get("rules", ()):
@@ -236,7 +236,7 @@ class Cluster:
         for other, item in list(self.objects.items()):
             owned = any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ()))
             if other[2] == "pods" and owned and item["status"]["phase"] in ("Pending", "Running"):
-                self.take(other)  # and its log is gone
+                self.delete_object(other)  # with its log
 
     # -- logs ---------------------------------------------------------------------------------------------------------
 
@@ -289,22 +289,22 @@ class Handler(BaseHTTPRequestHandler):
         query = dict(parse_qsl(url.query))
         with self.cluster.lock:
             self.cluster.requests.append((method, self.path))
-        fault = self.take_fault(method, self.path)
+        fault = self.find_fault(method, self.path)
         try:
             self.authenticate()
             self.authorize(method, url.path, query)
             if fault is not None and not fault.after:
-                return self.fail(fault)
+                return self.send_fault(fault)
             if method == "GET" and query.get("watch") == "true":
                 return self.watch(url.path, query)
             if url.path.endswith("/log"):
                 return self.read_log(url.path, query)
             answer = self.answer(method, url.path, query, body)
             if fault is not None:
-                return self.fail(fault)
-            self.reply(200, answer)
+                return self.send_fault(fault)
+            self.send_json(200, answer)
         except Refusal as refusal:
-            self.reply(refusal.status, {"kind": "Status", "message": refusal.message, "reason": refusal.reason})
+            self.send_json(refusal.status, {"kind": "Status", "message": refusal.message, "reason": refusal.reason})
 
     def authenticate(self):
         if self.headers.get("Authorization") != f"Bearer {self.cluster.token}":
@@ -313,20 +313,20 @@ class Handler(BaseHTTPRequestHandler):
     def authorize(self, method, path, query):
         match, allowed = PATH.match(path), self.cluster.allowed
         if allowed is None or match is None:
-            return  # versions and discovery are everybody's
+            return  # all accounts may read versions and discovery
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method)
         if verb is None:
             verb = "watch" if query.get("watch") == "true" else "get" if match["name"] else "list"
         plural = f"{match['plural']}/{match['sub']}" if match["sub"] else match["plural"]
         group = match["group"].split("/")[2] if match["group"].startswith("/apis/") else ""
         if verb not in allowed.get(f"{plural}.{group}" if group else plural, ()):
-            who = "system:serviceaccount:team:bot"
+            account = "system:serviceaccount:team:bot"
             where = f'in API group "{group}" in the namespace "{match["namespace"]}"'
             name = f"{plural}{'.' + group if group else ''}{' ' + repr(match['name']) if match['name'] else ''}"
-            text = f'{name} is forbidden: User "{who}" cannot {verb} resource "{plural}" {where}'
+            text = f'{name} is forbidden: User "{account}" cannot {verb} resource "{plural}" {where}'
             raise Refusal(403, text.replace("'", '"'), "Forbidden")
 
-    def take_fault(self, method, path):
+    def find_fault(self, method, path):
         with self.cluster.lock:
             for fault in self.cluster.faults:
                 if fault.method == method and re.search(fault.path, path) and fault.times > 0:
@@ -334,14 +334,16 @@ class Handler(BaseHTTPRequestHandler):
                     return fault
         return None
 
-    def fail(self, fault):
+    def send_fault(self, fault):
         if fault.status == 0:
             self.close_connection = True
             self.connection.shutdown(2)
             return
-        self.reply(fault.status, {"kind": "Status", "message": fault.message, "reason": fault.reason}, fault.headers)
+        self.send_json(
+            fault.status, {"kind": "Status", "message": fault.message, "reason": fault.reason}, fault.headers
+        )
 
-    def reply(self, status, answer, headers=None):
+    def send_json(self, status, answer, headers=None):
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -379,7 +381,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self.patch(key, body)
             if method == "DELETE":
                 assert body["propagationPolicy"] == "Background"
-                cluster.take(key)
+                cluster.delete_object(key)
                 return {"kind": "Status", "status": "Success"}
             return cluster.objects[key]
 
@@ -421,7 +423,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(409, f'{plural} "{key[3]}" already exists', "AlreadyExists")
         if query.get("dryRun") == "All":
             return {**body, "metadata": {**body["metadata"], "uid": "dry"}}
-        return cluster.put(group, namespace, plural, copy.deepcopy(body))
+        return cluster.add_object(group, namespace, plural, copy.deepcopy(body))
 
     def patch(self, key, change):
         assert self.headers["Content-Type"] == "application/merge-patch+json"
@@ -436,12 +438,12 @@ class Handler(BaseHTTPRequestHandler):
         # the deadline counts from the start of the pods, which a suspended Job has not seen
         if key[2] == "jobs" and change.get("spec", {}).get("activeDeadlineSeconds") and not item["spec"].get("suspend"):
             self.cluster.end_job(key, "Failed", "DeadlineExceeded")
-        self.cluster.stamp(key, "MODIFIED")
+        self.cluster.record_change(key, "MODIFIED")
         return item
 
     def list(self, group, namespace, plural, query):
         cluster = self.cluster
-        wanted = self.select(query)
+        wanted = self.build_filter(query)
         items = [
             item
             for (own_group, own_namespace, own_plural, _), item in sorted(
@@ -463,7 +465,7 @@ class Handler(BaseHTTPRequestHandler):
         token = str(begin + limit) if begin + limit < len(items) else ""
         return {"kind": "List", "metadata": {"resourceVersion": str(cluster.number), "continue": token}, "items": page}
 
-    def select(self, query):
+    def build_filter(self, query):
         labels = dict(part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part)
         fields = dict(part.split("=", 1) for part in query.get("fieldSelector", "").split(",") if part)
 
@@ -476,7 +478,7 @@ class Handler(BaseHTTPRequestHandler):
     # -- streams ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def chunked(self):
+    def open_chunked(self):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -489,48 +491,48 @@ class Handler(BaseHTTPRequestHandler):
             with self.cluster.lock:
                 self.cluster.streams_open -= 1
 
-    def chunk(self, data):
+    def send_chunk(self, data):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
     def watch(self, path, query):
-        cluster, match, wanted = self.cluster, PATH.match(path), self.select(query)
+        cluster, match, wanted = self.cluster, PATH.match(path), self.build_filter(query)
         version = int(query["resourceVersion"])
         sent = 0
-        with self.chunked():
+        with self.open_chunked():
             while not cluster.closing:
                 with cluster.lock:
                     expired = version < cluster.oldest
-                    news = self.find_news(version, match, wanted)
+                    changes = self.find_changes(version, match, wanted)
                     reached = cluster.number
-                    if not news and not expired and reached == version:
+                    if not changes and not expired and reached == version:
                         cluster.lock.wait(0.05)
                         continue
-                if not news and not expired:
+                if not changes and not expired:
                     version = reached
                     if cluster.bookmarks:
                         mark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
-                        self.chunk(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n")
+                        self.send_chunk(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n")
                     continue
                 if expired:
                     gone = {"kind": "Status", "code": 410, "message": "too old resource version", "reason": "Expired"}
-                    self.chunk(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+                    self.send_chunk(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
                     break
-                for number, change, _, item in news:
-                    self.chunk(json.dumps({"type": change, "object": item}).encode() + b"\n")
+                for number, change, _, item in changes:
+                    self.send_chunk(json.dumps({"type": change, "object": item}).encode() + b"\n")
                     version, sent = number, sent + 1
                     if cluster.watch_lifetime is not None and sent >= cluster.watch_lifetime:
                         self.close_connection = True
                         self.connection.shutdown(2)
                         return
-            self.chunk(b"")
+            self.send_chunk(b"")
 
-    def find_news(self, version, match, wanted):
+    def find_changes(self, version, match, wanted):
         entries = [entry for entry in self.cluster.history if entry[0] > version]
-        return [entry for entry in entries if self.is_in(entry, match) and wanted(entry[3])]
+        return [entry for entry in entries if self.is_watched(entry, match) and wanted(entry[3])]
 
     @staticmethod
-    def is_in(entry, match):
+    def is_watched(entry, match):
         group, namespace, plural, _ = entry[2]
         return (group, namespace, plural) == (match["group"], match["namespace"], match["plural"])
 
@@ -561,7 +563,7 @@ class Handler(BaseHTTPRequestHandler):
         with cluster.lock:
             limit = cluster.breaks[name].pop(0) if cluster.breaks.get(name) else None
         position, written = 0, 0
-        with self.chunked():
+        with self.open_chunked():
             while not cluster.closing:
                 with cluster.lock:
                     lines = cluster.logs.get(name, [])[position:]
@@ -574,14 +576,14 @@ class Handler(BaseHTTPRequestHandler):
                 position += len(lines)
                 data = b"".join(text for second, text in lines if second >= begin)
                 if limit is not None and written + len(data) >= limit:
-                    self.chunk(data[: limit - written] or b"2")
+                    self.send_chunk(data[: limit - written] or b"2")
                     self.close_connection = True
                     self.connection.shutdown(2)
                     return
                 if data:
-                    self.chunk(data)
+                    self.send_chunk(data)
                     written += len(data)
-            self.chunk(b"")
+            self.send_chunk(b"")
 
 
 def merge(target, change):
@@ -599,7 +601,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request, client_address):
-        pass  # a client that goes away is none
+        pass  # a client that disconnects is not an error
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Derives `muster/schedulers/kubernetes/fields.json` from the published schemas of Kubernetes.
 
-The table holds what a strict check of our documents needs and nothing else: the fields of every type that can be
-reached from those we write, their kinds, which are required, how lists of a pod template are merged, and the first
-and last version (of those the schemas cover) that knows each. Run this file to write it anew.
+The table has what a strict check of our documents needs: the fields of every type that is reachable from those we
+write, their kinds, which are required, how lists of a pod template are merged, and the first and last version (of those
+the schemas cover) that has each. Run this file to write the table again.
 """
 
 import json
@@ -25,7 +25,7 @@ IGNORED = ("Status", "ManagedFieldsEntry")
 PATH = Path(__file__).resolve().parents[2] / "muster" / "schedulers" / "kubernetes" / "fields.json"
 
 
-def versions() -> list[str]:
+def list_versions() -> list[str]:
     """Versions like "1.29" that the installed schemas cover, oldest first."""
     names = [name.rsplit(".", 1)[0] for name in kubernetes_validate.utils.all_versions()]
     return [name for name in names if tuple(map(int, name.split("."))) >= OLDEST]
@@ -37,8 +37,8 @@ def load_definitions(version: str) -> dict[str, Any]:
     return json.loads((folder / "_definitions.json").read_text())["$defs"]
 
 
-def kind_of(schema: dict[str, Any]) -> tuple[str, str | None]:
-    """How a field is written, and the type it leads to: "[]" and "{}" stand before the kind of their items."""
+def derive_kind(schema: dict[str, Any]) -> tuple[str, str | None]:
+    """A field's kind and the type it refers to: "[]" and "{}" precede the kind of their items."""
     if "$ref" in schema:
         target = schema["$ref"].rpartition("/")[2]
         if target.endswith(".Quantity"):
@@ -53,20 +53,20 @@ def kind_of(schema: dict[str, Any]) -> tuple[str, str | None]:
     names = schema.get("type") or []
     names = [names] if isinstance(names, str) else [name for name in names if name != "null"]
     if names == ["array"]:
-        inner, target = kind_of(schema["items"])
+        inner, target = derive_kind(schema["items"])
         return "[]" + inner, target
     if names == ["object"]:
         if "additionalProperties" not in schema:
             return "any", None
-        inner, target = kind_of(schema["additionalProperties"])
+        inner, target = derive_kind(schema["additionalProperties"])
         return "{}" + inner, target
     if len(names) == 1:
         return names[0], None
     raise ValueError(f"unexpected schema {schema}")
 
 
-def short(name: str) -> str:
-    """The type's own name; group and version only where two of the reachable types would clash."""
+def shorten(name: str) -> str:
+    """The type's own name; with its version only where two reachable types would clash."""
     parts = name.split(".")
     return parts[-1] if "scheduling" not in parts else ".".join(parts[-2:])
 
@@ -74,7 +74,7 @@ def short(name: str) -> str:
 def build_fields() -> dict[str, Any]:
     """The whole table."""
     types: dict[str, dict[str, Any]] = {}
-    known = versions()
+    known = list_versions()
     for version in known:
         definitions = load_definitions(version)
         waiting = [root for root in ROOTS.values() if root in definitions]
@@ -82,13 +82,13 @@ def build_fields() -> dict[str, Any]:
         while waiting:
             name = waiting.pop()
             definition = definitions[name]
-            entry = types.setdefault(short(name), {"fields": {}, "required": sorted(definition.get("required", []))})
+            entry = types.setdefault(shorten(name), {"fields": {}, "required": sorted(definition.get("required", []))})
             for field, schema in definition.get("properties", {}).items():
-                if schema.get("$ref", "").endswith("Status") or short(name).endswith(IGNORED):
+                if schema.get("$ref", "").endswith("Status") or shorten(name).endswith(IGNORED):
                     continue
-                kind, target = kind_of(schema)
+                kind, target = derive_kind(schema)
                 if target is not None:
-                    kind = kind.replace("#" + target, "#" + short(target))
+                    kind = kind.replace("#" + target, "#" + shorten(target))
                 row = entry["fields"].setdefault(field, {"kind": kind, "since": version, "until": version})
                 row["until"] = version
                 key = schema.get("x-kubernetes-patch-merge-key")
@@ -103,13 +103,13 @@ def build_fields() -> dict[str, Any]:
         "source": "derived from the OpenAPI schemas published by the Kubernetes project (Apache-2.0)",
         "oldest": known[0],
         "newest": known[-1],
-        "roots": {root: short(name) for root, name in ROOTS.items()},
+        "roots": {root: shorten(name) for root, name in ROOTS.items()},
         "types": {name: compact(entry, known) for name, entry in sorted(types.items())},
     }
 
 
 def compact(entry: dict[str, Any], known: list[str]) -> dict[str, Any]:
-    """One type, with what goes without saying left out."""
+    """One type, without default values."""
     fields: dict[str, Any] = {}
     for name, row in sorted(entry["fields"].items()):
         extras = {"key": row["key"]} if "key" in row else {}
@@ -124,7 +124,7 @@ def compact(entry: dict[str, Any], known: list[str]) -> dict[str, Any]:
 
 
 def render(table: dict[str, Any]) -> str:
-    """One line per type: small diffs when Kubernetes moves on."""
+    """One line per type, so that diffs stay small."""
     lines = [f'"{key}": {json.dumps(table[key])},' for key in ("source", "oldest", "newest", "roots")]
     types = [f'"{name}": {json.dumps(entry)}' for name, entry in table["types"].items()]
     return "{\n" + "\n".join(lines) + '\n"types": {\n' + ",\n".join(types) + "\n}\n}\n"

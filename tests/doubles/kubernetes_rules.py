@@ -1,6 +1,6 @@
-"""What the real API server refuses beyond unknown fields: the rules of validation.go that our documents could break.
+"""Rules of the real API server besides unknown fields: those of validation.go that our documents could break.
 
-Each rule was seen to be refused by kube-apiserver 1.36.2, with this wording. Source: pkg/apis/batch/validation,
+Each rule was observed on kube-apiserver 1.36.2, with this wording. Source: pkg/apis/batch/validation,
 pkg/apis/core/validation and k8s.io/apimachinery/pkg/api/validation of kubernetes/kubernetes.
 """
 
@@ -22,11 +22,11 @@ NATIVE = ("v1", "batch/v1")
 
 
 class Broken(ValueError):
-    """One rule is broken; the text is the server's."""
+    """A document breaks a rule; the text is the server's."""
 
 
-def need(right, path, text):
-    if not right:
+def need(valid, path, text):
+    if not valid:
         raise Broken(f"{path}: {text}")
 
 
@@ -41,7 +41,7 @@ def check_create(document):
 
 
 def check_update(old, new):
-    """Raises Broken. `old` is what was there before the patch."""
+    """Raises Broken. `old` is the object before the patch."""
     owners = new["metadata"].get("ownerReferences", ())
     for owner in owners:
         for name in ("apiVersion", "kind", "name", "uid"):

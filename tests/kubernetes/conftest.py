@@ -1,7 +1,7 @@
 """A real cluster, named by KUBECONFIG, and an image with Python and torch, named by MUSTER_TEST_IMAGE.
 
-What the cluster must give: a namespace of our own (or MUSTER_TEST_NAMESPACE), and room for two small pods. Nothing
-else: no LoadBalancer, Ingress, storage class or operator. The image must be there or be pulled
+The cluster needs: a namespace of our own (or MUSTER_TEST_NAMESPACE), and room for two small pods. It needs no
+LoadBalancer, Ingress, storage class or operator. The image must exist on the nodes or be pulled
 (MUSTER_TEST_PULL_POLICY, IfNotPresent by default, which is right for images loaded into kind, k3s or minikube).
 """
 
@@ -16,18 +16,18 @@ import pytest
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 DEADLINE_S = 300.0
-"""Generous: images may have to be pulled, and a lost pod takes its time to be noticed and replaced."""
+"""Generous: images may have to be pulled, and the cluster needs time to detect and replace a lost pod."""
 
 # Requests small enough for a single node that others use too; no limits.
 SMALL = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}]}}
 
 
 def _missing():
-    """Why these tests cannot run here; None when they can."""
+    """Why these tests cannot run here; None if they can."""
     if not os.environ.get("KUBECONFIG"):
-        return "KUBECONFIG names no cluster"
+        return "KUBECONFIG is not set"
     if not os.environ.get("MUSTER_TEST_IMAGE"):
-        return "MUSTER_TEST_IMAGE names no image (Python 3.10+ and torch)"
+        return "MUSTER_TEST_IMAGE, an image with Python 3.10+ and torch, is not set"
     try:
         import kubernetes  # noqa: F401
     except ImportError:
@@ -46,7 +46,7 @@ def _cluster_or_skip():
 
 
 def wait_until(check, what, deadline_s=DEADLINE_S):
-    """Look until `check()` is true; returns what it returned."""
+    """Calls `check()` until its result is true; returns the result."""
     until_s = time.monotonic() + deadline_s
     never = threading.Event()
     while not (found := check()):
@@ -63,13 +63,13 @@ def wait():
 
 @pytest.fixture
 def small():
-    """A pod template to change."""
+    """A pod template that a test may change."""
     return copy.deepcopy(SMALL)
 
 
 @pytest.fixture(scope="session")
 def resources(_cluster_or_skip):
-    """The cluster, by our own client: what we check with must speak the same dialect."""
+    """The cluster's objects, read by our own client: it works with all versions that we support."""
     from muster.schedulers.kubernetes.api.client import Client
     from muster.schedulers.kubernetes.api.connection import Access
     from muster.schedulers.kubernetes.api.objects import Objects
@@ -87,14 +87,14 @@ def server_version(resources):
 
 @pytest.fixture
 def needs_elastic(server_version):
-    """Older servers are refused with a sentence, which other tests check."""
+    """Skips on servers that are too old for elastic jobs; other tests check the message."""
     if server_version < (1, 31):
         pytest.skip(f"elastic jobs need Kubernetes 1.31, this is {server_version[0]}.{server_version[1]}")
 
 
 @pytest.fixture(scope="session")
 def namespace(resources):
-    """A namespace of our own, deleted afterwards; MUSTER_TEST_NAMESPACE names one that stays."""
+    """A namespace of our own, deleted afterwards; one named by MUSTER_TEST_NAMESPACE is kept."""
     given = os.environ.get("MUSTER_TEST_NAMESPACE")
     if given:
         yield given
@@ -104,14 +104,14 @@ def namespace(resources):
     client = resources.client
     client.request("POST", "/api/v1/namespaces", what=name, verb="create", body=body)
     path = f"/api/v1/namespaces/{name}/serviceaccounts"
-    # pods cannot be made before their service account is
+    # pods cannot be created before their service account
     wait_until(lambda: client.request("GET", path, what="accounts", verb="list").get("items"), "the service account")
     yield name
     client.request("DELETE", f"/api/v1/namespaces/{name}", what=name, verb="delete")
 
 
 class Job:
-    """One app on the cluster, and what a person would look at."""
+    """One app on the cluster: its status, pods and logs."""
 
     def __init__(self, runner, resources, handle):
         self.runner = runner
@@ -128,20 +128,20 @@ class Job:
 
         def reached():
             status = self.status()
-            over = status.is_terminal() and str(status.state) not in wanted
-            assert not over, f"{status.state} instead of {wanted}: {status.msg}\n{self.all_logs()}"
+            ended = status.is_terminal() and str(status.state) not in wanted
+            assert not ended, f"{status.state} instead of {wanted}: {status.msg}\n{self.all_logs()}"
             return status if str(status.state) in wanted else None
 
         return wait_until(reached, f"{self.name} becomes {wanted}")
 
     def pods(self):
-        from muster.schedulers.kubernetes.api.objects import POD
+        from muster.schedulers.kubernetes.kinds import POD
 
         items, _ = self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
         return items
 
     def pod(self, index):
-        """The pod of an index that is not leaving."""
+        """The pod of an index that is not being deleted."""
         label = "batch.kubernetes.io/job-completion-index"
         own = [item for item in self.pods() if item["metadata"]["labels"].get(label) == str(index)]
         live = [item for item in own if not item["metadata"].get("deletionTimestamp")]
@@ -154,45 +154,45 @@ class Job:
         return "\n".join(f"--- node {index}\n{self.log(index)}" for index in range(2))
 
     def wait_for_log(self, index, text, times=1):
-        def there():
+        def find_text():
             content = self.log(index)
-            over = self.status().is_terminal() and content.count(text) < times and self.log(index).count(text) < times
-            assert not over, f"the app ended without {text!r} ({times}x):\n{self.all_logs()}"
+            ended = self.status().is_terminal() and content.count(text) < times and self.log(index).count(text) < times
+            assert not ended, f"the app ended without {text!r} ({times}x):\n{self.all_logs()}"
             return content if content.count(text) >= times else None
 
-        return wait_until(there, f"{text!r} in the log of node {index}")
+        return wait_until(find_text, f"{text!r} in the log of node {index}")
 
     def kill_pod(self, index, grace_s=1):
-        from muster.schedulers.kubernetes.api.objects import POD
+        from muster.schedulers.kubernetes.kinds import POD
 
         pod = self.pod(index)
-        path = POD.path(self.namespace, pod["metadata"]["name"])
+        path = POD.build_path(self.namespace, pod["metadata"]["name"])
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace_s}
         self.resources.client.request("DELETE", path, what="pod", verb="delete", body=body)
         return pod
 
     def evict_pod(self, index):
         """What `kubectl drain` does to a pod."""
-        from muster.schedulers.kubernetes.api.objects import POD
+        from muster.schedulers.kubernetes.kinds import POD
 
         pod = self.pod(index)
         name = pod["metadata"]["name"]
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": self.namespace}}
-        path = POD.path(self.namespace, name) + "/eviction"
+        path = POD.build_path(self.namespace, name) + "/eviction"
         self.resources.client.request("POST", path, what="eviction", verb="create", body=body)
         return pod
 
     def wait_for_replacement(self, index, old):
-        def there():
+        def find_replacement():
             pod = self.pod(index)
             return pod if pod is not None and pod["metadata"]["uid"] != old["metadata"]["uid"] else None
 
-        return wait_until(there, f"a new pod for node {index}")
+        return wait_until(find_replacement, f"a new pod for node {index}")
 
 
 @pytest.fixture
 def start(resources, namespace, tmp_path):
-    """Submits `dist.ddp` of a program of tests/programs by the public way; deletes the app afterwards."""
+    """Submits `dist.ddp` of a program of tests/programs with TorchX's runner; deletes the app afterwards."""
     from torchx.runner import get_runner
 
     from muster.components.dist import ddp

@@ -1,4 +1,4 @@
-"""End to end on a real cluster: what the adapter promises, as a user would see it."""
+"""End to end on a real cluster: the adapter's guarantees, from the user's view."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def test_the_digits_example_on_two_nodes_of_two(start):
     assert "State: SUCCEEDED" in torchx("status", job.handle)
 
 
-def test_after_a_success_the_logs_of_all_nodes_are_still_there(start):
+def test_after_a_success_the_logs_of_all_nodes_still_exist(start):
     job = start("kubernetes_trains.py", "1")
     job.wait_for("SUCCEEDED")
     for index in range(2):
@@ -57,7 +57,7 @@ def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start
     assert len(pods) <= 2
     for index in range(2):
         assert f"alive rank={index}" in job.log(index)
-    # the controller has had its say: nothing is made again
+    # the controller creates no more pods
     assert {pod["metadata"]["uid"] for pod in job.pods()} == pods
 
 
@@ -78,14 +78,14 @@ def test_a_pod_that_is_killed_is_replaced_and_the_job_goes_on(start, index):
     killed = job.kill_pod(index)
     replacement = job.wait_for_replacement(index, killed)
     host = replacement["spec"].get("hostname") or replacement["metadata"]["name"]
-    assert host.startswith(f"{job.name}-main-{index}"), "it comes back under its name"
+    assert host.startswith(f"{job.name}-main-{index}"), "the replacement has the same host name"
     job.wait_for("SUCCEEDED")
     survivor = job.log(1 - index)
     assert survivor.count("training") >= 2, "a new round, in the same pod"
     assert survivor.count("done") == 1
 
 
-def test_a_drained_pod_is_replaced_without_charge(start):
+def test_a_drained_pod_is_replaced_and_does_not_count_as_a_retry(start):
     job = start("kubernetes_trains.py", "20", max_retries=0)
     for node in range(2):
         job.wait_for_log(node, "training")
@@ -117,10 +117,10 @@ def test_logs_are_followed_across_a_replacement(start):
 
 
 def test_an_image_that_cannot_be_pulled_is_explained(start, wait):
-    image = "registry.invalid/nobody/nothing:1"
+    image = "registry.invalid/none/nothing:1"
     job = start("kubernetes_trains.py", "1", image=image)
-    words = wait(lambda: next((text for text in [job.status().msg] if image in text), None), "the reason")
-    assert "2/2 Pending: " in words or "1/2 Pending: " in words
+    message = wait(lambda: next((text for text in [job.status().msg] if image in text), None), "the reason")
+    assert "2/2 Pending: " in message or "1/2 Pending: " in message
     assert str(job.status().state) == "PENDING"
 
 
@@ -129,15 +129,15 @@ def test_a_pod_that_fits_nowhere_is_explained(start, wait, small):
     job = start("kubernetes_trains.py", "1", template=small)
 
     def explained():
-        words = job.status().msg
-        return "2/2 Pending: " in words and "Insufficient cpu" in words
+        message = job.status().msg
+        return "2/2 Pending: " in message and "Insufficient cpu" in message
 
     wait(explained, "the reason")
     assert "Insufficient cpu" in torchx("status", job.handle)
 
 
-def test_cancel_keeps_the_record_and_delete_leaves_nothing(start, wait, resources):
-    from muster.schedulers.kubernetes.api.objects import JOB, POD, Kind
+def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resources):
+    from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
 
     job = start("kubernetes_trains.py", "600")
     job.wait_for_log(0, "training")
@@ -156,7 +156,7 @@ def test_cancel_keeps_the_record_and_delete_leaves_nothing(start, wait, resource
 
 
 def _lists_here(job):
-    """`list` looks where the kubeconfig's context points to."""
+    """`list` reads the namespace of the kubeconfig's context."""
     return job.resources.client.connection.namespace == job.namespace
 
 
@@ -176,7 +176,7 @@ def test_an_elastic_job_shrinks_and_goes_on(start):
 
 
 @pytest.mark.usefixtures("needs_elastic")
-def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(start):
+def test_an_elastic_job_survives_the_loss_of_a_node_and_gets_it_back(start):
     job = start("kubernetes_trains.py", "60", j="1:2x1", max_retries=2)
     job.wait_for_log(0, "world=2")
     job.kill_pod(1)
@@ -207,15 +207,15 @@ def test_roles_that_do_not_run_our_agent_fail_together(start, wait, resources, n
     job.wait_for("SUCCEEDED")
 
 
-def test_a_suspended_job_says_so_and_can_be_cancelled(start, wait):
+def test_a_suspended_job_shows_it_and_can_be_cancelled(start, wait):
     job = start("kubernetes_trains.py", "600", cfg={"suspend": True})
-    wait(lambda: "suspended: waits for its queue" in job.status().msg, "the reason")
+    wait(lambda: "suspended: waiting for its queue" in job.status().msg, "the reason")
     assert not job.pods()
     torchx("cancel", job.handle)
     job.wait_for("CANCELLED")
 
 
-def test_the_server_takes_what_a_dry_run_prints(resources, namespace, server_version, small):
+def test_the_server_accepts_what_a_dry_run_prints(resources, namespace, server_version, small):
     """`kubectl apply --dry-run=server --validate=strict`, without kubectl."""
     import yaml
 

@@ -1,4 +1,4 @@
-"""`python -m muster.schedulers.kubernetes resize APP_HANDLE NODES`: what TorchX's command line has no word for."""
+"""`python -m muster.schedulers.kubernetes resize|delete APP_HANDLE`: what TorchX's command line does not offer."""
 
 import argparse
 import sys
@@ -9,14 +9,14 @@ from muster.schedulers.kubernetes.scheduler import BACKEND, create_scheduler
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code is 1 when the cluster or the caller is at fault."""
+    """Runs one command. The exit code is 1 after an error of the caller or the cluster."""
     parser = argparse.ArgumentParser(prog="python -m muster.schedulers.kubernetes", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     resize = commands.add_parser("resize", help="change the number of nodes of an elastic job within its MIN:MAX")
-    resize.add_argument("app", help="handle or id: kubernetes://SESSION/NAMESPACE:NAME or NAMESPACE:NAME")
-    resize.add_argument("nodes", type=int, help="number of nodes, MIN to MAX of -j")
-    delete = commands.add_parser("delete", help="delete a job with everything that belongs to it")
-    delete.add_argument("app", help="handle or id")
+    resize.add_argument("app", help="app handle kubernetes://SESSION/NAMESPACE:NAME, or app id NAMESPACE:NAME")
+    resize.add_argument("nodes", type=int, help="new number of nodes, within MIN:MAX of -j")
+    delete = commands.add_parser("delete", help="delete a job and everything that belongs to it")
+    delete.add_argument("app", help="app handle or app id")
     args = parser.parse_args(argv)
     scheduler = create_scheduler("muster")
     app_id = args.app.rpartition("/")[2] if args.app.startswith(f"{BACKEND}://") else args.app

@@ -1,7 +1,7 @@
-"""App ids: `NAMESPACE:NAME`, and where they live when that was not the current context.
+"""App ids: `NAMESPACE:NAME`, with context and kubeconfig when the user gave them.
 
-TorchX hands back nothing but the id, so whatever a later command needs to find the app must be in it. Context and
-kubeconfig are there only when they were given, percent-encoded: ids must not contain a slash.
+A later command has nothing but the id, so the id must hold everything needed to find the app. Context and kubeconfig
+are percent-encoded: ids must not contain a slash.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from muster.schedulers.kubernetes.api.connection import Access
 
 @dataclass(frozen=True, kw_only=True)
 class AppRef:
-    """Where an app is."""
+    """An app and the cluster it is in."""
 
     namespace: str
     name: str
@@ -29,14 +29,14 @@ class AppRef:
 
 
 def parse_app_id(app_id: str) -> AppRef:
-    """Reads an app id, `NAMESPACE:NAME[:CONTEXT[:KUBECONFIG]]`.
+    """Parses an app id, `NAMESPACE:NAME[:CONTEXT[:KUBECONFIG]]`.
 
     Raises:
-        SchedulerError: not of that form.
+        SchedulerError: the text does not have this form.
     """
     parts = app_id.split(":")
     if not 2 <= len(parts) <= 4 or not all(parts[:2]):
-        raise SchedulerError(f"app id {app_id!r} is not NAMESPACE:NAME")
+        raise SchedulerError(f"app id {app_id!r} is not of the form NAMESPACE:NAME")
     context, kubeconfig = (unquote(part) for part in (*parts[2:], "", "")[:2])
     return AppRef(
         namespace=parts[0], name=parts[1], access=Access(context=context or None, kubeconfig=kubeconfig or None)

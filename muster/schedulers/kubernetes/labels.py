@@ -1,4 +1,4 @@
-"""Labels, annotations and keys by which an app's objects are found again. Later versions read them, so they stay."""
+"""Labels and annotations by which an app's objects are found again. Later versions read them, so they stay."""
 
 from typing import Final
 
@@ -8,13 +8,14 @@ LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "muster"
 
-
 JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 TASK_INDEX_LABEL: Final = "volcano.sh/task-index"
 TASK_LABEL: Final = "volcano.sh/task-spec"
 
 APPDEF_ANNOTATION: Final = "muster.torchx/appdef"
 CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
+SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"
+"""A random value on every object of one submission, by which a repeated request recognises its own objects."""
 
 KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 KUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"

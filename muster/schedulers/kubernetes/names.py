@@ -1,4 +1,4 @@
-"""Names of objects and pods, checked against Kubernetes' limits before anything is sent."""
+"""Names of objects, pods, containers and variables, checked against Kubernetes' limits before anything is sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,50 +7,54 @@ from typing import Final
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.naming import build_role_labels
 
-LIMIT: Final = 63
-"""Characters of a DNS label: Service and host names, label values."""
+NAME_LIMIT: Final = 63
+"""Characters of a DNS label: names of Services and hosts, values of labels."""
 
 ROLE_LIMIT: Final = 20
 CONTAINER: Final = "main"
-LEAD: Final = "lead"
+INDEX_VARIABLE: Final = "NODE_INDEX"
+"""Environment variable with the index that the pod's controller assigned."""
 
-_SUFFIX: Final = {"job": "", "jobset": "-0", "volcano": ""}
-"""What a flavour puts between the role and the node's index."""
+LEADER_TASK: Final = "lead"
+"""Volcano: the task of node 0 of an elastic role."""
 
-_RANDOM: Final = {"job": 6, "jobset": 6, "volcano": 0}
-"""Characters a controller adds behind the index, as in `-x7k2p`."""
+_INFIX: Final = {"job": "", "jobset": "-0", "volcano": ""}
+"""Between the role and the node's index."""
+
+_RANDOM_LENGTH: Final = {"job": 6, "jobset": 6, "volcano": 0}
+"""Number of characters that a controller appends to the index, as in `-x7k2p`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolePlace:
-    """How one flavour calls the pods of a role."""
+class PodNaming:
+    """How one flavour names the pods of a role."""
 
     flavor: str
-    lead: str = ""
-    """Volcano: label of the elastic role, whose node 0 is a task of its own; "" without one."""
+    elastic_role: str = ""
+    """Volcano: label of the elastic role, whose node 0 is a separate task; "" without one."""
 
-    def pod_prefix(self, app: str, label: str) -> str:
-        """What stands before a pod's index: the Job's name for `job`."""
-        return f"{app}-{label}{_SUFFIX[self.flavor]}"
+    def build_pod_prefix(self, app: str, label: str) -> str:
+        """A pod's name up to its index. With flavour `job`: the Job's name."""
+        return f"{app}-{label}{_INFIX[self.flavor]}"
 
-    def rank0_host(self, app: str, label: str) -> str:
-        """Replica 0 of a role as the app's pods find it."""
-        task = LEAD if label == self.lead else label
-        return f"{self.pod_prefix(app, task)}-0.{app}"
+    def build_rank0_host(self, app: str, label: str) -> str:
+        """The host name of a role's replica 0, for the app's pods."""
+        task = LEADER_TASK if label == self.elastic_role else label
+        return f"{self.build_pod_prefix(app, task)}-0.{app}"
 
 
-def secret_name(app: str) -> str:
-    """The Secret that holds the tokens of the agent roles and secret variables."""
+def build_secret_name(app: str) -> str:
+    """The Secret with the tokens of the agent roles and secret variables."""
     return f"{app}-secret"
 
 
-def token_key(label: str) -> str:
-    """Where in the Secret a role's token is. Keys of variables have a dot, which no label has."""
+def build_token_key(label: str) -> str:
+    """Key of a role's token in the Secret. Keys of variables contain a dot, labels never do."""
     return f"token-{label}"
 
 
-def config_map_name(app: str) -> str:
-    """The ConfigMap that holds the agent and the packed workspaces."""
+def build_config_map_name(app: str) -> str:
+    """The ConfigMap with the agent and the packed workspaces."""
     return f"{app}-bundle"
 
 
@@ -67,29 +71,29 @@ def label_roles(names: Sequence[str]) -> list[str]:
     return [labels[name] for name in names]
 
 
-def app_limit(labels: Sequence[str], flavor: str, nodes: int) -> int:
-    """Characters the app's name may have so that every pod's host name and every label fits."""
-    longest = max(len(label) for label in (*labels, LEAD))
-    return LIMIT - 1 - longest - len(_SUFFIX[flavor]) - 1 - len(str(nodes)) - _RANDOM[flavor]
+def compute_app_limit(labels: Sequence[str], flavor: str, nodes: int) -> int:
+    """How many characters the app's name may have, so that every pod's host name and every label fits."""
+    longest = max(len(label) for label in (*labels, LEADER_TASK))
+    return NAME_LIMIT - 1 - longest - len(_INFIX[flavor]) - 1 - len(str(nodes)) - _RANDOM_LENGTH[flavor]
 
 
-def check_names(app: str, roles: Sequence[tuple[str, str, int]], place: RolePlace) -> None:
-    """Refuses an app whose pods could not be named.
+def check_names(app: str, roles: Sequence[tuple[str, str, int]], naming: PodNaming) -> None:
+    """Refuses an app whose pods' names would be too long or would clash.
 
     Args:
         app: the app's unique name.
         roles: (name, label, number of replicas) of each.
-        place: the flavour's way of naming.
+        naming: the flavour's.
 
     Raises:
-        SchedulerError: names the name, its length and the limit.
+        SchedulerError: with the name, its length and the limit.
     """
     for name, label, nodes in roles:
-        if place.lead and label == LEAD:
-            raise SchedulerError(f"role name {name!r} is taken: flavor=volcano calls node 0 of an elastic job so")
-        limit = app_limit([label], place.flavor, nodes)
+        if naming.elastic_role and label == LEADER_TASK:
+            raise SchedulerError(f"role name {name!r} is reserved: flavor=volcano uses it for node 0 of an elastic job")
+        limit = compute_app_limit([label], naming.flavor, nodes)
         if len(app) > limit:
             raise SchedulerError(
-                f"name {app!r} is {len(app)} characters; with role {name!r} and {nodes} replicas at most {limit} fit "
-                f"into a host name"
+                f"app name {app!r} has {len(app)} characters; with role {name!r} and {nodes} replicas, "
+                f"a host name has room for {limit}"
             )

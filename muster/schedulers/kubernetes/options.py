@@ -1,4 +1,4 @@
-"""The adapter's options: what `-cfg` may say, checked strictly and offline."""
+"""The adapter's options, `-cfg`: parsed strictly and offline."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ class Options:
     """One submission's options, checked."""
 
     namespace: str | None = None
-    """None: the context's, or the pod's own in a cluster, or "default"."""
+    """None: the context's, or the pod's own inside a cluster, or "default"."""
     context: str | None = None
     kubeconfig: str | None = None
     flavor: str = "job"
@@ -39,19 +39,19 @@ class Options:
     quiet: bool = False
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
-    """As Kubernetes writes them."""
+    """In Kubernetes' format."""
     pod_template: Mapping[str, Any] | None = None
     ttl_s: int | None = None
     shm_size: str | None = None
     grace_s: int | None = None
     rdma: str | None = None
-    """"true": only the right to lock memory; else RESOURCE or RESOURCE:COUNT."""
+    """RESOURCE, RESOURCE:COUNT, or "true": no device, only the right to lock memory."""
     gang: str = "auto"
     agent: str = "bundled"
     security: str = "baseline"
     suspend: bool = False
     kube_version: tuple[int, int] | None = None
-    """None: the newest we know."""
+    """None: the newest known version."""
     validate_spec: bool = True
     reserved_millicpu: int = 0
     reserved_memmb: int = 0
@@ -64,7 +64,7 @@ class Options:
 
     @property
     def resolved_gang(self) -> str:
-        """`gang` as far as it can be known without asking the cluster; "auto" stays only where discovery decides."""
+        """`gang` as far as the options decide it; "auto" remains where it depends on the cluster."""
         if self.gang != "auto":
             return self.gang
         if self.flavor == "volcano":
@@ -73,75 +73,60 @@ class Options:
 
 
 def declare_options(opts: StrictOpts) -> None:
-    """Adds the options of `torchx runopts kubernetes`."""
+    """Declares the options that `torchx runopts kubernetes` lists."""
     for name, type_, default, text in _TABLE:
         opts.add(name, type_=type_, default=default, help=text)
 
 
 _TABLE: Final[tuple[tuple[str, Any, Any, str], ...]] = (
-    ("namespace", str, None, "namespace of the job; default: the context's, then 'default'"),
-    ("context", str, None, "context of the kubeconfig; default: its current one"),
-    (
-        "kubeconfig",
-        str,
-        None,
-        "path of the kubeconfig; default: $KUBECONFIG, ~/.kube/config, then the pod's own account",
-    ),
+    ("namespace", str, None, "namespace of the job; default: the context's, else 'default'"),
+    ("context", str, None, "context of the kubeconfig; default: the current one"),
+    ("kubeconfig", str, None, "path of the kubeconfig; default: $KUBECONFIG, ~/.kube/config, the pod's own account"),
     ("flavor", str, "job", f"one of {', '.join(FLAVORS)}; job needs nothing installed in the cluster"),
-    ("queue", str, None, "Kueue's LocalQueue (flavor job, jobset) or Volcano's queue"),
-    ("priority_class", str, None, "PriorityClass of the pods; with Kueue, the WorkloadPriorityClass"),
-    ("service_account", str, None, "service account of the pods; its token is mounted only if pod_template says so"),
-    ("image_pull_secrets", list[str], None, "names of image pull secrets, separated by ;"),
-    ("image_pull_policy", str, None, f"one of {', '.join(PULL_POLICIES)}; default: Kubernetes' own"),
-    ("image_repo", str, None, "build an image of the workspace on top of the job's and push it there (needs Docker)"),
-    ("quiet", bool, False, "with image_repo: do not print the build's output"),
-    ("node_selector", dict[str, str], None, "labels a node must have, KEY:VALUE separated by ;"),
-    ("tolerations", list[str], None, "KEY[:VALUE][:EFFECT][:SECONDS] separated by ;"),
+    ("queue", str, None, "name of a Kueue LocalQueue (flavor=job, jobset) or of a Volcano queue"),
+    ("priority_class", str, None, "PriorityClass of the pods; with Kueue: WorkloadPriorityClass"),
     (
-        "pod_template",
+        "service_account",
         str,
         None,
-        "patch of the pod template: a YAML or JSON file, or inline JSON; the container is 'main'",
+        "service account of the pods; its token is mounted only if pod_template asks for it",
     ),
-    ("ttl_s", int, None, "seconds after its end until the job is deleted; default: never"),
-    ("shm_size", str, None, "size of /dev/shm, e.g. 16Gi; default: half the memory limit, 8Gi without one"),
+    ("image_pull_secrets", list[str], None, "names of image pull secrets, separated by ';'"),
+    ("image_pull_policy", str, None, f"one of {', '.join(PULL_POLICIES)}; default: Kubernetes' default"),
+    ("image_repo", str, None, "registry path to which an image with the workspace is pushed (needs Docker)"),
+    ("quiet", bool, False, "with image_repo: do not print the output of the build"),
+    ("node_selector", dict[str, str], None, "labels that nodes must have: KEY:VALUE, separated by ';'"),
+    ("tolerations", list[str], None, "KEY[:VALUE][:EFFECT][:SECONDS], separated by ';'"),
+    ("pod_template", str, None, "patch for the pod template: a file, or inline JSON; our container is 'main'"),
+    ("ttl_s", int, None, "seconds from the end of the job until it is deleted; default: never deleted"),
+    ("shm_size", str, None, "size of /dev/shm, e.g. 16Gi; default: half the memory limit, or 8Gi without a limit"),
     ("grace_s", int, None, "seconds between SIGTERM and SIGKILL of a pod; default: the agent's shutdown timeout + 15"),
+    ("rdma", str, None, "RESOURCE[:COUNT] of RDMA devices, e.g. rdma/hca:1; 'true': only the right to lock memory"),
+    ("gang", str, "auto", f"one of {', '.join(GANGS)}; auto: Kueue with a queue, else PodGroups if available"),
     (
-        "rdma",
+        "agent",
         str,
-        None,
-        "RESOURCE[:COUNT] of the RDMA device, e.g. rdma/hca:1, or 'true' for the right to lock memory alone",
+        "bundled",
+        "bundled: the agent is sent with the job; image: torchx-muster is installed in the image",
     ),
-    ("gang", str, "auto", f"one of {', '.join(GANGS)}; auto: Kueue with a queue, else what the cluster offers"),
-    ("agent", str, "bundled", "bundled: the agent travels with the job; image: the image has torchx-muster"),
-    ("security", str, "baseline", "baseline, or restricted: also not root (uid 1000) and no host paths"),
+    ("security", str, "baseline", "baseline, or restricted: pods run as uid 1000, not root, and mount no host paths"),
     ("suspend", bool, False, "create the job suspended"),
-    ("kube_version", str, None, "version a dry run is checked against, e.g. 1.31; default: the newest known"),
-    (
-        "validate_spec",
-        bool,
-        True,
-        "let the cluster check every object (a server-side dry run) before anything is created",
-    ),
-    ("reserved_millicpu", int, 0, "CPU a node keeps for itself, taken off the request"),
-    ("reserved_memmb", int, 0, "memory in MB a node keeps for itself, taken off the request, not off the limit"),
-    (
-        "efa_device_count",
-        int,
-        None,
-        "number of vpc.amazonaws.com/efa devices; default: what the resource says, 0: none",
-    ),
+    ("kube_version", str, None, "Kubernetes version to check a dry run against, e.g. 1.31; default: the newest known"),
+    ("validate_spec", bool, True, "let the cluster check every object (server-side dry run) before any is created"),
+    ("reserved_millicpu", int, 0, "CPU reserved for the node, in millicores; subtracted from the request"),
+    ("reserved_memmb", int, 0, "memory reserved for the node, in MB; subtracted from the request, not from the limit"),
+    ("efa_device_count", int, None, "number of vpc.amazonaws.com/efa devices; default: as in the resource; 0: none"),
 )
 
 
 def parse_options(cfg: Mapping[str, Any]) -> Options:
-    """Checks the options of one submission.
+    """Parses and checks the options of one submission.
 
     Args:
-        cfg: as TorchX gives them, resolved or not; None means "not given".
+        cfg: as TorchX passes them, resolved or not; None means "not given".
 
     Raises:
-        OptionError: names the option, its value and what is allowed.
+        OptionError: with the option, its value and what is allowed.
     """
     opts = StrictOpts("kubernetes")
     declare_options(opts)
@@ -156,18 +141,20 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
 def _check_together(options: Options) -> None:
     gang, flavor = options.gang, options.flavor
     if flavor == "volcano" and gang not in ("auto", "volcano"):
-        raise OptionError(f"gang={gang} contradicts flavor=volcano, which schedules gangs itself; leave it out", "gang")
+        raise OptionError(f"gang={gang} contradicts flavor=volcano, which schedules gangs itself; remove gang", "gang")
     if flavor == "jobset" and gang in ("podgroup", "volcano"):
-        raise OptionError(f"gang={gang} is only for flavor=job; with flavor=jobset: none or kueue", "gang")
+        raise OptionError(f"gang={gang} cannot be used with flavor=jobset, which allows auto, none or kueue", "gang")
     if gang == "kueue" and not options.queue:
-        raise OptionError("gang=kueue needs queue=NAME, a LocalQueue of Kueue", "queue")
+        raise OptionError("gang=kueue needs queue=NAME, the name of a Kueue LocalQueue", "queue")
     if gang in ("none", "podgroup") and options.queue:
-        raise OptionError(f"queue={options.queue} has no meaning with gang={gang}; with Kueue: gang=kueue", "queue")
+        raise OptionError(
+            f"queue={options.queue} cannot be used with gang={gang}; for a Kueue queue, set gang=kueue", "queue"
+        )
     if options.security == "restricted" and options.rdma:
         raise OptionError("rdma needs the right to lock memory, which security=restricted forbids", "rdma")
 
 
-def _one_of(*allowed: str) -> Any:
+def _build_choice_parser(*allowed: str) -> Any:
     def parse(name: str, value: Any) -> str:
         if value not in allowed:
             raise OptionError(f"{name}={value} is not one of {', '.join(allowed)}", name)
@@ -176,10 +163,10 @@ def _one_of(*allowed: str) -> Any:
     return parse
 
 
-def _matching(pattern: re.Pattern[str], wanted: str) -> Any:
+def _build_pattern_parser(pattern: re.Pattern[str], expected: str) -> Any:
     def parse(name: str, value: Any) -> str:
         if not isinstance(value, str) or pattern.fullmatch(value) is None:
-            raise OptionError(f"{name}={value} is not {wanted}", name)
+            raise OptionError(f"{name}={value} is not {expected}", name)
         return value
 
     return parse
@@ -187,19 +174,19 @@ def _matching(pattern: re.Pattern[str], wanted: str) -> Any:
 
 def _parse_count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise OptionError(f"{name}={value} is not a whole number, 0 or more", name)
+        raise OptionError(f"{name}={value} is not a whole number from 0 to {2**31 - 1}", name)
     return value
 
 
 def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
-    parse = _matching(syntax.NAME, "the name of a Secret")
+    parse = _build_pattern_parser(syntax.NAME, "the name of a Secret")
     return tuple(parse(name, item) for item in ([value] if isinstance(value, str) else value))
 
 
 def _parse_selector(name: str, value: Any) -> dict[str, str]:
     for key, wanted in dict(value).items():
         if syntax.LABEL_KEY.fullmatch(key) is None or syntax.LABEL_VALUE.fullmatch(str(wanted)) is None:
-            raise OptionError(f"{name}: {key}:{wanted} is not KEY:VALUE of a label", name)
+            raise OptionError(f"{name}: {key}:{wanted} is not a label of the form KEY:VALUE", name)
     return {key: str(wanted) for key, wanted in dict(value).items()}
 
 
@@ -208,7 +195,7 @@ def _parse_tolerations(name: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _parse_toleration(name: str, text: str) -> dict[str, Any]:
-    """`KEY[:VALUE][:EFFECT][:SECONDS]`; `KEY=VALUE` is understood too, though TorchX's command line cannot carry it."""
+    """`KEY[:VALUE][:EFFECT][:SECONDS]`; also `KEY=VALUE`, which TorchX's command line cannot pass."""
     parts = text.replace("=", ":", 1).split(":")
     toleration: dict[str, Any] = {}
     if len(parts) > 2 and parts[-1].isdecimal() and parts[-2] == "NoExecute":
@@ -236,13 +223,13 @@ def _parse_template(name: str, value: Any) -> dict[str, Any]:
         try:
             text = Path(text).expanduser().read_text()
         except OSError as error:
-            raise OptionError(f"{name}={value}: {error.strerror}; give a file or inline JSON", name) from error
+            raise OptionError(f"{name}={value}: {error.strerror}; pass a file or inline JSON", name) from error
     try:
         patch = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise OptionError(f"{name} ({source}) is not YAML: {' '.join(str(error).split())}", name) from error
     if not isinstance(patch, dict) or not patch.keys() <= {"metadata", "spec"}:
-        raise OptionError(f"{name} ({source}) must be a mapping with spec and/or metadata, as a Pod has them", name)
+        raise OptionError(f"{name} ({source}) must be a mapping with spec, metadata or both", name)
     return patch
 
 
@@ -250,7 +237,7 @@ def _parse_kube_version(name: str, value: Any) -> tuple[int, int]:
     try:
         version = parse_version(str(value))
     except ValueError as error:
-        raise OptionError(f"{name}={value} is not a version; for example 1.31", name) from error
+        raise OptionError(f"{name}={value} is not a Kubernetes version such as 1.31", name) from error
     newest = load_table().newest
     if version < (1, 29):
         raise OptionError(f"{VERSION_SENTENCE}; kube_version is {value}", name)
@@ -262,20 +249,20 @@ def _parse_rdma(name: str, value: Any) -> str | None:
     if text.lower() in ("false", "no", "0", ""):
         return None
     if text.lower() != "true" and _DEVICE.fullmatch(text) is None:
-        raise OptionError(f"{name}={value} is not 'true' or DOMAIN/RESOURCE[:COUNT]; for example rdma/hca:1", name)
+        raise OptionError(f"{name}={value} is not 'true' or DOMAIN/RESOURCE[:COUNT], for example rdma/hca:1", name)
     return text
 
 
 _PARSERS: Final[Mapping[str, Any]] = {
-    "namespace": _matching(syntax.LABEL, "a namespace's name"),
-    "flavor": _one_of(*FLAVORS),
-    "gang": _one_of(*GANGS),
-    "agent": _one_of(*AGENTS),
-    "security": _one_of(*SECURITIES),
-    "image_pull_policy": _one_of(*PULL_POLICIES),
-    "queue": _matching(syntax.NAME, "a queue's name"),
-    "priority_class": _matching(syntax.NAME, "a PriorityClass' name"),
-    "service_account": _matching(syntax.NAME, "a service account's name"),
+    "namespace": _build_pattern_parser(syntax.LABEL, "the name of a namespace"),
+    "flavor": _build_choice_parser(*FLAVORS),
+    "gang": _build_choice_parser(*GANGS),
+    "agent": _build_choice_parser(*AGENTS),
+    "security": _build_choice_parser(*SECURITIES),
+    "image_pull_policy": _build_choice_parser(*PULL_POLICIES),
+    "queue": _build_pattern_parser(syntax.NAME, "the name of a queue"),
+    "priority_class": _build_pattern_parser(syntax.NAME, "the name of a PriorityClass"),
+    "service_account": _build_pattern_parser(syntax.NAME, "the name of a service account"),
     "image_pull_secrets": _parse_secrets,
     "node_selector": _parse_selector,
     "tolerations": _parse_tolerations,
@@ -285,7 +272,7 @@ _PARSERS: Final[Mapping[str, Any]] = {
     "reserved_millicpu": _parse_count,
     "reserved_memmb": _parse_count,
     "efa_device_count": _parse_count,
-    "shm_size": _matching(syntax.QUANTITY, "a size; for example 16Gi"),
+    "shm_size": _build_pattern_parser(syntax.QUANTITY, "a size such as 16Gi"),
     "rdma": _parse_rdma,
     "kube_version": _parse_kube_version,
 }

@@ -1,8 +1,8 @@
 """Checks documents against Kubernetes' published fields, offline and in about a millisecond.
 
 `fields.json` is derived from the OpenAPI schemas of every version we support (`tests/doubles/kubernetes_fields.py`
-makes it, a test keeps it equal to them). It knows field names, kinds and required fields: what `kubectl apply
---validate=strict` refuses without asking an admission controller.
+writes it, a test compares it with them). It has field names, kinds and required fields: what `kubectl apply
+--validate=strict` checks without an admission controller.
 """
 
 import json
@@ -15,10 +15,10 @@ from typing import Any, Final
 from muster.schedulers.errors import OptionError, SchedulerError
 
 MINIMUM: Final = (1, 29)
-"""Fixed number of nodes: backoffLimitPerIndex and podReplacementPolicy are on by default."""
+"""Fixed number of nodes: backoffLimitPerIndex and podReplacementPolicy are enabled by default."""
 
 MINIMUM_ELASTIC: Final = (1, 31)
-"""Elastic jobs: successPolicy is on by default."""
+"""Elastic jobs: successPolicy is enabled by default."""
 
 VERSION_SENTENCE: Final = "Kubernetes 1.29 or newer is needed for a fixed number of nodes, 1.31 for elastic jobs"
 
@@ -39,9 +39,9 @@ class Field:
     kind: str
     """"string", "#Container", "[]#Container", "{}string"..."""
     merge_key: str | None = None
-    """How items of a list are told apart when a patch is merged; None: the patch's list replaces it."""
+    """The key that identifies a list's items when a patch is merged; None: the patch's list replaces it."""
     retain: bool = False
-    """An item that is merged is replaced whole (a volume has one source)."""
+    """A merged item is replaced as a whole (a volume has one source)."""
     since: tuple[int, int] = MINIMUM
     until: tuple[int, int] | None = None
 
@@ -60,7 +60,7 @@ def parse_version(text: str) -> tuple[int, int]:
     """`1.31`, `v1.31.4` or a cloud's `1.31+`: (1, 31).
 
     Raises:
-        ValueError: the text is no version.
+        ValueError: the text is not a version.
     """
     major, _, rest = text.removeprefix("v").partition(".")
     minor = rest.partition(".")[0].rstrip("+")
@@ -71,9 +71,9 @@ def check_version(version: tuple[int, int], *, elastic: bool, source: str) -> No
     """Refuses a version that lacks what the job needs.
 
     Args:
-        version: what the cluster runs, or is said to run.
+        version: of the cluster, or the one that `kube_version` names.
         elastic: whether a role has fewer minimum than maximum replicas.
-        source: who says so, for the message: "the server" or "kube_version".
+        source: of the version, for the message: "the server" or "kube_version".
 
     Raises:
         SchedulerError: too old.
@@ -107,35 +107,37 @@ def _read_field(row: Any) -> Field:
 
 
 def check_document(document: Mapping[str, Any], version: tuple[int, int]) -> None:
-    """Checks one document; those of kinds the table does not know (JobSet, Volcano) pass.
+    """Checks one document. Kinds that are not in the table (JobSet, Volcano) pass.
 
     Raises:
-        SchedulerError: names the path of the first field that is wrong.
+        SchedulerError: with the path of the first wrong field.
     """
     root = load_table().roots.get(f"{document['apiVersion']}/{document['kind']}")
     if root is not None:
-        _check(document, "#" + root, str(document["kind"]), version)
+        _check_value(document, "#" + root, str(document["kind"]), version)
 
 
 def check_pod_template(template: Mapping[str, Any], version: tuple[int, int]) -> None:
     """Checks a finished pod template.
 
     Raises:
-        SchedulerError: names the path of the first field that is wrong.
+        SchedulerError: with the path of the first wrong field.
     """
-    _check(template, "#PodTemplateSpec", "template", version)
+    _check_value(template, "#PodTemplateSpec", "template", version)
 
 
 def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -> Field:
     """The field `name` of a type.
 
     Raises:
-        OptionError: there is none by that name in this version; says what is near.
+        OptionError: this version has no such field; suggests a similar name.
     """
     fields = load_table().types[type_name]
     field = fields.get(name)
     if field is None:
-        raise OptionError(f"{path}.{name} is no field of {_plain(type_name)}{_suggest(name, fields)}", "pod_template")
+        raise OptionError(
+            f"{path}.{name} is not a field of {_shorten_type_name(type_name)}{_suggest(name, fields)}", "pod_template"
+        )
     newest = field.until or load_table().newest
     if version < field.since or (field.until is not None and version > newest):
         span = f"{field.since[0]}.{field.since[1]} to {newest[0]}.{newest[1]}"
@@ -145,7 +147,7 @@ def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -
     return field
 
 
-def _plain(type_name: str) -> str:
+def _shorten_type_name(type_name: str) -> str:
     return type_name.rpartition(".")[2]
 
 
@@ -156,33 +158,33 @@ def _suggest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
 
 
-def _check(value: Any, kind: str, path: str, version: tuple[int, int]) -> None:
+def _check_value(value: Any, kind: str, path: str, version: tuple[int, int]) -> None:
     if value is None or kind == "any":
         return
     if kind.startswith("[]"):
-        _expect(isinstance(value, (list, tuple)), "a list", value, path)
+        _require(isinstance(value, (list, tuple)), "a list", value, path)
         for index, item in enumerate(value):
-            _check(item, kind[2:], f"{path}[{index}]", version)
+            _check_value(item, kind[2:], f"{path}[{index}]", version)
     elif kind.startswith("{}"):
-        _expect(isinstance(value, Mapping), "a mapping", value, path)
+        _require(isinstance(value, Mapping), "a mapping", value, path)
         for key, item in value.items():
-            _check(item, kind[2:], f"{path}.{key}", version)
+            _check_value(item, kind[2:], f"{path}.{key}", version)
     elif kind.startswith("#"):
-        _expect(isinstance(value, Mapping), "a mapping", value, path)
+        _require(isinstance(value, Mapping), "a mapping", value, path)
         _check_fields(value, kind[1:], path, version)
     else:
-        right = isinstance(value, _SCALARS[kind]) and (kind == "boolean" or not isinstance(value, bool))
-        _expect(right, f"a {kind}", value, path)
+        valid = isinstance(value, _SCALARS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+        _require(valid, f"{'an' if kind.startswith('i') else 'a'} {kind}", value, path)
 
 
 def _check_fields(value: Mapping[str, Any], type_name: str, path: str, version: tuple[int, int]) -> None:
     for name, item in value.items():
-        _check(item, find_field(type_name, name, path, version).kind, f"{path}.{name}", version)
+        _check_value(item, find_field(type_name, name, path, version).kind, f"{path}.{name}", version)
     for name in load_table().required[type_name]:
         if value.get(name) is None:
-            raise SchedulerError(f"{path}.{name} is required and missing")
+            raise SchedulerError(f"{path}.{name} is required but missing")
 
 
-def _expect(right: bool, wanted: str, value: Any, path: str) -> None:
-    if not right:
-        raise SchedulerError(f"{path} must be {wanted}, not {value!r}")
+def _require(valid: bool, expected: str, value: Any, path: str) -> None:
+    if not valid:
+        raise SchedulerError(f"{path} must be {expected}, not {value!r}")

@@ -66,7 +66,7 @@ class Case:
         return self
 
     def pod(self, index: int, role: str = "trainer") -> dict[str, Any]:
-        return self.cluster.pod_of(f"{self.app}-{role}", index)
+        return self.cluster.find_pod(f"{self.app}-{role}", index)
 
     def start(self, *indices: int, role: str = "trainer") -> None:
         for index in indices:

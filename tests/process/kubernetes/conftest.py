@@ -18,19 +18,19 @@ def _load():
     return module
 
 
-class RecordedPace:
-    """Time that does not pass; remembers what was waited for."""
+class RecordedClock:
+    """A clock whose sleeps take no time and are recorded."""
 
     def __init__(self):
-        self.pauses = []
+        self.sleeps = []
         self.lock = threading.Lock()
 
     def now_s(self):
-        return sum(self.pauses)
+        return sum(self.sleeps)
 
-    def pause(self, seconds):
+    def sleep(self, seconds):
         with self.lock:
-            self.pauses.append(seconds)
+            self.sleeps.append(seconds)
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +47,14 @@ def cluster(double, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def pace():
-    return RecordedPace()
+def clock():
+    return RecordedClock()
 
 
 @pytest.fixture
-def scheduler(cluster, pace):
+def scheduler(cluster, clock):
     from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
 
-    made = KubernetesScheduler("session", pace=pace)
+    made = KubernetesScheduler("session", clock=clock)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The same lines on both TorchX lines: run, status, log, cancel, each from a shell of its own."""
+"""The same commands with both versions of TorchX: run, status, log, cancel, each from a new shell."""
 
 import json
 import os
@@ -35,12 +35,12 @@ def test_a_job_by_the_command_line_alone(cluster, torchx):
     name = handle.rpartition(":")[2]
     assert len(cluster.find("configmaps")[0]["binaryData"]) == 2, "the agent and the workspace"
     for index in range(2):
-        cluster.start_pod(cluster.pod_of(name, index))
-        cluster.write_log(cluster.pod_of(name, index), f"node {index}\n", 1)
+        cluster.start_pod(cluster.find_pod(name, index))
+        cluster.write_log(cluster.find_pod(name, index), f"node {index}\n", 1)
     assert "RUNNING" in torchx("status", handle).stdout
     assert "node 1" in torchx("log", f"{handle}/main/1").stdout
     report = {"reason": "r", "failures": [{"host": "h", "global_rank": 1, "exception": "KeyError: 'lr'"}]}
-    cluster.end_pod(cluster.pod_of(name, 0), 1, json.dumps(report))  # FailJob: the controller takes the other
+    cluster.end_pod(cluster.find_pod(name, 0), 1, json.dumps(report))  # FailJob: the controller deletes the other pod
     status = torchx("status", handle).stdout
     assert "FAILED" in status
     assert "KeyError: 'lr'" in status
@@ -53,7 +53,7 @@ def test_a_job_that_is_cancelled(cluster, torchx):
     assert "CANCELLED" in torchx("status", handle).stdout
 
 
-def test_a_mistake_is_one_line(cluster, torchx):
+def test_a_wrong_option_is_one_line(cluster, torchx):
     done = torchx("run", "-s", "kubernetes", "-cfg", "flavor=jobs", "dist.ddp", "--script", "main.py", code=1)
     assert "flavor=jobs is not one of job, jobset, volcano" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Logs over real HTTP: across breaks, replacements and removals; every line once; connections bounded."""
+"""Logs over real HTTP: across breaks, replacements and removals; every line once; few connections."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 from torchx import specs
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.live.logs import Slots
+from muster.schedulers.kubernetes.live.logs import ConnectionLimits
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ def app(cluster, scheduler):
         app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
         if running:
             for index in range(nodes):
-                cluster.start_pod(cluster.pod_of(app_id.partition(":")[2], index))
+                cluster.start_pod(cluster.find_pod(app_id.partition(":")[2], index))
         return app_id
 
     return start
 
 
 def pod(cluster, app_id, index=0):
-    return cluster.pod_of(app_id.partition(":")[2], index)
+    return cluster.find_pod(app_id.partition(":")[2], index)
 
 
 class Follower:
-    """Reads a log in a thread; waits for what must come, with a deadline."""
+    """Reads a log in a thread; waits for expected lines, with a deadline."""
 
     def __init__(self, scheduler, app_id, k=0):
         self.lines: list[str] = []
@@ -73,7 +73,7 @@ class Follower:
         return self.lines
 
 
-def test_what_is_there_is_read_once_with_its_newlines(cluster, scheduler, app):
+def test_an_existing_log_is_read_once_with_its_newlines(cluster, scheduler, app):
     app_id = app()
     for second in range(3):
         cluster.write_log(pod(cluster, app_id), f"line {second}\n", second)
@@ -89,15 +89,15 @@ def test_following_ends_with_the_app(cluster, scheduler, app):
     follower.wait_for(lambda: follower.lines == ["first\n"])
     cluster.write_log(pod(cluster, app_id), "second\n", 2)
     follower.wait_for(lambda: follower.lines[1:] == ["second\n"])
-    cluster.write_log(pod(cluster, app_id), "last words", 3)
+    cluster.write_log(pod(cluster, app_id), "last line", 3)
     cluster.end_pod(pod(cluster, app_id), 0)
-    assert follower.finish() == ["first\n", "second\n", "last words"]
+    assert follower.finish() == ["first\n", "second\n", "last line"]
 
 
 @pytest.mark.parametrize("gently", [False, True])
 @pytest.mark.parametrize("breaks", [(), (5000, 9000)])
 def test_every_line_of_both_streams_comes_once(cluster, scheduler, app, gently, breaks):
-    """The node dates stdout and stderr separately: each stream's lines are in the order of their dates, not both's."""
+    """The node dates stdout and stderr separately: lines are in the order of their dates only within a stream."""
     app_id = app()
     count, long = 500, "." * 20_000
     for after_bytes in breaks:
@@ -167,7 +167,7 @@ def test_a_watch_that_breaks_and_expires_misses_nothing(cluster, scheduler, app)
     assert follower.finish() == ["pod 0\n", "pod 1\n", "pod 2\n"]
 
 
-def test_a_log_that_kubernetes_removed_is_named(cluster, scheduler, app):
+def test_a_log_that_kubernetes_removed_is_reported(cluster, scheduler, app):
     app_id = app(nodes=2)
     survivor = pod(cluster, app_id, 1)
     cluster.write_log(survivor, "working\n", 1)
@@ -176,23 +176,23 @@ def test_a_log_that_kubernetes_removed_is_named(cluster, scheduler, app):
     cluster.end_pod(pod(cluster, app_id, 0), 1)  # FailJob: the controller deletes pod 1
     lines = follower.finish()
     name = survivor["metadata"]["name"]
-    assert lines == ["working\n", f"[muster] the rest of the log of {name} is gone: Kubernetes has removed the pod\n"]
+    assert lines == ["working\n", f"[muster] the rest of the log of {name} is lost: Kubernetes has removed the pod\n"]
     again = list(scheduler.log_iter(app_id, "trainer", 1))
     assert again == [
-        "[muster] the log of trainer/1 is not there: it has no pod, or Kubernetes has removed it with its log\n"
+        "[muster] trainer/1 has no log: it has no pod, or Kubernetes has removed its pods and their logs\n"
     ]
 
 
-def test_a_log_whose_container_is_gone_is_named(cluster, scheduler, app):
-    """The kubelet says so with status 200, without a time stamp and without a newline."""
+def test_a_log_whose_container_was_removed_is_reported(cluster, scheduler, app):
+    """The kubelet reports it with status 200, without a time stamp and without a newline."""
     app_id = app()
     name = pod(cluster, app_id)["metadata"]["name"]
     cluster.logs[name] = [(0, b"unable to retrieve container logs for containerd://4f1c")]
-    gone = f"[muster] the rest of the log of {name} is gone: its node has removed the container\n"
+    gone = f"[muster] the rest of the log of {name} is lost: its node has removed the container\n"
     assert list(scheduler.log_iter(app_id, "trainer")) == [gone]
 
 
-def test_a_pod_that_waits_says_why(cluster, scheduler, app):
+def test_a_waiting_pod_is_reported_with_its_reason(cluster, scheduler, app):
     app_id = app(running=False)
     (line,) = scheduler.log_iter(app_id, "trainer")
     assert line.startswith("[muster] trainer/0 has no log yet: pod ")
@@ -210,14 +210,14 @@ def test_following_begins_before_the_pod_runs(cluster, scheduler, app):
 
 def test_many_replicas_share_few_connections(cluster, scheduler, app):
     nodes = 12
-    scheduler._slots = Slots(follows=4, reads=3)  # before the first request opens the session
+    scheduler._limits = ConnectionLimits(streams=4, reads=3)  # before the first request opens the session
     app_id = app(nodes=nodes)
     followers = [Follower(scheduler, app_id, k) for k in range(nodes)]
     for index in range(nodes):
         cluster.write_log(pod(cluster, app_id, index), f"node {index}\n", index)
     for index, follower in enumerate(followers):
         follower.wait_for(lambda follower=follower, index=index: follower.lines == [f"node {index}\n"])
-    # four logs and one watch for everybody
+    # four logs, and one watch for all
     assert cluster.streams_most <= 5
     for index in range(nodes):
         cluster.end_pod(pod(cluster, app_id, index), 0)
@@ -236,19 +236,19 @@ def test_since_and_until(cluster, scheduler, app):
     assert list(scheduler.log_iter(app_id, "trainer", since=at[1], until=at[2])) == ["1\n", "2\n"]
 
 
-def test_what_cannot_be_read(cluster, scheduler, app):
+def test_a_log_that_does_not_exist(cluster, scheduler, app):
     from torchx.schedulers.api import Stream
 
     app_id = app()
-    with pytest.raises(SchedulerError, match="has no role 'other'; it has: trainer"):
+    with pytest.raises(SchedulerError, match="has no role 'other'; its roles: trainer"):
         scheduler.log_iter(app_id, "other")
-    with pytest.raises(SchedulerError, match="keeps stdout and stderr together"):
+    with pytest.raises(SchedulerError, match="keeps stdout and stderr in one log"):
         scheduler.log_iter(app_id, "trainer", streams=Stream.STDERR)
     with pytest.raises(SchedulerError, match="there is no app"):
         scheduler.log_iter("team:nope", "trainer")
 
 
-def test_a_server_that_goes_away_ends_the_follower_with_one_line(cluster, scheduler, app, double):
+def test_a_server_that_fails_ends_the_follower_with_one_line(cluster, scheduler, app, double):
     app_id = app()
     follower = Follower(scheduler, app_id)
     cluster.write_log(pod(cluster, app_id), "x\n", 1)

@@ -67,10 +67,12 @@ def test_list(cluster, runner):
     for name in STATES:
         golden_state.load(cluster, name)
     found = {app.app_id: app.state for app in runner._scheduler("kubernetes").list()}
-    going_on = (AppState.PENDING, AppState.RUNNING)  # to list it need not look at pods, which alone know which it is
-    wanted = {f"team:{name}-golden": state for name, state in STATES.items()}
-    assert found.keys() == wanted.keys()
-    assert all(found[app] == state or (found[app] in going_on and state in going_on) for app, state in wanted.items())
+    not_ended = (AppState.PENDING, AppState.RUNNING)  # `list` does not read pods, which show which of them it is
+    expected = {f"team:{name}-golden": state for name, state in STATES.items()}
+    assert found.keys() == expected.keys()
+    assert all(
+        found[app] == state or (found[app] in not_ended and state in not_ended) for app, state in expected.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,13 +106,13 @@ def test_describe_gives_the_app_that_was_submitted(cluster, runner, name, roles)
     app_id = golden_state.load(cluster, name)
     assert runner.describe(handle(app_id)).roles == roles
     response = runner._scheduler("kubernetes").describe(app_id)
-    assert getattr(response, "metadata", METADATA) == METADATA  # 0.7 has no room for it
+    assert getattr(response, "metadata", METADATA) == METADATA  # TorchX 0.7 has no such field
 
 
 def test_describe_of_an_app_submitted_with_torchx_nightly(cluster, runner):
     (role,) = runner.describe(handle(golden_state.load(cluster, "nightly"))).roles
     assert (role.name, role.num_replicas, role.env) == ("trainer", 2, {"LR": "0.1", "HF_TOKEN": "***"})
-    # 0.7 has no ROLE
+    # TorchX 0.7 has no ROLE
     assert role.retry_policy == RetryPolicy.__members__.get("ROLE", RetryPolicy.APPLICATION)
 
 
@@ -145,8 +147,8 @@ def test_cancel_of_a_volcano_job(cluster, runner):
 @pytest.mark.parametrize(("name", "sizes"), [("elastic", [3]), ("volcano", [1, 2])])
 def test_resize(cluster, runner, name, sizes):
     app_id = golden_state.load(cluster, name)
-    words = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", handle(app_id), "3"]
-    subprocess.run(words, check=True, timeout=60)
+    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", handle(app_id), "3"]
+    subprocess.run(command, check=True, timeout=60)
     (job,) = cluster.find("jobs")
     spec = job["spec"]
     found = [task["replicas"] for task in spec["tasks"]] if name == "volcano" else [spec["parallelism"]]
@@ -155,8 +157,8 @@ def test_resize(cluster, runner, name, sizes):
 
 def test_resize_of_a_fixed_size_is_refused(cluster, runner):
     app_id = golden_state.load(cluster, "running")
-    words = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", handle(app_id), "3"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", handle(app_id), "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "has a fixed number of nodes" in done.stderr
 
@@ -178,17 +180,17 @@ def test_a_failed_job_names_its_root_cause(cluster, runner):
 
 
 @pytest.mark.parametrize(
-    ("job", "code", "times", "words"),
+    ("job", "code", "times", "expected"),
     [
         ("failed", 1, 1, "rank 1 on node-a: ValueError: bad batch 17"),
         ("hung", 1, 1, "rank 0 on node-a: used no CPU time and wrote no line for 1 s (--hang-timeout)"),
         ("oom", 1, 1, "rank 1 on node-a"),
-        # every time but the last another pod takes its place: 3 retries, and 2 nodes more than it needs
+        # every time but the last, another pod replaces it: 3 retries, and 2 nodes more than the minimum
         ("node-gone", 69, 6, "only 1 of at least 2 nodes were there within 2 s"),
     ],
 )
-def test_the_last_words_of_its_agents_are_understood(cluster, runner, job, code, times, words):
+def test_the_reports_of_its_agents_are_shown(cluster, runner, job, code, times, expected):
     app_id = golden_state.load(cluster, "elastic")
     for _ in range(times):
-        cluster.end_pod(cluster.pod_of("elastic-golden-trainer", 1), code, golden_state.last_words(job))
-    assert words in runner.status(handle(app_id)).msg
+        cluster.end_pod(cluster.find_pod("elastic-golden-trainer", 1), code, golden_state.last_words(job))
+    assert expected in runner.status(handle(app_id)).msg

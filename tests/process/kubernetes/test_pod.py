@@ -1,4 +1,4 @@
-"""Runs what the manifest says as a kubelet would, but here: the agent, its workspace, its token, its last words."""
+"""Runs a manifest's containers as processes, as a kubelet would: agent, workspace, token, termination message."""
 
 import base64
 import os
@@ -13,10 +13,10 @@ from muster.components.dist import ddp
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.live.status import describe_report
 from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, pack_workspace
-from muster.schedulers.kubernetes.manifests.request import build_request, with_token
+from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
 
 FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"
-TELLS = """\
+PRINTS = """\
 import os, sys
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], os.getcwd(), flush=True)
 """
@@ -29,7 +29,7 @@ def free_port():
 
 
 class Kubelet:
-    """Two pods of an Indexed Job, the first or the one of a role, as processes of this machine."""
+    """The two pods of an Indexed Job (the first, or that of a role) as processes of this machine."""
 
     def __init__(self, folder, documents, role=""):
         self.folder = folder
@@ -49,10 +49,10 @@ class Kubelet:
         return document["kind"] != "Job" or not role or document["metadata"]["name"].endswith(f"-{role}")
 
     def place(self, text, index):
-        """Paths and names of a cluster, as they are here."""
+        """Replaces the paths of a pod by those of this machine."""
         home = self.folder / f"pod-{index}"
         text = text.replace("/opt/muster", str(self.folder / "opt")).replace("/muster/", f"{home}/")
-        return text.replace("/dev/termination-log", str(home / "last-words"))
+        return text.replace("/dev/termination-log", str(home / "termination-log"))
 
     def environ(self, container, index):
         env = {"PATH": os.environ["PATH"]}
@@ -102,7 +102,7 @@ class Kubelet:
             )
 
     def run(self):
-        """Both pods to their end: [(exit code, log)]."""
+        """Runs both pods until they end: [(exit code, log)]."""
         codes = end_all([self.start(index) for index in range(2)])
         logs = [(self.folder / f"log-{index}").read_text() for index in range(2)]
         print(*logs, sep="\n---\n")
@@ -110,7 +110,7 @@ class Kubelet:
 
 
 def end_all(pods):
-    """Waits for processes; their exit codes. None of them is left when one does not end."""
+    """Waits for processes; returns their exit codes. Leaves none behind if one does not end."""
     try:
         return [pod.wait(timeout=100) for pod in pods]
     finally:
@@ -130,16 +130,16 @@ def kubelet(tmp_path):
         app = ddp(*args, script="main.py", image="img", j="2x1", rdzv_port=free_port(), start="cold")
         app.roles[0].metadata[METADATA_KEY] = key
         request = build_request(app, {}, name="main-x1", workspaces={key: content})
-        return Kubelet(tmp_path, with_token(request, "a-token", "ns"))
+        return Kubelet(tmp_path, complete_documents(request, "a-token", "ns"))
 
     return make
 
 
 def test_two_pods_run_the_users_code(kubelet, tmp_path):
-    outcome = kubelet(TELLS, "$5", "$(NODE_INDEX)", "a b").run()
+    outcome = kubelet(PRINTS, "$5", "$(NODE_INDEX)", "a b").run()
     assert [code for code, _ in outcome] == [0, 0], outcome
     for index, (_, log) in enumerate(outcome):
-        # neither Kubernetes nor a shell has touched the arguments
+        # neither Kubernetes nor a shell has changed the arguments
         expected = f"rank {index} of 2 ['$5', '$(NODE_INDEX)', 'a b'] {tmp_path}/pod-{index}/work"
         assert expected in log
         assert "a-token" not in log
@@ -149,25 +149,25 @@ def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):
     outcome = kubelet(FAILS).run()
     assert [code for code, _ in outcome] == [1, 1], outcome
     for index in range(2):
-        words = (tmp_path / f"pod-{index}" / "last-words").read_text()
-        ended = {"exitCode": 1, "message": words}
+        message = (tmp_path / f"pod-{index}" / "termination-log").read_text()
+        ended = {"exitCode": 1, "message": message}
         pod = {
             "metadata": {"name": f"pod-{index}"},
             "spec": {"containers": []},
             "status": {"phase": "Failed", "containerStatuses": [{"name": "main", "state": {"terminated": ended}}]},
         }
         assert "ValueError: bad batch" in describe_report(read_pod(pod).report)
-        assert len(words.encode()) <= 4096
+        assert len(message.encode()) <= 4096
 
 
 def test_an_empty_token_is_refused(kubelet):
-    made = kubelet(TELLS)
+    made = kubelet(PRINTS)
     made.kinds["Secret"]["data"]["token-main"] = ""
     outcome = made.run()
     assert [code for code, _ in outcome] == [2, 2], outcome
 
 
-MEETS = """\
+PRINTS_JOB = """\
 import os
 print("of", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")), flush=True)
 """
@@ -180,7 +180,7 @@ def roles(tmp_path):
     def make(join_timeout_s=600):
         workspace = tmp_path / "workspace"
         workspace.mkdir()
-        (workspace / "main.py").write_text(MEETS)
+        (workspace / "main.py").write_text(PRINTS_JOB)
         key, content = pack_workspace(str(workspace))
         app = AppDef("app", roles=[])
         for name in ("actor", "critic"):
@@ -191,7 +191,9 @@ def roles(tmp_path):
             role.name = name
             role.metadata[METADATA_KEY] = key
             app.roles.append(role)
-        documents = with_token(build_request(app, {}, name="app-x1", workspaces={key: content}), "a-token", "ns")
+        documents = complete_documents(
+            build_request(app, {}, name="app-x1", workspaces={key: content}), "a-token", "ns"
+        )
         return {role.name: Kubelet(tmp_path / role.name, documents, role.name) for role in app.roles}
 
     return make

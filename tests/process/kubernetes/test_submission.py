@@ -1,4 +1,4 @@
-"""Submission, state, cancel, delete and resize over real HTTP: nothing twice, nothing half, nothing left."""
+"""Submission, state, cancel, delete and resize over real HTTP: no duplicates, no partial apps, no leftovers."""
 
 import itertools
 import json
@@ -67,30 +67,30 @@ def test_deleting_leaves_nothing(cluster, scheduler):
     scheduler.delete(app_id)
     assert leftovers(cluster) == []
     assert scheduler.describe(app_id) is None
-    scheduler.delete(app_id)  # what is gone is fine
+    scheduler.delete(app_id)  # already deleted: no error
 
 
-def test_what_fails_halfway_is_taken_back(cluster, scheduler, double):
+def test_a_submission_that_fails_halfway_leaves_nothing(cluster, scheduler, double):
     cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
     with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
         submit(scheduler)
     assert leftovers(cluster) == []
 
 
-def test_what_fails_in_ownership_is_taken_back(cluster, scheduler, double):
+def test_a_submission_that_cannot_set_the_owner_leaves_nothing(cluster, scheduler, double):
     cluster.faults.append(double.Fault("PATCH", "services", 403, "no", "Forbidden"))
-    with pytest.raises(EngineError, match="may not change service/"):
+    with pytest.raises(EngineError, match="is not allowed to change service/"):
         submit(scheduler)
     assert leftovers(cluster) == []
 
 
-def test_an_interrupt_takes_back_too(cluster, scheduler, monkeypatch):
-    from muster.schedulers.kubernetes.live import submit
+def test_an_interrupted_submission_leaves_nothing(cluster, scheduler, monkeypatch):
+    from muster.schedulers.kubernetes.live import submit as submission
 
     def interrupt(owner):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "build_owner_reference", interrupt)
+    monkeypatch.setattr(submission, "build_owner_reference", interrupt)
     with pytest.raises(KeyboardInterrupt):
         submit(scheduler)
     assert leftovers(cluster) == []
@@ -99,7 +99,7 @@ def test_an_interrupt_takes_back_too(cluster, scheduler, monkeypatch):
 SECRETS_HIDDEN = ("GET", r"/secrets\?", 403, "secrets is forbidden: cannot list resource", "Forbidden")
 
 
-def test_who_may_not_list_secrets_leaves_none_behind(cluster, scheduler, double):
+def test_without_the_right_to_list_secrets_none_is_left(cluster, scheduler, double):
     """The usual role: secrets may be created and deleted by name, not listed."""
     cluster.faults.append(double.Fault(*SECRETS_HIDDEN, times=10**6))
     cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
@@ -111,14 +111,15 @@ def test_who_may_not_list_secrets_leaves_none_behind(cluster, scheduler, double)
     assert leftovers(cluster) == []
 
 
-def test_taking_back_that_fails_does_not_hide_why(cluster, scheduler, double, capsys):
+def test_a_failed_cleanup_does_not_hide_the_first_error(cluster, scheduler, double, capsys):
     cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
     cluster.faults.append(double.Fault("DELETE", "", 403, "no", "Forbidden", times=10**6))
     with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
         submit(scheduler)
-    said = capsys.readouterr().err
-    assert "could not all be taken back" in said
-    assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in said
+    printed = capsys.readouterr().err
+    assert "some created objects could not be removed (" in printed
+    assert "; to remove them, run: kubectl" in printed
+    assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in printed
 
 
 README = Path(__file__).resolve().parents[3] / "README.md"
@@ -127,7 +128,7 @@ README = Path(__file__).resolve().parents[3] / "README.md"
 def read_rights(*needed):
     """The rights that the README lists as always needed, and those of the rows whose last cell has one of the words.
 
-    As `Cluster.allowed` wants them. Those always needed were tried with RBAC on Kubernetes 1.36, as a pod's account.
+    In the form of `Cluster.allowed`. Those always needed were tried with RBAC on Kubernetes 1.36, as a pod's account.
     """
     lines = README.read_text().splitlines()
     rights = {}
@@ -153,20 +154,20 @@ def offer_gangs(cluster, gang):
     cluster.kinds[f"{group}/{version}"] = ["podgroups"]
 
 
-def lose_answers(cluster, double, *kinds):
-    """The next request of each sort that changes an object of these kinds is carried out, but its answer is lost."""
+def lose_responses(cluster, double, *kinds):
+    """The next request of each sort that changes an object of these kinds is carried out, but its response is lost."""
     for method, kind in itertools.product(("POST", "PATCH", "DELETE"), kinds):
         cluster.faults.append(double.Fault(method, rf"/{kind}[/?](?!.*dryRun)", 0, after=True))
 
 
-def live_through_everything(cluster, scheduler, **cfg):
-    """Submits an app, does to it all that can be done, and deletes it."""
+def run_every_operation(cluster, scheduler, **cfg):
+    """Submits an app, runs every operation on it, and deletes it."""
     app_id = submit(scheduler, build_app(nodes=3, least=2), **cfg)
     name = app_id.partition(":")[2]
     created = sorted(plural for plural in leftovers(cluster) if plural != "pods")
     assert scheduler.describe(app_id).state is AppState.PENDING
-    cluster.start_pod(cluster.pod_of(name, 0))
-    cluster.write_log(cluster.pod_of(name, 0), "hello\n", 1)
+    cluster.start_pod(cluster.find_pod(name, 0))
+    cluster.write_log(cluster.find_pod(name, 0), "hello\n", 1)
     assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
     assert [app.app_id for app in scheduler.list()] == [app_id]
     scheduler.resize(app_id, 2)
@@ -189,25 +190,25 @@ def test_the_rights_that_the_readme_lists_suffice(cluster, scheduler, double, ga
         offer_gangs(cluster, gang)
         kinds.insert(2, "podgroups")
     if loses:
-        lose_answers(cluster, double, *kinds)
-    assert live_through_everything(cluster, scheduler, validate_spec=validate) == kinds
-    assert not [fault for fault in cluster.faults if fault.times and fault.method != "DELETE"], "all were lost"
+        lose_responses(cluster, double, *kinds)
+    assert run_every_operation(cluster, scheduler, validate_spec=validate) == kinds
+    assert not [fault for fault in cluster.faults if fault.times and fault.method != "DELETE"], "all occurred"
 
 
 @pytest.mark.parametrize("gang", GANGS)
 def test_without_the_right_to_gangs_pods_start_one_by_one(cluster, scheduler, gang, capsys):
     cluster.allowed = read_rights()
     offer_gangs(cluster, gang)
-    assert live_through_everything(cluster, scheduler) == ["configmaps", "jobs", "secrets", "services"]
-    said = capsys.readouterr().err
-    assert f"may not create podgroups.{GANGS[gang][0]}: pods start one by one" in said
+    assert run_every_operation(cluster, scheduler) == ["configmaps", "jobs", "secrets", "services"]
+    notice = f"this account is not allowed to create podgroups.{GANGS[gang][0]}: pods start one by one"
+    assert notice in capsys.readouterr().err
 
 
-def test_a_gang_that_was_asked_for_is_not_left_out(cluster, scheduler):
+def test_a_requested_gang_is_not_left_out(cluster, scheduler):
     cluster.allowed = read_rights()
     offer_gangs(cluster, "volcano")
     with pytest.raises(
-        EngineError, match=r"may not create podgroup/.*: podgroups\.scheduling\.volcano\.sh is forbidden"
+        EngineError, match=r"is not allowed to create podgroup/.*: podgroups\.scheduling\.volcano\.sh is forbidden"
     ):
         submit(scheduler, gang="volcano")
     assert leftovers(cluster) == []
@@ -221,7 +222,7 @@ def test_the_rights_that_the_readme_lists_for_other_flavours(cluster, scheduler,
     cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
     cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
     if loses:
-        lose_answers(cluster, double, "secrets", "configmaps", "jobs", "jobsets", "commands")
+        lose_responses(cluster, double, "secrets", "configmaps", "jobs", "jobsets", "commands")
     app_id = submit(scheduler, build_app(nodes=3, least=2), flavor=flavor)
     assert scheduler.describe(app_id).state is AppState.SUBMITTED
     assert [app.app_id for app in scheduler.list()] == [app_id]
@@ -232,7 +233,7 @@ def test_the_rights_that_the_readme_lists_for_other_flavours(cluster, scheduler,
     assert [plural for plural in leftovers(cluster) if plural != "commands"] == []
 
 
-def test_a_secret_whose_answer_was_lost_is_taken_back(cluster, scheduler, double):
+def test_a_secret_whose_response_was_lost_is_removed(cluster, scheduler, double):
     cluster.allowed = read_rights()
     cluster.faults.append(double.Fault("POST", r"secrets\?(?!.*dryRun)", 0, after=True))
     cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
@@ -242,41 +243,41 @@ def test_a_secret_whose_answer_was_lost_is_taken_back(cluster, scheduler, double
 
 
 @pytest.mark.parametrize("kind", ["secrets", "configmaps", "services", "jobs"])
-def test_an_object_that_was_never_confirmed_is_taken_back(cluster, scheduler, double, kind):
+def test_an_unacknowledged_object_is_removed(cluster, scheduler, double, kind):
     cluster.allowed = read_rights()
     cluster.faults.append(double.Fault("POST", rf"{kind}\?(?!.*dryRun)", 0, after=True))
     cluster.faults.append(double.Fault("POST", rf"{kind}\?(?!.*dryRun)", 503, "etcd is gone", times=1000))
-    with pytest.raises(EngineError, match=r"cannot create .*: the API server answers 503 etcd is gone"):
+    with pytest.raises(EngineError, match=r"cannot create .*: the API server responded with 503 etcd is gone"):
         submit(scheduler)
     assert leftovers(cluster) == []
 
 
 @pytest.mark.parametrize("validate", [True, False])
 def test_a_dry_run_submitted_twice_harms_nothing_of_the_first(cluster, scheduler, validate):
-    """Neither may be read: that the name is taken must not be read as our own work, nor be taken back."""
+    """The account may not read Secrets: the existing one must not count as ours, nor be removed."""
     cluster.allowed = read_rights()
     info = scheduler.submit_dryrun(build_app(), {"validate_spec": validate})
     scheduler.schedule(info)
     before = leftovers(cluster)
-    with pytest.raises(SchedulerError, match=r"secret/.* exists already"):
+    with pytest.raises(SchedulerError, match=r"secret/.* already exists"):
         scheduler.schedule(info)
     assert leftovers(cluster) == before
 
 
-def test_one_kind_that_cannot_be_taken_back_keeps_no_other(cluster, scheduler, double, capsys):
+def test_a_kind_that_cannot_be_removed_keeps_no_other(cluster, scheduler, double, capsys):
     cluster.allowed = {**read_rights(), "services": {"create", "patch"}}
     cluster.faults.append(double.Fault("POST", r"jobs\?(?!.*dryRun)", 403, "exceeded quota: pods", "Forbidden"))
     with pytest.raises(SchedulerError, match="exceeds the namespace's quota"):
         submit(scheduler)
     assert leftovers(cluster) == ["services"]
-    assert "could not all be taken back" in capsys.readouterr().err
+    assert "some created objects could not be removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["jobs.batch", "pods", "secrets"])
-def test_a_role_that_lacks_something_is_named(cluster, scheduler, missing):
+def test_a_missing_right_is_named(cluster, scheduler, missing):
     cluster.allowed = {name: verbs for name, verbs in read_rights().items() if name != missing}
     with pytest.raises(
-        EngineError, match=rf"may not \w+ .*{missing} is forbidden: .* ask for a role that may"
+        EngineError, match=rf"is not allowed to \w+ .*{missing} is forbidden: .* ask for this right"
     ) as caught:
         scheduler.describe(submit(scheduler))
     assert "\n" not in str(caught.value)
@@ -284,7 +285,7 @@ def test_a_role_that_lacks_something_is_named(cluster, scheduler, missing):
 
 def test_the_server_checks_everything_before_anything_is_created(cluster, scheduler, double):
     cluster.faults.append(double.Fault("POST", r"jobs\?.*dryRun", 422, "spec.bad: Invalid", "Invalid"))
-    with pytest.raises(SchedulerError, match=r"the cluster refuses job/.*: spec\.bad: Invalid"):
+    with pytest.raises(SchedulerError, match=r"the cluster rejected job/.*: spec\.bad: Invalid"):
         submit(scheduler)
     assert cluster.count("DELETE", "") == 0
     assert leftovers(cluster) == []
@@ -293,19 +294,19 @@ def test_the_server_checks_everything_before_anything_is_created(cluster, schedu
 
 
 @pytest.mark.parametrize("status", [0, 500, 503, 504])
-def test_an_answer_that_is_lost_creates_nothing_twice(cluster, scheduler, double, status):
+def test_a_lost_response_creates_nothing_twice(cluster, scheduler, double, status):
     for kind in ("secrets", "services", "jobs"):
         cluster.faults.append(double.Fault("POST", rf"{kind}\?(?!.*dryRun)", status, after=True))
     submit(scheduler)
     assert sorted(leftovers(cluster)) == ["configmaps", "jobs", "pods", "pods", "secrets", "services"]
 
 
-def test_an_object_of_somebody_else_is_not_taken_for_ours(cluster, scheduler, double):
+def test_an_object_of_another_app_does_not_count_as_ours(cluster, scheduler, double):
     app = build_app()
     info = scheduler.submit_dryrun(app, {})
     name = info.request.parent["metadata"]["name"]
-    cluster.put("/apis/batch/v1", "team", "jobs", theirs(name))
-    with pytest.raises(SchedulerError, match=rf"job/{name} exists already; choose another --name"):
+    cluster.add_object("/apis/batch/v1", "team", "jobs", theirs(name))
+    with pytest.raises(SchedulerError, match=rf"job/{name} already exists; choose another --name"):
         scheduler.schedule(info)
     assert [item["metadata"]["name"] for item in cluster.find("jobs")] == [name]
     assert not cluster.find("secrets")
@@ -319,21 +320,21 @@ def theirs(name):
     }
 
 
-def test_too_many_requests_waits_as_long_as_it_is_told(cluster, scheduler, double, pace):
+def test_too_many_requests_waits_for_the_time_in_retry_after(cluster, scheduler, double, clock):
     cluster.faults.append(double.Fault("POST", "jobs", 429, headers={"Retry-After": "7"}, times=2))
     submit(scheduler)
-    assert len([seconds for seconds in pace.pauses if seconds >= 7]) == 2
+    assert len([seconds for seconds in clock.sleeps if seconds >= 7]) == 2
     assert len(cluster.find("jobs")) == 1
 
 
-def test_a_server_that_stays_ill_is_given_up(cluster, scheduler, double, pace):
-    cluster.faults.append(double.Fault("GET", "/version", 503, "etcd is sad", times=1000))
-    with pytest.raises(EngineError, match="cannot read the version: the API server answers 503 etcd is sad"):
+def test_requests_to_a_failing_server_end(cluster, scheduler, double, clock):
+    cluster.faults.append(double.Fault("GET", "/version", 503, "etcd is down", times=1000))
+    with pytest.raises(EngineError, match="cannot read the version: the API server responded with 503 etcd is down"):
         submit(scheduler)
-    assert sum(pace.pauses) <= 60
+    assert sum(clock.sleeps) <= 60
 
 
-def test_credentials_that_run_out_are_read_anew(cluster, scheduler, double, tmp_path):
+def test_expired_credentials_are_read_again(cluster, scheduler, double, tmp_path):
     app_id = submit(scheduler)
     cluster.token = "two"
     double.write_kubeconfig(tmp_path / "kubeconfig", cluster)
@@ -373,25 +374,25 @@ def test_an_old_server_is_refused(cluster, scheduler):
         ({"kubeconfig": "/no/where"}, "kubeconfig '/no/where' does not exist"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_is_created(cluster, scheduler, cfg, message):
+def test_missing_parts_of_the_cluster_are_reported_before_anything_is_created(cluster, scheduler, cfg, message):
     with pytest.raises(EngineError, match=message) as caught:
         submit(scheduler, **cfg)
     assert "\n" not in str(caught.value)
     assert leftovers(cluster) == []
 
 
-def test_a_missing_queue_names_those_there_are(cluster, scheduler):
+def test_a_missing_queue_is_reported_with_the_existing_ones(cluster, scheduler):
     cluster.groups["kueue.x-k8s.io"] = ["v1beta1"]
     cluster.kinds["kueue.x-k8s.io/v1beta1"] = ["localqueues", "workloads"]
-    cluster.put(
+    cluster.add_object(
         "/apis/kueue.x-k8s.io/v1beta1", "team", "localqueues", {"metadata": {"name": "gpu", "namespace": "team"}}
     )
-    with pytest.raises(SchedulerError, match="namespace 'team' has no LocalQueue 'gp'; there are: gpu"):
+    with pytest.raises(SchedulerError, match="namespace 'team' has no LocalQueue 'gp'; existing queues: gpu"):
         submit(scheduler, queue="gp")
     submit(scheduler, queue="gpu")
 
 
-def test_who_may_not_see_queues_is_trusted(cluster, scheduler, double):
+def test_without_the_right_to_read_queues_none_is_checked(cluster, scheduler, double):
     cluster.groups["kueue.x-k8s.io"] = ["v1beta1"]
     cluster.kinds["kueue.x-k8s.io/v1beta1"] = ["localqueues", "workloads"]
     hidden = ("localqueues is forbidden", "Forbidden")
@@ -400,7 +401,7 @@ def test_who_may_not_see_queues_is_trusted(cluster, scheduler, double):
     assert scheduler.describe(app_id).state is AppState.PENDING
 
 
-def test_who_may_not_see_events_still_sees_the_state(cluster, scheduler, double):
+def test_without_the_right_to_read_events_the_state_is_shown(cluster, scheduler, double):
     app_id = submit(scheduler)
     cluster.faults.append(double.Fault("GET", "/events", 403, "events is forbidden", "Forbidden", times=10**6))
     assert scheduler.describe(app_id).state is AppState.PENDING
@@ -409,7 +410,9 @@ def test_who_may_not_see_events_still_sees_the_state(cluster, scheduler, double)
 
 def test_gangs_are_discovered(cluster, scheduler, capsys):
     submit(scheduler)
-    assert "schedules no gangs" in capsys.readouterr().err
+    assert (
+        "gang scheduling is not available (no queue given, and the cluster has no PodGroups)" in capsys.readouterr().err
+    )
     cluster.groups["scheduling.k8s.io"] = ["v1", "v1alpha2"]
     cluster.kinds["scheduling.k8s.io/v1alpha2"] = ["podgroups"]
     submit(scheduler)
@@ -460,15 +463,15 @@ def test_in_cluster_the_pods_own_account_is_used(monkeypatch, tmp_path):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(EngineError, match="no cluster is configured"):
-        connection.open_access(connection.Access())
+        connection.open_connection(connection.Access())
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    opened = connection.open_access(connection.Access())
+    opened = connection.open_connection(connection.Access())
     assert (opened.host, opened.namespace) == ("https://10.0.0.1:443", "team-b")
-    assert "sa-token" in "".join(opened.auth_headers().values())
+    assert "sa-token" in "".join(opened.build_auth_headers().values())
 
 
-# -- afterwards -------------------------------------------------------------------------------------------------------
+# -- after submission -------------------------------------------------------------------------------------------------
 
 
 def test_the_state_follows_the_pods(cluster, scheduler):
@@ -476,10 +479,10 @@ def test_the_state_follows_the_pods(cluster, scheduler):
     name = app_id.partition(":")[2]
     assert scheduler.describe(app_id).state is AppState.PENDING
     for index in range(2):
-        cluster.start_pod(cluster.pod_of(name, index))
+        cluster.start_pod(cluster.find_pod(name, index))
     assert scheduler.describe(app_id).state is AppState.RUNNING
     for index in range(2):
-        cluster.end_pod(cluster.pod_of(name, index), 0)
+        cluster.end_pod(cluster.find_pod(name, index), 0)
     status = scheduler.describe(app_id)
     assert (status.state, status.msg) == (AppState.SUCCEEDED, "<NONE>")
     assert status.roles[0].entrypoint == "python3"
@@ -488,32 +491,32 @@ def test_the_state_follows_the_pods(cluster, scheduler):
 def test_a_healthy_app_costs_two_requests(cluster, scheduler):
     app_id = submit(scheduler)
     for index in range(2):
-        cluster.start_pod(cluster.pod_of(app_id.partition(":")[2], index))
+        cluster.start_pod(cluster.find_pod(app_id.partition(":")[2], index))
     before = len(cluster.requests)
     scheduler.describe(app_id)
     assert len(cluster.requests) - before == 2
 
 
-def test_a_worker_that_fails_ends_the_app_and_no_pod_follows(cluster, scheduler):
+def test_a_failed_worker_ends_the_app_without_replacement(cluster, scheduler):
     app_id = submit(scheduler, build_app(max_retries=3))
     name = app_id.partition(":")[2]
     for index in range(2):
-        cluster.start_pod(cluster.pod_of(name, index))
+        cluster.start_pod(cluster.find_pod(name, index))
     report = {"run_id": "x", "reason": "r", "failures": [{"host": "h", "global_rank": 0, "exception": "KeyError: 'x'"}]}
-    cluster.end_pod(cluster.pod_of(name, 1), 1, json.dumps(report))
+    cluster.end_pod(cluster.find_pod(name, 1), 1, json.dumps(report))
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
     assert "rank 0 on h: KeyError: 'x'" in status.msg
     assert len(cluster.find("pods")) == 1
 
 
-def test_preemption_is_not_charged(cluster, scheduler):
+def test_preemption_does_not_count_as_a_retry(cluster, scheduler):
     app_id = submit(scheduler, build_app(max_retries=0))
     name = app_id.partition(":")[2]
     evicted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
     for _ in range(3):
-        cluster.start_pod(cluster.pod_of(name, 0))
-        cluster.end_pod(cluster.pod_of(name, 0), 143, conditions=evicted)
+        cluster.start_pod(cluster.find_pod(name, 0))
+        cluster.end_pod(cluster.find_pod(name, 0), 143, conditions=evicted)
     status = scheduler.describe(app_id)
     assert status.state is AppState.PENDING
     assert status.num_restarts == 3
@@ -533,19 +536,19 @@ def test_why_there_are_no_pods(cluster, scheduler):
     app_id = submit(scheduler)
     name = app_id.partition(":")[2]
     for pod in cluster.find("pods"):
-        cluster.take(("/api/v1", "team", "pods", pod["metadata"]["name"]))
+        cluster.delete_object(("/api/v1", "team", "pods", pod["metadata"]["name"]))
     event = {"metadata": {"name": "e"}, "type": "Warning", "reason": "FailedCreate", "message": "exceeded quota"}
     event["involvedObject"] = {"name": f"{name}-trainer"}
-    cluster.put("/api/v1", "team", "events", event)
-    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
-    # An event that only repeats a reason hides none that explains it.
+    cluster.add_object("/api/v1", "team", "events", event)
+    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; request less")
+    # An event that only repeats a reason does not hide the one that explains it.
     bare = {"metadata": {"name": "f"}, "type": "Warning", "reason": "Failed", "message": "Error: ErrImagePull"}
     late = {"involvedObject": {"name": f"{name}-trainer"}, "lastTimestamp": "2026-01-01T00:00:00Z"}
-    cluster.put("/api/v1", "team", "events", {**bare, **late})
-    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; ask for")
+    cluster.add_object("/api/v1", "team", "events", {**bare, **late})
+    assert scheduler.describe(app_id).msg.startswith("no pods: FailedCreate: exceeded quota; request less")
 
 
-def test_cancel_keeps_the_record(cluster, scheduler):
+def test_cancel_keeps_the_objects(cluster, scheduler):
     app_id = submit(scheduler)
     scheduler.cancel(app_id)
     assert scheduler.describe(app_id).state is AppState.CANCELLED
@@ -557,33 +560,33 @@ def test_cancel_keeps_the_record(cluster, scheduler):
 def test_one_role_that_fails_stops_the_others(cluster, scheduler, capsys):
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
     name = app_id.partition(":")[2]
-    cluster.start_pod(cluster.pod_of(f"{name}-echo", 0))
-    cluster.end_pod(cluster.pod_of(f"{name}-echo", 0), 5)
+    cluster.start_pod(cluster.find_pod(f"{name}-echo", 0))
+    cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), 5)
     assert scheduler.describe(app_id).state is AppState.FAILED
-    said = capsys.readouterr().err
-    assert "each role is a Job of its own" in said, "told at submission"
-    assert "one role has failed, the others are stopped" in said
+    printed = capsys.readouterr().err
+    assert "each role is a separate Job" in printed, "at submission"
+    assert "one role has failed; stopping the others" in printed
     trainer = next(job for job in cluster.find("jobs") if job["metadata"]["name"].endswith("trainer"))
     assert trainer["spec"]["activeDeadlineSeconds"] == 1
     assert "stopped because another role failed" in scheduler.describe(app_id).msg
     assert len([path for verb, path in cluster.requests if verb == "PATCH" and "trainer" in path]) == 1, "once"
 
 
-def test_whoever_follows_a_log_stops_the_other_roles_too(cluster, scheduler, capsys):
+def test_a_followed_log_stops_the_other_roles_too(cluster, scheduler, capsys):
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
     name = app_id.partition(":")[2]
     for index in range(2):
-        cluster.start_pod(cluster.pod_of(f"{name}-trainer", index))
-    cluster.end_pod(cluster.pod_of(f"{name}-echo", 0), 5)
+        cluster.start_pod(cluster.find_pod(f"{name}-trainer", index))
+    cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), 5)
     list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
-    assert "one role has failed, the others are stopped" in capsys.readouterr().err
+    assert "one role has failed; stopping the others" in capsys.readouterr().err
     assert not [pod for pod in cluster.find("pods") if pod["status"]["phase"] == "Running"]
 
 
 def test_list(cluster, scheduler):
     first = submit(scheduler, build_app(extra=[echo_role()]))
     second = submit(scheduler)
-    cluster.put("/apis/batch/v1", "team", "jobs", theirs("other"))
+    cluster.add_object("/apis/batch/v1", "team", "jobs", theirs("other"))
     scheduler.cancel(second)
     assert {app.app_id: app.state for app in scheduler.list()} == {first: AppState.PENDING, second: AppState.CANCELLED}
 
@@ -596,7 +599,9 @@ def test_resize_is_one_patch_within_the_bounds(cluster, scheduler, capsys):
     assert main(["resize", app_id, "5"]) == 1
     assert "can have 2 to 4 nodes, not 5" in capsys.readouterr().err
     fixed = submit(scheduler)
-    with pytest.raises(SchedulerError, match=r"has a fixed number of nodes, 2; start it with -j MIN:MAX"):
+    with pytest.raises(
+        SchedulerError, match=r"has a fixed number of nodes \(2\); only apps with -j MIN:MAX can resize"
+    ):
         scheduler.resize(fixed, 1)
 
 
@@ -626,7 +631,7 @@ def test_a_dry_run_needs_no_cluster_no_credentials_and_no_client(scheduler, monk
     assert "kind: Job" in str(scheduler.submit_dryrun(build_app(), {}))
 
 
-def test_the_workspace_travels(cluster, scheduler, tmp_path):
+def test_the_workspace_is_sent_with_the_app(cluster, scheduler, tmp_path):
     folder = tmp_path / "ws"
     folder.mkdir()
     (folder / "main.py").write_text("print('hi')\n")
@@ -635,11 +640,12 @@ def test_the_workspace_travels(cluster, scheduler, tmp_path):
     assert {key.partition("-")[0] for key in config_map["binaryData"]} == {"muster", "workspace"}
 
 
-def test_a_workspace_that_does_not_fit_names_the_alternatives(scheduler, tmp_path):
+def test_a_workspace_that_is_too_large_names_the_alternatives(scheduler, tmp_path):
     import os
 
     (tmp_path / "weights.bin").write_bytes(os.urandom(800 * 1024))
     with pytest.raises(
-        SchedulerError, match=r"is 80\d KiB packed, 700 KiB packed fit; .*\.torchxignore.*image_repo.*volume"
+        SchedulerError,
+        match=r"is too large: 80\d KiB packed, the limit is 700 KiB packed; .*\.torchxignore.*image_repo.*volume",
     ):
         scheduler.submit(build_app(), {}, workspace=f"file://{tmp_path}")

@@ -1,4 +1,4 @@
-"""Log lines: whole, once, in order, whatever the stream does. No sockets, no clocks."""
+"""Log lines, app ids and refusals: every line once, in order, over any breaks. No sockets, no clocks."""
 
 from datetime import datetime, timedelta, timezone
 
@@ -10,7 +10,14 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
-from muster.schedulers.kubernetes.live.logs import Position, Slots, format_stamp, parse_stamp, split_stamp, to_stamp
+from muster.schedulers.kubernetes.live.logs import (
+    ConnectionLimits,
+    Position,
+    convert_to_stamp,
+    format_stamp,
+    parse_stamp,
+    split_stamp,
+)
 
 
 def test_stamps_in_any_zone_and_precision():
@@ -18,7 +25,7 @@ def test_stamps_in_any_zone_and_precision():
     assert parse_stamp("2026-01-01T00:00:00.12Z") > parse_stamp("2026-01-01T00:00:00.119999999Z")
     assert format_stamp(parse_stamp("2026-01-01T00:00:07.9Z")) == "2026-01-01T00:00:07Z"
     zone = timezone(timedelta(hours=2))
-    assert to_stamp(datetime(2026, 1, 1, 2, tzinfo=zone)) == parse_stamp("2026-01-01T00:00:00Z")
+    assert convert_to_stamp(datetime(2026, 1, 1, 2, tzinfo=zone)) == parse_stamp("2026-01-01T00:00:00Z")
 
 
 def test_lines_keep_their_newline_and_their_spaces():
@@ -39,16 +46,16 @@ def test_a_log_read_in_pieces_is_read_once(entries, breaks):
         since = position.resume()
         start = parse_stamp(since)[0] if since else None
         for stamp, line in log[:stop]:
-            if (start is None or stamp[0] >= start) and position.take(stamp, line):
+            if (start is None or stamp[0] >= start) and position.accept(stamp, line):
                 got.append((stamp, line))
     assert got == log
 
 
-def test_slots_bound_streams_but_node_0_always_has_one():
-    slots = Slots(follows=2, reads=1)
-    with slots.following(5) as first, slots.following(6) as second, slots.following(0) as leader:
+def test_streams_are_limited_but_node_0_always_has_one():
+    limits = ConnectionLimits(streams=2, reads=1)
+    with limits.reserve_stream(5) as first, limits.reserve_stream(6) as second, limits.reserve_stream(0) as leader:
         assert (first, second, leader) == (True, False, True)
-    with slots.following(6) as again:
+    with limits.reserve_stream(6) as again:
         assert again
 
 
@@ -71,29 +78,35 @@ def test_an_app_id_survives_torchx_handles(ref):
 
 @pytest.mark.parametrize("wrong", ["app", ":app", "ns:", "a:b:c:d:e"])
 def test_a_wrong_app_id(wrong):
-    with pytest.raises(SchedulerError, match="is not NAMESPACE:NAME"):
+    with pytest.raises(SchedulerError, match="is not of the form NAMESPACE:NAME"):
         parse_app_id(wrong)
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "message", "path", "words"),
+    ("status", "reason", "message", "path", "expected"),
     [
         (401, "Unauthorized", "Unauthorized", "/api/v1/x", "does not accept these credentials; log in again"),
-        (403, "Forbidden", "jobs is forbidden", "/x", "may not create job/a: jobs is forbidden; ask for a role"),
+        (
+            403,
+            "Forbidden",
+            "jobs is forbidden",
+            "/x",
+            "is not allowed to create job/a: jobs is forbidden; ask",
+        ),
         (403, "Forbidden", "exceeded quota: q", "/x", "exceeds the namespace's quota"),
         (403, "Forbidden", 'violates PodSecurity "restricted"', "/x", "try -cfg security=restricted"),
         (404, "NotFound", 'namespaces "n" not found', "/x", "namespace 'n' does not exist; create it"),
         (404, "", "404 page not found", "/apis/jobset.x-k8s.io/v1alpha2/x", "JobSet is not installed in this cluster"),
-        (409, "AlreadyExists", "x", "/x", "job/a exists already; choose another --name"),
-        (422, "Invalid", "spec.x: bad\n too", "/x", "the cluster refuses job/a: spec.x: bad too"),
+        (409, "AlreadyExists", "x", "/x", "job/a already exists; choose another --name"),
+        (422, "Invalid", "spec.x: bad\n too", "/x", "the cluster rejected job/a: spec.x: bad too"),
         (413, "", "too large", "/x", "job/a is too large"),
-        (500, "", "boom", "/x", "answers 500 boom"),
+        (500, "", "boom", "/x", "responded with 500 boom"),
     ],
 )
-def test_refusals_say_what_to_do_in_one_line(status, reason, message, path, words):
+def test_refusals_say_what_to_do_in_one_line(status, reason, message, path, expected):
     import json
 
     body = json.dumps({"reason": reason, "message": message}).encode()
     error = explain(Refusal.parse(status, body), verb="create", what="job/a", path=path, origin="context 'c'")
-    assert words in str(error)
+    assert expected in str(error)
     assert "\n" not in str(error)

@@ -1,4 +1,4 @@
-"""Every manifest passes the strict published schemas; one golden file per flavour; size and purity."""
+"""Every manifest passes the published strict schemas; one golden file per flavour; size and purity."""
 
 import base64
 import copy
@@ -22,7 +22,7 @@ from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.manifests.request import build_request, with_token
+from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 
 pytestmark = pytest.mark.torchx
@@ -33,7 +33,7 @@ REPOSITORY = HERE.parents[2]
 
 
 def load_double(name):
-    """A module of tests/doubles: tests are no package."""
+    """A module of tests/doubles: tests are not a package."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "tests" / "doubles" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -146,7 +146,7 @@ def validate_strictly(document, version):
         validate_published(document, version)
 
 
-def test_the_validator_refuses_what_it_should():
+def test_the_validator_refuses_an_unknown_field():
     request = build(agent_role())
     request.parent["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Never"
     jsonschema = pytest.importorskip("jsonschema")
@@ -155,7 +155,7 @@ def test_the_validator_refuses_what_it_should():
 
 
 def check_jobset(document):
-    """The models drop what they do not know: what comes back must be what went in."""
+    """The models drop unknown fields: the output must equal the input."""
     models = pytest.importorskip("kubeflow_trainer_api.models")
     shell = copy.deepcopy(document)
     for job in shell["spec"]["replicatedJobs"]:
@@ -342,7 +342,7 @@ OPTIONS = st.fixed_dictionaries(
 @mock.patch(
     "muster.schedulers.kubernetes.manifests.bundles.build_agent_bundle", return_value=b"the agent"
 )  # its own tests pack it
-def test_whatever_is_built_passes_the_strict_schema(bundle, name, app_roles, options):
+def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options):
     for index, role in enumerate(app_roles):
         role.name = f"{role.name}{index}"
     app = specs.AppDef(name=name, roles=app_roles)
@@ -359,15 +359,15 @@ def test_whatever_is_built_passes_the_strict_schema(bundle, name, app_roles, opt
         return
     assert app == before, "the caller's AppDef is not changed"
     assert str(build_request(app, options, name="app-b1c2d3e4")) == str(request), "deterministic"
-    for document in with_token(request, "a-token", "team-a"):
+    for document in complete_documents(request, "a-token", "team-a"):
         validate_strictly(document, options["kube_version"])
         check_create(document)
 
 
-def breaking(change):
-    """Documents of a sound request, one of them changed into what the real API server refuses."""
+def build_broken(change):
+    """Documents of a valid request, one of them changed into one that the real API server refuses."""
     request = build(agent_role(nodes=4, max_retries=1))
-    documents = {document["kind"]: document for document in with_token(request, "tok", "ns")}
+    documents = {document["kind"]: document for document in complete_documents(request, "tok", "ns")}
     change(documents, documents["Job"]["spec"], documents["Job"]["spec"]["template"]["spec"])
     return documents.values()
 
@@ -399,16 +399,16 @@ def check_all(documents):
     ],
 )
 def test_the_double_refuses_what_the_real_server_refuses(change, message):
-    check_all(breaking(lambda *_: None))
+    check_all(build_broken(lambda *_: None))
     with pytest.raises(Broken, match=message):
-        check_all(breaking(change))
+        check_all(build_broken(change))
 
 
 # -- golden files -----------------------------------------------------------------------------------------------------
 
 
 def golden_text(request):
-    """As printed, but for the bundle's bytes and the AppDef, whose encoding differs between the TorchX lines."""
+    """As printed, without the bundle's bytes and the AppDef, whose encoding depends on the version of TorchX."""
     text = re.sub(r'(muster-agent\.zip|workspace-\w+\.tar\.gz): "[^"]*"', r'\1: "..."', str(request))
     return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: \S+", f"{APPDEF_ANNOTATION}: ...", text)
 
@@ -428,7 +428,7 @@ def test_golden(flavor, size):
     assert text == path.read_text(), f"to accept the change: write the text to {path}"
 
 
-# -- what must hold ---------------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -447,14 +447,14 @@ def test_the_dry_run_holds_no_secret():
     assert "hunter2" not in str(request)
     assert "hunter2" not in repr(request)
     assert all("data" not in document for document in request.documents if document["kind"] == "Secret")
-    sent = {document["kind"]: document for document in with_token(request, "tok", "ns")}
+    sent = {document["kind"]: document for document in complete_documents(request, "tok", "ns")}
     assert set(sent["Secret"]["data"]) == {"token-trainer", "trainer.WANDB_API_KEY"}
     assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
 
 
 @pytest.mark.parametrize("namespace", [None, "team"])
-def test_the_dry_run_says_how_to_fill_its_secret(namespace, tmp_path):
-    """By the command in its comment, which reaches the Secret of the same document and keeps its labels."""
+def test_the_dry_run_has_a_command_to_fill_its_secret(namespace, tmp_path):
+    """The command in its comment changes the Secret of the same document and keeps its labels."""
     text = str(build(agent_role(env={"WANDB_API_KEY": "hunter2"}), namespace=namespace))
     command = next(line for line in text.splitlines() if "kubectl" in line).removeprefix("#   ")
     for name, script in (("kubectl", r'printf "%s\n" "$@"'), ("openssl", "echo r4nd0m")):
@@ -468,14 +468,14 @@ def test_the_dry_run_says_how_to_fill_its_secret(namespace, tmp_path):
     assert json.loads(patch) == {"stringData": {"token-trainer": "r4nd0m", "trainer.WANDB_API_KEY": "..."}}
 
 
-def test_a_request_is_not_changed_by_being_sent():
+def test_sending_a_request_does_not_change_it():
     request = build(agent_role())
     before = copy.deepcopy(request.documents)
-    with_token(request, "tok", "ns")
+    complete_documents(request, "tok", "ns")
     assert request.documents == before
 
 
-def test_the_printed_yaml_is_the_documents():
+def test_the_printed_yaml_has_the_same_documents():
     request = build(agent_role(script=["yes", "1e3", "null", " leading", "multi\nline", "ünï"]))
     assert list(yaml.safe_load_all(str(request))) == json.loads(json.dumps(request.documents))
 
@@ -487,7 +487,7 @@ def test_dollars_reach_the_program_as_they_are():
     # TorchX's own substitution turns $$ into $ on every scheduler
     assert args[-4:] == ["$$(HOME)", "a$$b", "$(NODE_INDEX)", "$$VAR"]
     assert env_of(request)["X"] == "p$$q $(NODE_INDEX)"
-    assert container_of(request)["env"][0]["name"] == "NODE_INDEX", "a variable can only refer to those before it"
+    assert container_of(request)["env"][0]["name"] == "NODE_INDEX", "a variable can refer only to earlier ones"
 
 
 def test_macros():
@@ -529,10 +529,10 @@ def test_fixed_and_elastic_jobs_count_failures_differently():
     assert elastic["successPolicy"] == {"rules": [{"succeededCount": 1}]}
     assert not {"backoffLimitPerIndex", "maxFailedIndexes"} & elastic.keys()
     rules = [rule["action"] for rule in elastic["podFailurePolicy"]["rules"]]
-    assert rules == ["Ignore", "FailJob"], "preemption is looked at before exit codes"
+    assert rules == ["Ignore", "FailJob"], "the rule for preemption comes before the one for exit codes"
 
 
-def test_a_role_without_our_agent_keeps_torchx_meaning():
+def test_a_role_without_our_agent_works_as_in_torchx():
     request = build(plain_role(max_retries=3, min_replicas=1, num_replicas=2))
     spec = request.parent["spec"]
     assert spec["backoffLimit"] == 3
@@ -549,7 +549,7 @@ def test_several_roles_share_the_service():
 
 
 def containers_of(request):
-    """The container of each role, by the role's label; of an elastic role of Volcano that of the lead."""
+    """The container of each role, by the role's label; with Volcano, that of an elastic role's node 0."""
     found = {}
     for document in request.documents:
         spec = document.get("spec", {})
@@ -562,8 +562,8 @@ def containers_of(request):
 
 
 def rendezvous_of(request):
-    """What decides with whom a role's nodes meet: (address of rank 0, run id, token or None), by the role's label."""
-    documents = {document["kind"]: document for document in with_token(request, "app's secret", "ns")}
+    """What a role's nodes need for rendezvous: (address of rank 0, run id, token or None), by the role's label."""
+    documents = {document["kind"]: document for document in complete_documents(request, "app's secret", "ns")}
     terms = {}
     for label, container in containers_of(request).items():
         env = {item["name"]: item for item in container["env"]}
@@ -596,7 +596,7 @@ def test_each_agent_role_is_a_job_of_its_own(flavor):
 
 @pytest.mark.parametrize("flavor", FLAVORS)
 @pytest.mark.parametrize("least", [None, 1])
-def test_a_plain_role_before_the_agents_is_not_where_they_meet(flavor, least):
+def test_a_plain_role_before_the_agents_does_not_change_their_rendezvous(flavor, least):
     request = build(plain_role(name="ps"), agent_role(least=least), flavor=flavor)
     task = "lead" if flavor == "volcano" and least else "trainer"
     place = "-0" if flavor == "jobset" else ""
@@ -607,7 +607,7 @@ def test_a_plain_role_before_the_agents_is_not_where_they_meet(flavor, least):
 
 def test_one_elastic_agent_role_at_most_in_a_volcano_job():
     roles = (agent_role(name="actor"), agent_role(name="critic", nodes=4, least=2))
-    message = r"role 'critic' is elastic \(2:4\) and not the only one that runs the agent: .*; use flavor=job or jobset"
+    message = r"role 'critic' is elastic \(2:4\) and not the only role that runs the agent: .*; use flavor=job or"
     with pytest.raises(SchedulerError, match=message) as caught:
         build(*roles, flavor="volcano")
     assert "\n" not in str(caught.value)
@@ -615,7 +615,7 @@ def test_one_elastic_agent_role_at_most_in_a_volcano_job():
         assert rendezvous_of(build(*roles, flavor=flavor))["critic"][1] == "app-x1-critic"
 
 
-def test_memory_nobody_asked_for_is_no_limit():
+def test_memory_from_a_default_is_not_a_limit():
     request = build(agent_role(metadata={RoleKey.MEMORY_REQUEST_MB: "4096"}))
     assert container_of(request)["resources"] == {"requests": {"cpu": "2", "memory": "4096Mi"}}
     asked = container_of(build(agent_role()))["resources"]
@@ -634,7 +634,7 @@ def test_grace_is_longer_than_the_agents_shutdown():
     role = agent_role()
     role.args[2:2] = ["--shutdown-timeout", "100"]
     assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == 115
-    with pytest.raises(SchedulerError, match=r"grace_s=100 is not more than the agent's --shutdown-timeout 100"):
+    with pytest.raises(SchedulerError, match=r"grace_s=100 must be greater than the agent's --shutdown-timeout 100"):
         build(role, grace_s=100)
 
 
@@ -650,7 +650,7 @@ def test_grace_is_longer_than_the_agents_shutdown():
         (["--shutdown-timeout", "60", "main.py", "--shutdown-timeout", "600"], {}, 75),
         (["--standalone", "-mr", "3", "--shutdown_t=60", "pkg.main"], {}, 75),
         (["--shutdown-timeout", "60", "--shutdown-timeout", "90", "main.py"], {"PET_SHUTDOWN_TIMEOUT": "1"}, 105),
-        # what the agent will refuse
+        # the agent refuses these
         (["--shutdown-timeout", "inf", "main.py"], {}, 45),
         (["--shutdown-timeout", "-5", "main.py"], {}, 45),
     ],
@@ -705,11 +705,11 @@ def test_gangs():
 
 
 def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
-    """Volcano counts each task from 0: what it cannot add up, the agent does."""
+    """Volcano counts each task from 0: the agent adds the first index."""
     role = agent_role(nodes=3, least=1, script=["--shard", "${replica_id}"], env={"WHO": "node-${replica_id}"})
-    lead, rest = build(role, flavor="volcano").parent["spec"]["tasks"]
-    expected = {"lead": "$(NODE_INDEX)", "rest": "{{muster.node_index}}"}
-    for task, index in ((lead, expected["lead"]), (rest, expected["rest"])):
+    leader, rest = build(role, flavor="volcano").parent["spec"]["tasks"]
+    expected = {"leader": "$(NODE_INDEX)", "rest": "{{muster.node_index}}"}
+    for task, index in ((leader, expected["leader"]), (rest, expected["rest"])):
         container = task["template"]["spec"]["containers"][0]
         assert (container["args"][4], container["args"][-1]) == (index, index)
         env = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -728,61 +728,67 @@ def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
         ([agent_role(), agent_role()], {}, "role names must differ"),
         ([agent_role(nodes=0)], {}, "num_replicas must be at least 1"),
         ([agent_role(nodes=2, least=3)], {}, r"min_replicas must be from 1 to num_replicas \(2\), not 3"),
-        ([plain_role(env={"a b": ""})], {}, "'a b' is no name of an environment variable"),
+        ([plain_role(env={"a b": ""})], {}, "'a b' is not an environment variable name"),
         ([plain_role(port_map={"x": 70000})], {}, "port x=70000 is not between 1 and 65535"),
         (
             [plain_role(mounts=[specs.VolumeMount(src="nfs/x", dst_path="/x")])],
             {},
-            "volume 'nfs/x' is not CLAIM or one of",
+            "volume 'nfs/x' is not CLAIM, pvc/NAME, configmap/NAME, secret/NAME or emptydir/",
         ),
         ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="x")])], {}, "'x' is not an absolute path"),
         ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/a/../b")])], {}, "without ':' and '..'"),
-        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/muster/work/")])], {}, "belongs to muster"),
+        ([plain_role(mounts=[specs.VolumeMount(src="x", dst_path="/muster/work/")])], {}, "is reserved for muster"),
         (
             [plain_role(mounts=[specs.VolumeMount(src="a", dst_path=path) for path in ("/x", "/x/")])],
             {},
             "two mounts have the target '/x'",
         ),
-        ([plain_role(mounts=[specs.VolumeMount(src="My_Claim", dst_path="/x")])], {}, "no name of a Kubernetes object"),
+        (
+            [plain_role(mounts=[specs.VolumeMount(src="My_Claim", dst_path="/x")])],
+            {},
+            "is not a Kubernetes object name",
+        ),
         (
             [plain_role(mounts=[specs.VolumeMount(src="emptydir/big", dst_path="/x")])],
             {},
-            "has no size after the slash",
+            "needs a size such as 10Gi after the slash, or nothing",
         ),
         (
             [plain_role(mounts=[specs.BindMount(src_path="/a/../b", dst_path="/x")])],
             {},
             "path of the host without '..'",
         ),
-        ([plain_role(image="")], {}, "image '' is no name of an image"),
+        ([plain_role(image="")], {}, "image '' is not an image name"),
         ([plain_role(max_retries=2**31)], {}, "max_retries=2147483648 is too large"),
-        ([agent_role(nodes=100_001)], {}, "100001 replicas, a Job has at most 100000"),
+        ([agent_role(nodes=100_001)], {}, "100001 replicas are more than a Job's limit of 100000"),
         (
             [plain_role(resource=specs.Resource(cpu=1, gpu=0, memMB=1, devices={"fpga": 1}))],
             {},
-            "device 'fpga' is not DOMAIN/RESOURCE",
+            "device 'fpga' is not of the form DOMAIN/RESOURCE",
         ),
         (
             [plain_role(resource=specs.Resource(1, 0, 1, {"node.kubernetes.io/instance-type": "no such"}))],
             {},
-            "'no such' is no value of a node's label",
+            "'no such' is not a valid label value",
         ),
         (
             [plain_role()],
             {"pod_template": '{"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}'},
             "labels.app.kubernetes.io/instance cannot be set",
         ),
-        ([agent_role()], {"flavor": "volcano", "suspend": True}, "suspend=true is not possible with flavor=volcano"),
+        ([agent_role()], {"flavor": "volcano", "suspend": True}, "suspend=true cannot be used with flavor=volcano"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(roles, cfg, message):
+def test_an_invalid_app_is_one_clear_line(roles, cfg, message):
     with pytest.raises(SchedulerError, match=message) as caught:
         build(*roles, **cfg)
     assert "\n" not in str(caught.value)
 
 
 def test_a_name_too_long_is_refused_before_anything_is_sent():
-    with pytest.raises(SchedulerError, match=r"is 60 characters; with role 'trainer' and 2 replicas at most 47 fit"):
+    with pytest.raises(
+        SchedulerError, match=r"has 60 characters; with role 'trainer' and 2 replicas, a host name has room for 47"
+    ):
         build(agent_role(), name="a" * 60)
 
 

@@ -1,4 +1,4 @@
-"""Options and the pod_template patch: strict, offline, one line per mistake."""
+"""Options and the pod_template patch: strict, offline, one line per error."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_torchx_own_option_names_keep_working():
     )
 
 
-def test_tolerations_as_the_command_line_can_carry_them():
+def test_tolerations_as_the_command_line_can_pass_them():
     options = parse_options({"tolerations": ["gpu", "team:a", "team=a:NoSchedule", "x/y:NoExecute:60"]})
     assert options.tolerations == (
         {"key": "gpu", "operator": "Exists"},
@@ -48,22 +48,22 @@ def test_tolerations_as_the_command_line_can_carry_them():
     [
         ({"quue": "x"}, "did you mean 'queue'"),
         ({"flavor": "jobs"}, "flavor=jobs is not one of job, jobset, volcano"),
-        ({"namespace": "Team"}, "namespace=Team is not a namespace's name"),
-        ({"ttl_s": -1}, "ttl_s=-1 is not a whole number, 0 or more"),
-        ({"shm_size": "lots"}, "shm_size=lots is not a size; for example 16Gi"),
+        ({"namespace": "Team"}, "namespace=Team is not the name of a namespace"),
+        ({"ttl_s": -1}, "ttl_s=-1 is not a whole number from 0 to 2147483647"),
+        ({"shm_size": "lots"}, "shm_size=lots is not a size such as 16Gi"),
         ({"tolerations": ["a:b:c"]}, r"tolerations: 'a:b:c' is not KEY"),
-        ({"node_selector": {"a b": "c"}}, "node_selector: a b:c is not KEY:VALUE of a label"),
-        ({"kube_version": "new"}, "kube_version=new is not a version; for example 1.31"),
+        ({"node_selector": {"a b": "c"}}, "node_selector: a b:c is not a label of the form KEY:VALUE"),
+        ({"kube_version": "new"}, "kube_version=new is not a Kubernetes version such as 1.31"),
         ({"kube_version": "1.28"}, r"1\.29 or newer is needed .*kube_version is 1\.28"),
         ({"rdma": "4"}, "rdma=4 is not 'true' or DOMAIN/RESOURCE"),
         ({"rdma": "true", "security": "restricted"}, "security=restricted forbids"),
         ({"flavor": "volcano", "gang": "kueue"}, "gang=kueue contradicts flavor=volcano"),
-        ({"flavor": "jobset", "gang": "volcano"}, "gang=volcano is only for flavor=job"),
+        ({"flavor": "jobset", "gang": "volcano"}, "gang=volcano cannot be used with flavor=jobset, which allows auto"),
         ({"gang": "kueue"}, "gang=kueue needs queue=NAME"),
-        ({"gang": "none", "queue": "q"}, "queue=q has no meaning with gang=none"),
-        ({"pod_template": "/nowhere/x.yaml"}, "No such file or directory; give a file or inline JSON"),
+        ({"gang": "none", "queue": "q"}, "queue=q cannot be used with gang=none"),
+        ({"pod_template": "/nowhere/x.yaml"}, "No such file or directory; pass a file or inline JSON"),
         ({"pod_template": '{"spec": ['}, "is not YAML"),
-        ({"pod_template": '{"containers": []}'}, "must be a mapping with spec and/or metadata"),
+        ({"pod_template": '{"containers": []}'}, "must be a mapping with spec, metadata or both"),
         ({"image_pull_secrets": ["No Such"]}, "image_pull_secrets=No Such is not the name of a Secret"),
     ],
 )
@@ -146,13 +146,13 @@ def test_directives():
     [
         (
             {"spec": {"nodeselector": {}}},
-            r"pod_template\.spec\.nodeselector is no field of PodSpec; did you mean nodeSelector\?",
+            r"pod_template\.spec\.nodeselector is not a field of PodSpec; did you mean nodeSelector\?",
         ),
         ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] must be a mapping with name"),
         ({"spec": {"restartPolicy": "Always"}}, "restartPolicy cannot be set: the Job replaces pods itself"),
         ({"spec": {"subdomain": "x"}}, "subdomain cannot be set"),
-        ({"spec": {"priority": "high"}}, "template.spec.priority must be a integer, not 'high'"),
-        ({"spec": {"volumes": [{"name": "w", "nfs": {"path": "/x"}}]}}, "nfs.server is required and missing"),
+        ({"spec": {"priority": "high"}}, "template.spec.priority must be an integer, not 'high'"),
+        ({"spec": {"volumes": [{"name": "w", "nfs": {"path": "/x"}}]}}, "nfs.server is required but missing"),
         (
             {"spec": {"containers": [{"name": "main", "$patch": "remove"}]}},
             "'remove' is not one of delete, merge, replace",

@@ -1,4 +1,4 @@
-"""What the cluster says, in plain words: tables of pods and parents, no cluster."""
+"""The status of an app: tables of pods and parents, no cluster."""
 
 import json
 
@@ -7,8 +7,8 @@ from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.live.observation import find_lead
-from muster.schedulers.kubernetes.live.pod_status import latest_pods, read_pod
+from muster.schedulers.kubernetes.live.observation import find_elastic_role
+from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_status
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 
@@ -21,13 +21,13 @@ TAINT = "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdo
 def job(*conditions, annotations=None, role="trainer", status=None, first=True):
     app = specs.AppDef(name="app", roles=[specs.Role(name=role, image="i", num_replicas=NODES)])
     own = {APPDEF_ANNOTATION: encode_app(app)} if first else {}
-    made = [{"type": kind, "status": "True", "reason": reason, "message": "m"} for kind, reason in conditions]
+    listed = [{"type": kind, "status": "True", "reason": reason, "message": "m"} for kind, reason in conditions]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": f"app-x1-{role}", "annotations": {**own, **(annotations or {})}, "labels": {}, "uid": "u"},
         "spec": {},
-        "status": {"active": NODES, "conditions": made} if status is None else status,
+        "status": {"active": NODES, "conditions": listed} if status is None else status,
     }
 
 
@@ -107,7 +107,7 @@ def test_the_state(parents, pods, state):
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
+    ("item", "reason"),
     [
         (
             pod(
@@ -129,11 +129,11 @@ def test_the_state(parents, pods, state):
         ),
         (
             pod(0, "Pending", conditions=unscheduled("", "SchedulingGated")),
-            "waits for its gang or queue to be admitted",
+            "waiting for its gang or queue to be admitted",
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "img:1"')),
-            "ImagePullBackOff: cannot get image 'img:1': Back-off pulling image \"img:1\"",
+            "ImagePullBackOff: cannot pull image 'img:1': Back-off pulling image \"img:1\"",
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("CreateContainerConfigError", 'secret "s" not found')),
@@ -142,15 +142,15 @@ def test_the_state(parents, pods, state):
         (pod(0, "Pending", containerStatuses=waiting("ContainerCreating")), ""),
         (
             pod(0, "Failed", containerStatuses=terminated(137, reason="OOMKilled")),
-            "OOMKilled: out of memory, limit 2Gi; ask for more with --memMB",
+            "OOMKilled: out of memory, limit 2Gi; request more with --memMB",
         ),
-        (pod(0, "Failed", containerStatuses=terminated(143)), "exit 143: ended by SIGTERM"),
+        (pod(0, "Failed", containerStatuses=terminated(143)), "exit 143: terminated by SIGTERM"),
         (pod(0, "Failed", containerStatuses=terminated(1)), "exit 1"),
         (
             pod(
                 0, "Failed", containerStatuses=terminated(128, reason="StartError", message="exec: python3: not found")
             ),
-            "could not start: exec: python3: not found",
+            "cannot start: exec: python3: not found",
         ),
         (
             pod(
@@ -165,12 +165,12 @@ def test_the_state(parents, pods, state):
                     }
                 ],
             ),
-            "evicted (a node is drained): by drain",
+            "evicted (its node is being drained): by drain",
         ),
-        (pod(0, "Failed", reason="Evicted", message="low on memory"), "Evicted by its node: low on memory"),
+        (pod(0, "Failed", reason="Evicted", message="low on memory"), "evicted by its node: low on memory"),
         (
             pod(0, "Failed", initContainerStatuses=[{"state": {"terminated": {"exitCode": 127, "message": "tar?"}}}]),
-            "the workspace could not be unpacked with the image's tar (exit 127): tar?",
+            "cannot unpack the workspace with the image's tar (exit 127): tar?",
         ),
         (
             pod(
@@ -178,12 +178,12 @@ def test_the_state(parents, pods, state):
                 metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"},
                 conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
             ),
-            f"Terminating on node node-a, which does not answer; if the machine is gone for good: {TAINT}",
+            f"Terminating on node node-a, which does not respond; if the node will not come back, run: {TAINT}",
         ),
     ],
 )
-def test_why_a_pod_is_not_well(item, words):
-    assert read_pod(item).why == words
+def test_the_reason_of_a_pod(item, reason):
+    assert read_pod(item).reason == reason
 
 
 def test_reasons_are_grouped():
@@ -199,38 +199,38 @@ def test_only_the_newest_pod_of_an_index_counts():
     assert status.roles_statuses[0].replicas[1].state is AppState.RUNNING
     assert status.num_restarts == 1
     assert status.msg == "<NONE>"
-    assert len(latest_pods([read_pod(item) for item in (new, old)])) == 1
+    assert len(find_latest_pods([read_pod(item) for item in (new, old)])) == 1
 
 
-def test_events_speak_where_pods_do_not():
-    made = [pod(0, "Pending", name="app-x1-trainer-0-q", containerStatuses=waiting("ContainerCreating"))]
-    status = describe([job()], made, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"})
+def test_events_explain_what_pods_do_not():
+    pods = [pod(0, "Pending", name="app-x1-trainer-0-q", containerStatuses=waiting("ContainerCreating"))]
+    status = describe([job()], pods, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"})
     assert status.msg == "1/1 Pending: FailedMount: no such claim"
     status = describe([job()], [], warnings={"app-x1-trainer": "FailedCreate: exceeded quota"})
-    assert status.msg == "no pods: FailedCreate: exceeded quota; ask for less, or delete what is no longer needed"
+    assert status.msg == "no pods: FailedCreate: exceeded quota; request less, or delete unused objects"
     violates = 'FailedCreate: is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
     status = describe([job(status={"active": 0})], [], warnings={"app-x1-trainer": violates})
     assert status.msg == f"no pods: {violates}; try -cfg security=restricted"
 
 
-def test_pods_that_were_never_made_are_counted():
+def test_pods_that_were_never_created_are_counted():
     some = job()
     some["spec"]["parallelism"] = 3
     event = "FailedCreate: exceeded quota"
     status = describe([some], [pod(0)], warnings={"app-x1-trainer": event, "app-x1-trainer-0-abcde": "Unhealthy: x"})
-    assert status.msg == f"2 pods not made: {event}; ask for less, or delete what is no longer needed"
+    assert status.msg == f"2 pods not created: {event}; request less, or delete unused objects"
     assert describe([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}).msg == "<NONE>"
-    over = job(("Complete", "r"), status=None)
-    over["spec"]["parallelism"] = 3
-    assert describe([over], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+    ended = job(("Complete", "r"), status=None)
+    ended["spec"]["parallelism"] = 3
+    assert describe([ended], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}).msg == "<NONE>"
 
 
-def test_the_queue_speaks_first():
-    status = describe([job()], [], queue_words="waits in queue q: insufficient quota")
-    assert status.msg == "waits in queue q: insufficient quota"
+def test_the_reason_of_the_queue_comes_first():
+    status = describe([job()], [], queue_reason="waiting in queue q: insufficient quota")
+    assert status.msg == "waiting in queue q: insufficient quota"
 
 
-def test_a_failed_job_gives_the_exception_in_both_places_torchx_shows():
+def test_a_failed_job_shows_the_exception_in_both_places_of_torchx():
     failed = [pod(index, "Failed", containerStatuses=terminated(1, message=REPORT)) for index in range(2)]
     status = describe([job(("Failed", "PodFailurePolicy"))], failed)
     assert status.msg.startswith("rank 3 on app-x1-trainer-1: ValueError: bad batch")
@@ -246,20 +246,20 @@ def test_a_failed_job_gives_the_exception_in_both_places_torchx_shows():
     ] * 2
 
 
-def test_what_ended_the_job_is_said_while_its_other_pods_still_end():
+def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     lost = pod(0, "Failed", containerStatuses=terminated(143))
-    leaving = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
-    status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, leaving])
-    assert status.msg.startswith("a replica was lost more often than max_retries allows; 1/2 Failed: exit 143")
-    assert status.num_restarts == 0, "nothing was started again"
+    terminating = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
+    status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, terminating])
+    assert status.msg.startswith("a replica failed more often than max_retries allows; 1/2 Failed: exit 143")
+    assert status.num_restarts == 0, "no pod was replaced"
     both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))
     assert describe([both], [lost]).msg.count("max_retries") == 1
 
 
-def test_a_pod_without_a_report_shows_its_last_words():
+def test_a_pod_without_a_report_shows_its_last_line():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)
-    assert status.msg == "more replicas were lost than max_retries allows; 1/1 Failed: exit 3 (SystemExit: 3)"
+    assert status.msg == "more replicas failed than max_retries allows; 1/1 Failed: exit 3 (SystemExit: 3)"
     shown = AppStatus(status.state, roles=status.roles_statuses)
     assert "exit 3: SystemExit: 3" in shown.format()
 
@@ -272,27 +272,27 @@ def test_other_kinds():
     assert describe([jobset], []).state is AppState.SUCCEEDED
 
 
-def test_indices_of_a_volcano_job_with_a_lead():
-    def index_of(role, task, lead):
+def test_indices_of_an_elastic_volcano_job():
+    def index_of(role, task, elastic_role):
         item = pod(0)
         item["metadata"]["labels"] = {
             "app.kubernetes.io/component": role,
             "volcano.sh/task-index": "0",
             "volcano.sh/task-spec": task,
         }
-        return read_pod(item, lead=lead).index
+        return read_pod(item, elastic_role=elastic_role).index
 
     assert index_of("trainer", "trainer", "") == 0
     assert index_of("trainer", "lead", "trainer") == 0
     assert index_of("trainer", "trainer", "trainer") == 1
-    assert index_of("echo", "echo", "trainer") == 0, "the other roles of the app have no lead"
+    assert index_of("echo", "echo", "trainer") == 0, "the other roles of the app are one task each"
 
 
-def test_the_role_of_the_lead_is_found_in_the_job():
+def test_the_elastic_role_of_a_volcano_job():
     def task(name, role):
         return {"name": name, "template": {"metadata": {"labels": {"app.kubernetes.io/component": role}}}}
 
     tasks = [task("ps", "ps"), task("lead", "trainer"), task("trainer", "trainer")]
-    assert find_lead({"spec": {"tasks": tasks}}) == "trainer"
-    assert find_lead({"spec": {"tasks": tasks[:1]}}) == ""
-    assert find_lead({"spec": {}}) == ""
+    assert find_elastic_role({"spec": {"tasks": tasks}}) == "trainer"
+    assert find_elastic_role({"spec": {"tasks": tasks[:1]}}) == ""
+    assert find_elastic_role({"spec": {}}) == ""

@@ -1,7 +1,7 @@
-"""HTTP to the API server: retries what may be retried, renews expired credentials, never waits for ever.
+"""HTTP to the API server: retries failed requests, renews expired credentials, always ends.
 
-The client library gives the configuration and the connection pool; requests are our own, so that documents stay plain
-dicts, streams stay bytes, and both of its generations (36 and 37 differ in every typed call) behave alike.
+The client library provides the configuration and the connection pool. Requests are our own, so that documents stay
+plain dicts, streams stay bytes, and versions 36 and 37 of the library, whose typed calls differ, behave alike.
 """
 
 import json
@@ -14,46 +14,46 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from muster.schedulers.errors import EngineError
-from muster.schedulers.kubernetes.api.connection import Access, Connection, open_access
+from muster.schedulers.kubernetes.api.connection import Access, Connection, open_connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 30.0
 STREAM_TIMEOUT_S: Final = 60.0
-"""Silence after which a stream is taken for dead and resumed; watches send bookmarks about every minute."""
+"""A stream without data for so long counts as broken and is resumed. Watches send bookmarks about every minute."""
 
 RETRY_BUDGET_S: Final = 60.0
-"""Seconds spent on waiting between attempts of one request."""
+"""Total of the waits between the attempts of one request."""
 
-_FIRST_PAUSE_S: Final = 0.2
-_PAUSE_LIMIT_S: Final = 8.0
-_REFUSED_ATTEMPTS: Final = 3
-"""Nobody listens: waiting longer rarely helps, and a person waits for the message."""
+_FIRST_WAIT_S: Final = 0.2
+_MAX_WAIT_S: Final = 8.0
+_REFUSED_LIMIT: Final = 3
+"""When the connection is refused: waiting longer rarely helps, and the user waits for the message."""
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
 
-class Pace(Protocol):
-    """Time, injected so that tests own it."""
+class Clock(Protocol):
+    """A clock, injected so that tests control it."""
 
     def now_s(self) -> float:
         """Monotonic seconds."""
         ...
 
-    def pause(self, seconds: float) -> None:
-        """Wait."""
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
         ...
 
 
-class SystemPace:
-    """The machine's clock."""
+class SystemClock:
+    """The machine's monotonic clock."""
 
     def now_s(self) -> float:
-        """See `Pace`."""
+        """See `Clock`."""
         return time.monotonic()
 
-    def pause(self, seconds: float) -> None:
-        """See `Pace`."""
+    def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
         time.sleep(seconds)
 
 
@@ -64,23 +64,23 @@ class Call:
     method: str
     path: str
     what: str
-    """The object for messages: "job/main-x1"."""
+    """The object, for messages: "job/main-x1"."""
     verb: str
     query: Mapping[str, str]
     body: Any = None
 
 
 class Stream:
-    """An open response. Close it, or use it in a `with`."""
+    """An open response. The caller closes it."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
 
-    def chunks(self) -> Iterator[bytes]:
-        """Bytes as they arrive; ends when the server ends the response.
+    def read_chunks(self) -> Iterator[bytes]:
+        """Yields bytes as they arrive, until the server ends the response.
 
         Raises:
-            Unreachable: the connection broke, or was silent for `STREAM_TIMEOUT_S`.
+            Unreachable: the connection broke, or had no data for `STREAM_TIMEOUT_S`.
         """
         from urllib3.exceptions import HTTPError
 
@@ -90,7 +90,7 @@ class Stream:
             raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Drop the connection. Idempotent."""
+        """Drops the connection. Idempotent."""
         self._response.close()
         self._response.release_conn()
 
@@ -102,11 +102,11 @@ class Client:
         self,
         access: Access,
         *,
-        pace: Pace | None = None,
-        connect: Callable[[Access], Connection] = open_access,
+        clock: Clock | None = None,
+        connect: Callable[[Access], Connection] = open_connection,
     ) -> None:
         self._access = access
-        self._pace: Pace = pace or SystemPace()
+        self._clock: Clock = clock or SystemClock()
         self._connect = connect
         self._connection: Connection | None = None
         self._lock = threading.Lock()
@@ -119,15 +119,15 @@ class Client:
                 self._connection = self._connect(self._access)
             return self._connection
 
-    def _renew(self, stale: Connection) -> None:
-        """Read the configuration anew, unless another thread just did."""
+    def _reconnect(self, stale: Connection) -> None:
+        """Reads the configuration again, unless another thread just did."""
         with self._lock:
             if self._connection is stale:
                 self._connection = self._connect(self._access)
                 stale.pool.clear()
 
     def close(self) -> None:
-        """Drop all connections. The client can be used again."""
+        """Drops all connections. The client can be used again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.pool.clear()
@@ -136,29 +136,29 @@ class Client:
     def request(
         self, method: str, path: str, *, what: str, verb: str, query: Mapping[str, str] | None = None, body: Any = None
     ) -> Any:
-        """Sends a request and returns the decoded answer.
+        """Sends a request and returns the decoded response.
 
-        429 and 5xx are retried as long as `RETRY_BUDGET_S` lasts, as are broken connections; a 401 once, with
-        credentials read anew. A POST is retried too: `resources.create` tells a duplicate of its own from another's.
+        Retries 429, 5xx and broken connections until `RETRY_BUDGET_S` is spent, and a 401 once, after reading the
+        credentials again. Retries a POST, too: `Objects.create` recognises an object that its own attempt created.
 
         Raises:
-            ApiFault, RequestFault: the server refused; `refusal.maybe_done` tells whether an attempt may have been
+            ApiError, RequestError: the server refused; `refusal.maybe_done` is true if an attempt may have been
                 carried out.
-            Unreachable: no answer.
+            Unreachable: no response.
         """
         call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body)
         response = self._send(call, streams=False)
         return json.loads(response.data) if response.data else {}
 
     def read_bytes(self, path: str, *, what: str, query: Mapping[str, str] | None = None) -> bytes:
-        """GETs something that is not JSON, a log. Raises like `request`."""
+        """GETs a response that is not JSON: a log. Raises like `request`."""
         call = Call(method="GET", path=path, what=what, verb="read", query=query or {})
         data: bytes = self._send(call, streams=False).data
         return data
 
     @contextmanager
     def stream(self, path: str, *, what: str, verb: str, query: Mapping[str, str] | None = None) -> Iterator[Stream]:
-        """Opens a response that goes on: a watch, a followed log. Raises like `request`."""
+        """Opens a response without a fixed end: a watch, a followed log. Raises like `request`."""
         call = Call(method="GET", path=path, what=what, verb=verb, query=query or {})
         stream = Stream(self._send(call, streams=True))
         try:
@@ -179,16 +179,16 @@ class Client:
             maybe_done = maybe_done or isinstance(outcome, Unreachable) or outcome.status >= 500
             if _is_stale(outcome) and not renewed:
                 renewed = True
-                self._renew(connection)
+                self._reconnect(connection)
                 continue
-            pause_s = _decide_pause(outcome, attempt)
-            if pause_s is None or waited_s + pause_s > RETRY_BUDGET_S:
+            wait_s = _decide_wait_s(outcome, attempt)
+            if wait_s is None or waited_s + wait_s > RETRY_BUDGET_S:
                 raise self._explain(outcome, call, connection, maybe_done=maybe_done)
-            waited_s += pause_s
-            self._pace.pause(pause_s)
+            waited_s += wait_s
+            self._clock.sleep(wait_s)
 
     def _attempt(self, connection: Connection, call: Call, *, streams: bool) -> Any:
-        """One attempt: the response, or what went wrong."""
+        """Sends the request once; the response, or the reason for its failure."""
         import urllib3
         from urllib3.exceptions import HTTPError
 
@@ -221,12 +221,12 @@ class Client:
             return explain(outcome, verb=call.verb, what=call.what, path=call.path, origin=connection.origin)
         return Unreachable(
             f"the API server {connection.host} ({connection.origin}) cannot be reached: {outcome}; "
-            "is the cluster up, and is this the right context?"
+            "check that the cluster is up and that the context is right"
         )
 
 
 def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
-    headers = {"Accept": "application/json, */*", "User-Agent": "torchx-muster", **connection.auth_headers()}
+    headers = {"Accept": "application/json, */*", "User-Agent": "torchx-muster", **connection.build_auth_headers()}
     if call.body is not None:
         headers["Content-Type"] = _CONTENT_TYPES.get(call.method, "application/json")
     return headers
@@ -239,18 +239,18 @@ def _encode_query(query: Mapping[str, str]) -> str:
 
 
 def _is_stale(outcome: Refusal | Unreachable) -> bool:
-    """Whether credentials read anew may help: refused, or a client certificate that ran out."""
+    """Whether reading the credentials again may help: a 401, or an expired client certificate."""
     if isinstance(outcome, Refusal):
         return outcome.status == 401
     return "SSL" in str(outcome) and "certificate" in str(outcome).lower()
 
 
-def _decide_pause(outcome: Refusal | Unreachable, attempt: int) -> float | None:
-    """Seconds until the next attempt; None: give up."""
-    backoff_s: float = min(_PAUSE_LIMIT_S, _FIRST_PAUSE_S * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)  # noqa: S311
+def _decide_wait_s(outcome: Refusal | Unreachable, attempt: int) -> float | None:
+    """Seconds until the next attempt; None: no more attempts."""
+    backoff_s: float = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)  # noqa: S311
     if isinstance(outcome, Refusal):
         if outcome.status == 429 or outcome.status >= 500:
             return max(backoff_s, outcome.retry_after_s or 0.0)
         return None
     refused = "refused" in str(outcome) or "resolve" in str(outcome)
-    return None if refused and attempt >= _REFUSED_ATTEMPTS else backoff_s
+    return None if refused and attempt >= _REFUSED_LIMIT else backoff_s

@@ -1,4 +1,4 @@
-"""Which cluster, as whom: kubeconfig, context, or the pod's own account. The only place that reads them."""
+"""Finds the cluster and the account: kubeconfig, context, or the pod's own account. Only this module reads them."""
 
 import os
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from muster.schedulers.errors import EngineError
 
 _ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POOL_SIZE: Final = 80
-"""Connections kept: more than all log readers together open. Those beyond are closed after one use, with a warning
-each on the user's terminal; the library's default is five per CPU of this machine."""
+"""Connections kept: more than all log readers open. The pool closes further ones after one use, with a warning each on
+the user's terminal. The library's default is five per CPU of this machine."""
 
 _INSTALL: Final = "pip install 'torchx-muster[kubernetes]'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How to reach a cluster. Credentials are read anew by every `open_access`: they expire."""
+    """Kubeconfig and context. Every `open_connection` reads the credentials again: they expire."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -25,27 +25,27 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """An open way to a cluster."""
+    """A connection pool and the credentials for one cluster."""
 
     host: str
     """https://..., without a trailing slash."""
     pool: Any
     """A `urllib3.PoolManager` with the cluster's certificates."""
     configuration: Any
-    """The client library's; knows how to authenticate, and refreshes tokens by itself."""
+    """The client library's; it authenticates and refreshes tokens."""
     namespace: str
-    """Where the context, or the pod, lives."""
+    """The context's, or the pod's own."""
     origin: str
     """For messages: "context 'kind-a' of /home/me/.kube/config"."""
 
-    def auth_headers(self) -> dict[str, str]:
-        """Headers that say who we are, as of now."""
+    def build_auth_headers(self) -> dict[str, str]:
+        """The authentication headers with the current credentials."""
         settings = self.configuration.auth_settings().values()
         return {item["key"]: item["value"] for item in settings if item["in"] == "header" and item["value"]}
 
 
-def open_access(access: Access) -> Connection:
-    """Reads the configuration and prepares a connection pool; sends nothing.
+def open_connection(access: Access) -> Connection:
+    """Reads the configuration and builds a connection pool; sends nothing.
 
     Raises:
         EngineError: no client library, no configuration, no such context.
@@ -73,7 +73,7 @@ def open_access(access: Access) -> Connection:
 
 
 def _find_kubeconfig(access: Access) -> str | None:
-    """The file(s) to read, or None for the pod's own account.
+    """The kubeconfig files, or None for the pod's own account.
 
     Raises:
         EngineError: neither exists.
@@ -90,8 +90,8 @@ def _find_kubeconfig(access: Access) -> str | None:
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not access.context:
         return None
     raise EngineError(
-        "no cluster is configured: no KUBECONFIG, no ~/.kube/config, and this is not a pod; "
-        "set -cfg kubeconfig=FILE (a dry run needs none)"
+        "no cluster is configured: KUBECONFIG is not set, ~/.kube/config does not exist, and this is not a pod; "
+        "set -cfg kubeconfig=FILE (a dry run needs no cluster)"
     )
 
 
@@ -100,7 +100,7 @@ def _open_in_cluster(client: Any, config: Any, configuration: Any) -> Connection
         config.load_incluster_config(client_configuration=configuration)
         namespace = (_ACCOUNT_DIR / "namespace").read_text().strip()
     except (config.ConfigException, OSError) as error:
-        message = f"this pod has no service account ({error}); set automountServiceAccountToken, or a kubeconfig"
+        message = f"this pod has no service account ({error}); set automountServiceAccountToken: true, or KUBECONFIG"
         raise EngineError(message) from error
     return _connect(client, configuration, namespace=namespace, origin="the pod's service account")
 

@@ -7,56 +7,14 @@ from typing import Any, Final
 
 from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
+from muster.schedulers.kubernetes.kinds import Kind, parse_kind
+from muster.schedulers.kubernetes.labels import SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.schema import parse_version
 
-PAGE_LIMIT: Final = 500
+_PAGE_LIMIT: Final = 500
 
-WATCH_S: Final = "120"
-"""The server ends a watch after so many seconds, so that one nobody wants any more does not linger."""
-
-_PLURALS: Final = {
-    "ConfigMap": "configmaps",
-    "Event": "events",
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "LocalQueue": "localqueues",
-    "Node": "nodes",
-    "Pod": "pods",
-    "PodGroup": "podgroups",
-    "Queue": "queues",
-    "Secret": "secrets",
-    "Service": "services",
-    "Workload": "workloads",
-    "Command": "commands",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of object."""
-
-    api_version: str
-    kind: str
-    namespaced: bool = True
-
-    def path(self, namespace: str, name: str = "") -> str:
-        """The path of the collection, or of one object."""
-        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
-        scope = f"/namespaces/{namespace}" if self.namespaced else ""
-        return f"{root}{scope}/{_PLURALS[self.kind]}" + (f"/{name}" if name else "")
-
-
-POD: Final = Kind(api_version="v1", kind="Pod")
-EVENT: Final = Kind(api_version="v1", kind="Event")
-JOB: Final = Kind(api_version="batch/v1", kind="Job")
-JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
-VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
-NODE: Final = Kind(api_version="v1", kind="Node", namespaced=False)
-
-
-def kind_of(document: Mapping[str, Any]) -> Kind:
-    """The kind of a document."""
-    return Kind(api_version=document["apiVersion"], kind=document["kind"])
+_WATCH_TIMEOUT_S: Final = "120"
+"""The server ends a watch after so many seconds, so that an abandoned one does not stay open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,104 +26,105 @@ class WatchEvent:
 
 
 class WatchExpired(Exception):
-    """The version a watch began at is too old: list again."""
+    """The version from which to watch is too old: list again."""
 
 
 class Objects:
-    """Typed by `Kind`, not by classes. Raises what `Client.request` raises."""
+    """Objects of one cluster, as plain dicts by `Kind`. Raises what `Client.request` raises."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     def read_version(self) -> tuple[int, int]:
-        """The server's version, (1, 31)."""
-        answer = self.client.request("GET", "/version", what="the version", verb="read")
-        return parse_version(f"{answer['major']}.{answer['minor']}")
+        """The server's version, as in (1, 31)."""
+        response = self.client.request("GET", "/version", what="the version", verb="read")
+        return parse_version(f"{response['major']}.{response['minor']}")
 
-    def find_group(self, group: str) -> list[str]:
-        """The versions of an API group the server offers, preferred first: "kueue.x-k8s.io/v1beta1"; [] without it."""
+    def list_group_versions(self, group: str) -> list[str]:
+        """The server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"]; [] without it."""
         try:
-            answer = self.client.request("GET", f"/apis/{group}", what=f"API group {group}", verb="discover")
-        except ApiError as fault:
-            if fault.refusal.status in (403, 404):
+            response = self.client.request("GET", f"/apis/{group}", what=f"API group {group}", verb="discover")
+        except ApiError as error:
+            if error.refusal.status in (403, 404):
                 return []
             raise
-        preferred = answer.get("preferredVersion", {}).get("groupVersion")
-        versions = [item["groupVersion"] for item in answer.get("versions", [])]
+        preferred = response.get("preferredVersion", {}).get("groupVersion")
+        versions = [item["groupVersion"] for item in response.get("versions", [])]
         return sorted(versions, key=lambda version: version != preferred)
 
     def has_kind(self, api_version: str, plural: str) -> bool:
         """Whether the server offers a kind in one version of a group."""
         try:
-            answer = self.client.request("GET", f"/apis/{api_version}", what=api_version, verb="discover")
-        except ApiError as fault:
-            if fault.refusal.status in (403, 404):
+            response = self.client.request("GET", f"/apis/{api_version}", what=api_version, verb="discover")
+        except ApiError as error:
+            if error.refusal.status in (403, 404):
                 return False
             raise
-        return any(item["name"] == plural for item in answer.get("resources", []))
+        return any(item["name"] == plural for item in response.get("resources", []))
 
     def create(self, document: Mapping[str, Any], *, dry_run: bool = False, needs_uid: bool = False) -> dict[str, Any]:
-        """Creates an object once, whatever happens to the answer; the server refuses unknown fields.
+        """Creates an object exactly once, even if responses are lost. The server refuses unknown fields.
 
         Args:
-            document: what to create.
-            dry_run: only let the server check it.
-            needs_uid: the caller needs more of the object than that it exists.
+            document: the object.
+            dry_run: the server only checks it.
+            needs_uid: the caller needs the object as the server stores it.
 
         Returns:
-            The object; without the server's part when the answer was lost and the object may not be read.
+            The object; only `document` if the response was lost and the account may not read the object.
 
         Raises:
-            RequestFault: it exists, and is not the one this call created.
+            RequestError: it already exists, and this call did not create it.
         """
-        kind, metadata = kind_of(document), document["metadata"]
+        kind, metadata = parse_kind(document), document["metadata"]
         query = {"fieldValidation": "Strict", "fieldManager": "muster", **({"dryRun": "All"} if dry_run else {})}
         what = f"{kind.kind.lower()}/{metadata['name']}"
-        path = kind.path(metadata["namespace"])
+        path = kind.build_path(metadata["namespace"])
         try:
             created: dict[str, Any] = self.client.request(
                 "POST", path, what=what, verb="create", query=query, body=document
             )
-        except RequestError as fault:
-            if dry_run or fault.refusal.reason != "AlreadyExists" or not fault.refusal.maybe_done:
+        except RequestError as error:
+            if dry_run or error.refusal.reason != "AlreadyExists" or not error.refusal.maybe_done:
                 raise
-            return self._read_back(document, fault, needs_uid=needs_uid)
+            return self._read_back(document, error, needs_uid=needs_uid)
         return created
 
-    def _read_back(self, document: Mapping[str, Any], fault: RequestError, *, needs_uid: bool) -> dict[str, Any]:
-        """The object that exists after an attempt of ours whose answer was lost.
+    def _read_back(self, document: Mapping[str, Any], error: RequestError, *, needs_uid: bool) -> dict[str, Any]:
+        """The object that exists after an attempt whose response was lost.
 
-        The submission's own annotation tells whether it is ours. Few accounts may read Secrets: what may not be read
-        is ours too, since its name ends in random characters and the attempt before may have been carried out.
+        The submission's annotation shows whether this submission created it. Few accounts may read Secrets: an object
+        that the account may not read counts as ours, since its name ends in random characters and an earlier attempt
+        may have been carried out.
         """
         metadata = document["metadata"]
         try:
-            existing = self.read(kind_of(document), metadata["namespace"], metadata["name"])
-        except ApiError as forbidden:
-            if forbidden.refusal.status != 403 or needs_uid:
-                raise ApiError(str(forbidden), replace(forbidden.refusal, maybe_done=True)) from fault
+            existing = self.read(parse_kind(document), metadata["namespace"], metadata["name"])
+        except ApiError as read_error:
+            if read_error.refusal.status != 403 or needs_uid:
+                raise ApiError(str(read_error), replace(read_error.refusal, maybe_done=True)) from error
             return dict(document)
         if existing is None or not _is_same(existing, document):
-            raise RequestError(str(fault), replace(fault.refusal, maybe_done=False)) from fault
+            raise RequestError(str(error), replace(error.refusal, maybe_done=False)) from error
         return existing
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
-        """One object, or None."""
+        """One object, or None if it does not exist."""
         try:
             found: dict[str, Any] = self.client.request(
-                "GET", kind.path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="read"
+                "GET", kind.build_path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="read"
             )
-        except ApiError as fault:
-            if fault.refusal.status == 404:
+        except ApiError as error:
+            if error.refusal.status == 404:
                 return None
             raise
         return found
 
     def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Applies a merge patch: `change` says what becomes of fields, null removes one."""
+        """Applies the merge patch `change`: new values of fields; null removes a field."""
         changed: dict[str, Any] = self.client.request(
             "PATCH",
-            kind.path(namespace, name),
+            kind.build_path(namespace, name),
             what=f"{kind.kind.lower()}/{name}",
             verb="change",
             query={"fieldValidation": "Strict", "fieldManager": "muster"},
@@ -174,14 +133,14 @@ class Objects:
         return changed
 
     def delete(self, kind: Kind, namespace: str, name: str) -> bool:
-        """Deletes an object and, in the background, what it owns. False: it was not there."""
+        """Deletes an object and, in the background, all that it owns. False: it did not exist."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             self.client.request(
-                "DELETE", kind.path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="delete", body=body
+                "DELETE", kind.build_path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="delete", body=body
             )
-        except ApiError as fault:
-            if fault.refusal.status == 404:
+        except ApiError as error:
+            if error.refusal.status == 404:
                 return False
             raise
         return True
@@ -189,12 +148,12 @@ class Objects:
     def list_all(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> tuple[list[Any], str]:
         """All objects that match, in pages, and the version of the collection to watch from.
 
-        A continue token that expired between two pages (410) begins the list anew.
+        If the continue token expires between two pages (410), the list starts again.
         """
         try:
             return self._list_pages(kind, namespace, labels, fields)
-        except ApiError as fault:
-            if fault.refusal.status != 410:
+        except ApiError as error:
+            if error.refusal.status != 410:
                 raise
         return self._list_pages(kind, namespace, labels, fields)
 
@@ -202,21 +161,23 @@ class Objects:
         items: list[Any] = []
         token = ""
         while True:
-            answer = self.client.request(
+            response = self.client.request(
                 "GET",
-                kind.path(namespace),
+                kind.build_path(namespace),
                 what=f"{kind.kind.lower()}s",
                 verb="list",
-                query=_query(limit=str(PAGE_LIMIT), labelSelector=labels, fieldSelector=fields, **{"continue": token}),
+                query=_build_query(
+                    limit=str(_PAGE_LIMIT), labelSelector=labels, fieldSelector=fields, **{"continue": token}
+                ),
             )
-            items += answer.get("items") or []
-            metadata = answer.get("metadata", {})
+            items += response.get("items") or []
+            metadata = response.get("metadata", {})
             token = metadata.get("continue") or ""
             if not token:
                 return items, str(metadata.get("resourceVersion", ""))
 
     def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[WatchEvent | str]:
-        """Changes after `version`, as they happen; a string is the version reached (a bookmark, or an item's).
+        """Yields changes after `version`, as they happen; a string is the version reached (a bookmark, or an item's).
 
         Ends when the server ends the watch: call again with the last version.
 
@@ -224,45 +185,42 @@ class Objects:
             WatchExpired: the version is too old.
             Unreachable: the connection broke; call again with the last version.
         """
-        query = _query(
+        query = _build_query(
             watch="true",
             allowWatchBookmarks="true",
             labelSelector=labels,
             resourceVersion=version,
-            timeoutSeconds=WATCH_S,
+            timeoutSeconds=_WATCH_TIMEOUT_S,
         )
         what = f"{kind.kind.lower()}s"
         try:
-            with self.client.stream(kind.path(namespace), what=what, verb="watch", query=query) as stream:
-                for line in _split_lines(stream.chunks()):
+            with self.client.stream(kind.build_path(namespace), what=what, verb="watch", query=query) as stream:
+                for line in _split_lines(stream.read_chunks()):
                     yield from _read_event(json.loads(line))
-        except ApiError as fault:
-            if fault.refusal.status == 410:
-                raise WatchExpired from fault
+        except ApiError as error:
+            if error.refusal.status == 410:
+                raise WatchExpired from error
             raise
 
 
 def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
-    mark = document["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION)
-    return mark is not None and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == mark
+    submission = document["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION)
+    return (
+        submission is not None and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == submission
+    )
 
 
-SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"
-"""A random word on every object of one submission, by which a repeated request recognises its own work."""
-
-
-def _query(**items: str) -> dict[str, str]:
+def _build_query(**items: str) -> dict[str, str]:
     return {key: value for key, value in items.items() if value}
 
 
-def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
     rest = b""
-    for chunk in chunks:
+    for chunk in read_chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from (line for line in lines if line.strip())
     if rest.strip():
-        # A watch that ends inside an event was cut off.
-        raise Unreachable("the watch was cut off inside an event")
+        raise Unreachable("the watch broke off inside an event")
 
 
 def _read_event(event: Mapping[str, Any]) -> Iterator[WatchEvent | str]:

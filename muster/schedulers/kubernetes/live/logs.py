@@ -1,8 +1,8 @@
-"""Reads the log of one node: all its pods in turn, each line once, whatever breaks in between.
+"""Reads the log of one node: all its pods in turn, each line exactly once, also when connections break.
 
-The API server gives whole lines with the time the node wrote them. A stream that breaks is resumed a little before
-the last line seen, and what was seen already is left out by time and content: nothing is lost, nothing comes twice,
-even when stdout and stderr were written slightly out of order.
+The API server sends whole lines with the time at which the node wrote them. A broken stream is resumed shortly before
+the last line read, and lines with a known time and content are dropped: no line is lost or repeated, even if stdout and
+stderr were written slightly out of order.
 """
 
 import threading
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final, Protocol
 
-from muster.schedulers.kubernetes.api.client import Client, Pace, SystemPace
+from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 
-FOLLOW_LIMIT: Final = 50
-"""Streams open at once; readers beyond read in turns."""
+STREAM_LIMIT: Final = 50
+"""Streams open at once; further readers poll."""
 
 READ_LIMIT: Final = 16
 """Short reads at once."""
 
 _OVERLAP_S: Final = 2
-_TURN_S: Final = 5.0
-"""Pause of a reader without a stream of its own between two reads."""
+_POLL_INTERVAL_S: Final = 5.0
+"""Time between two reads of a reader without a stream."""
 
 _NO_LOG: Final = b"unable to retrieve container logs for "
-"""A node answers so, with status 200 and no newline, while the pod is still known and its container is not."""
+"""A node sends this, with status 200 and no newline, if the pod still exists but its container does not."""
 
 _RETRY_S: Final = 0.5
 
@@ -38,7 +38,7 @@ Stamp = tuple[int, int]
 
 
 class PodSource(Protocol):
-    """What a reader asks about pods; see `board.PodBoard`."""
+    """What a reader needs of pods; see `watch.PodWatch` and `watch.PodSnapshot`."""
 
     def find(self, role: str, index: int) -> list[PodFact]:
         """The pods of one node, oldest first."""
@@ -49,44 +49,44 @@ class PodSource(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until something may have changed."""
+        """Waits until a pod may have changed."""
         ...
 
-    def app_is_over(self) -> bool:
+    def has_app_ended(self) -> bool:
         """Whether no pod will follow."""
         ...
 
 
-class Slots:
-    """Bounds the connections of all readers of a scheduler together. Node 0 always gets a stream."""
+class ConnectionLimits:
+    """Limits the connections of all readers of a scheduler together. Node 0 always gets a stream."""
 
-    def __init__(self, follows: int = FOLLOW_LIMIT, reads: int = READ_LIMIT) -> None:
-        self._follows = threading.BoundedSemaphore(follows - 1)
+    def __init__(self, streams: int = STREAM_LIMIT, reads: int = READ_LIMIT) -> None:
+        self._streams = threading.BoundedSemaphore(streams - 1)
         self._reads = threading.BoundedSemaphore(reads)
 
     @contextmanager
-    def following(self, index: int) -> Iterator[bool]:
-        """Whether the reader of a node may hold a stream open, for the time inside."""
+    def reserve_stream(self, index: int) -> Iterator[bool]:
+        """Whether the reader of a node may hold a stream open inside the block. Does not wait."""
         if index == 0:
             yield True
             return
-        got = self._follows.acquire(blocking=False)
+        reserved = self._streams.acquire(blocking=False)
         try:
-            yield got
+            yield reserved
         finally:
-            if got:
-                self._follows.release()
+            if reserved:
+                self._streams.release()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Waits for its turn."""
+    def reserve_read(self) -> Iterator[None]:
+        """Waits for a free read; reserves it inside the block."""
         with self._reads:
             yield
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodLogQuery:
-    """Which log, which part of it."""
+    """A node's log and the part of it to read."""
 
     namespace: str
     role: str
@@ -95,7 +95,7 @@ class PodLogQuery:
     since: Stamp | None = None
     until: Stamp | None = None
     tail: bool = False
-    """Go on until the app ends."""
+    """Follow the log until the app ends."""
 
 
 class Position:
@@ -106,30 +106,30 @@ class Position:
         self._last: Stamp | None = None
         self._seen: Counter[tuple[Stamp, bytes]] = Counter()
         self._order: deque[tuple[Stamp, bytes]] = deque()
-        self._again: Counter[tuple[Stamp, bytes]] = Counter()
+        self._expected: Counter[tuple[Stamp, bytes]] = Counter()
 
     def resume(self) -> str | None:
-        """`sinceTime` for the next read; None: from the beginning. What was seen since then is expected again."""
-        self._again = self._seen.copy()
+        """`sinceTime` for the next read; None: from the beginning. The lines seen since then are expected again."""
+        self._expected = self._seen.copy()
         if self._last is not None:
             return format_stamp((self._last[0] - _OVERLAP_S, 0))
         return None if self._since is None else format_stamp(self._since)
 
-    def take(self, stamp: Stamp, line: bytes) -> bool:
+    def accept(self, stamp: Stamp, line: bytes) -> bool:
         """Whether a line is new."""
         key = (stamp, line)
-        if self._again[key] > 0:
-            self._again[key] -= 1
+        if self._expected[key] > 0:
+            self._expected[key] -= 1
             return False
         if self._since is not None and stamp < self._since:
             return False
         self._seen[key] += 1
         self._order.append(key)
         self._last = stamp if self._last is None else max(self._last, stamp)
-        self._forget(self._last[0] - _OVERLAP_S)
+        self._drop_before(self._last[0] - _OVERLAP_S)
         return True
 
-    def _forget(self, before_s: int) -> None:
+    def _drop_before(self, before_s: int) -> None:
         while self._order and self._order[0][0][0] < before_s:
             key = self._order.popleft()
             self._seen[key] -= 1
@@ -140,80 +140,80 @@ class Position:
 class LogReader:
     """Reads logs of one cluster. Safe to use from several threads."""
 
-    def __init__(self, client: Client, slots: Slots, pace: Pace | None = None) -> None:
+    def __init__(self, client: Client, limits: ConnectionLimits, clock: Clock | None = None) -> None:
         self._client = client
-        self._slots = slots
-        self._pace: Pace = pace or SystemPace()
+        self._limits = limits
+        self._clock: Clock = clock or SystemClock()
 
-    def read(self, query: PodLogQuery, board: PodSource) -> Iterator[str]:
-        """The log of one node, a line at a time, newlines kept.
+    def read(self, query: PodLogQuery, pods: PodSource) -> Iterator[str]:
+        """Yields the log of one node, a line at a time, with newlines.
 
-        A line that begins with "[muster]" is ours: it says that Kubernetes has removed a log.
+        Lines that begin with "[muster]" are ours: they report a log that does not exist or that Kubernetes removed.
         """
         done: set[str] = set()
         while True:
-            over = board.app_is_over()  # before looking for pods: one that comes after is not missed
-            pod = next((fact for fact in board.find(query.role, query.index) if fact.uid not in done), None)
+            ended = pods.has_app_ended()  # before `find`, so that a pod created in between is not missed
+            pod = next((fact for fact in pods.find(query.role, query.index) if fact.uid not in done), None)
             if pod is not None and pod.phase != "Pending":
                 done.add(pod.uid)
-                yield from self._read_pod(query, pod, board)
-            elif not query.tail or over:
+                yield from self._read_pod(query, pod, pods)
+            elif not query.tail or ended:
                 if not done:
                     yield _describe_absence(query, pod)
                 return
             else:
-                board.wait()
+                pods.wait()
 
-    def _read_pod(self, query: PodLogQuery, pod: PodFact, board: PodSource) -> Iterator[str]:
+    def _read_pod(self, query: PodLogQuery, pod: PodFact, pods: PodSource) -> Iterator[str]:
         position = Position(query.since)
-        if pod.restarts:  # only a pod_template can make a container start again
+        if pod.restarts:  # only with a restartPolicy from pod_template
             yield from self._read_once(query, pod, Position(query.since), previous=True)
         while query.tail and pod.phase == "Running":
-            with self._slots.following(query.index) as follows:
-                yield from self._follow(query, pod, position) if follows else self._read_once(query, pod, position)
-            current = board.get(pod.uid)
+            with self._limits.reserve_stream(query.index) as has_stream:
+                yield from self._follow(query, pod, position) if has_stream else self._read_once(query, pod, position)
+            current = pods.get(pod.uid)
             if current is None or current.phase != "Running":
                 break
-            if not follows:
-                self._pace.pause(_TURN_S)
-            board.wait()
+            if not has_stream:
+                self._clock.sleep(_POLL_INTERVAL_S)
+            pods.wait()
         yield from self._read_once(query, pod, position, last=True)
 
     def _follow(self, query: PodLogQuery, pod: PodFact, position: Position) -> Iterator[str]:
-        """One stream, until it ends or breaks. Says nothing of a line that is not complete: it will come again."""
+        """Reads one stream until it ends or breaks. Skips an incomplete last line: the next read returns it whole."""
         path, parameters = _build_request(query, pod, position)
         try:
             with self._client.stream(
                 path, what=f"log of {pod.name}", verb="read", query=parameters | {"follow": "true"}
             ) as stream:
-                for raw in _split_lines(stream.chunks()):
+                for raw in _split_lines(stream.read_chunks()):
                     if raw.endswith(b"\n"):
                         yield from _select(raw, position, query)
         except Unreachable:
-            self._pace.pause(_RETRY_S)
-        except (ApiError, RequestError) as fault:
-            if fault.refusal.status not in (400, 404):  # not started yet, or gone: the caller looks
+            self._clock.sleep(_RETRY_S)
+        except (ApiError, RequestError) as error:
+            if error.refusal.status not in (400, 404):  # not started yet, or deleted: the caller checks
                 raise
 
     def _read_once(
         self, query: PodLogQuery, pod: PodFact, position: Position, *, previous: bool = False, last: bool = False
     ) -> Iterator[str]:
-        """What there is now. `last`: nothing more will come, so an unterminated line counts."""
+        """Reads what the log holds now. `last`: no more lines will follow, so an unterminated line counts."""
         path, parameters = _build_request(query, pod, position)
         if previous:
             parameters["previous"] = "true"
         try:
-            with self._slots.reading():
+            with self._limits.reserve_read():
                 content = self._client.read_bytes(path, what=f"log of {pod.name}", query=parameters)
-        except (ApiError, RequestError) as fault:
-            if fault.refusal.status == 404 and not previous:
-                yield f"[muster] the rest of the log of {pod.name} is gone: Kubernetes has removed the pod\n"
-            elif fault.refusal.status not in (400, 404):
+        except (ApiError, RequestError) as error:
+            if error.refusal.status == 404 and not previous:
+                yield f"[muster] the rest of the log of {pod.name} is lost: Kubernetes has removed the pod\n"
+            elif error.refusal.status not in (400, 404):
                 raise
             return
         for raw in _split_lines(iter((content,))):
             if raw.startswith(_NO_LOG):
-                yield f"[muster] the rest of the log of {pod.name} is gone: its node has removed the container\n"
+                yield f"[muster] the rest of the log of {pod.name} is lost: its node has removed the container\n"
             elif raw.endswith(b"\n") or last or previous or not query.tail:
                 yield from _select(raw, position, query)
 
@@ -229,23 +229,25 @@ def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tupl
 def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]:
     stamp, line = split_stamp(raw)
     if stamp is None:
-        yield line.decode(errors="replace")  # not from a container's log: a message of the node, shown as it is
+        yield line.decode(errors="replace")  # not from a container: a message of the node, passed on unchanged
         return
-    if position.take(stamp, line) and (query.until is None or stamp <= query.until):
+    if position.accept(stamp, line) and (query.until is None or stamp <= query.until):
         yield line.decode(errors="replace")
 
 
 def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
     where = f"{query.role}/{query.index}"
     if pod is not None:
-        return f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{': ' + pod.why if pod.why else ''}\n"
-    return f"[muster] the log of {where} is not there: it has no pod, or Kubernetes has removed it with its log\n"
+        return (
+            f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{': ' + pod.reason if pod.reason else ''}\n"
+        )
+    return f"[muster] {where} has no log: it has no pod, or Kubernetes has removed its pods and their logs\n"
 
 
-def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines with their newline; the last one may lack it."""
+def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields lines with their newline; the last one may lack it."""
     rest: list[bytes] = []
-    for chunk in chunks:
+    for chunk in read_chunks:
         first, *more = chunk.split(b"\n")
         rest.append(first)
         for line in more:
@@ -259,18 +261,18 @@ def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_stamp(raw: bytes) -> tuple[Stamp | None, bytes]:
-    """`2026-11-21T02:20:49.123456789Z text`: the time and the text. (None, raw) without a time."""
-    word, space, line = raw.partition(b" ")
+    """Splits `2026-11-21T02:20:49.123456789Z text` into time and text; (None, raw) without a time."""
+    stamp, space, line = raw.partition(b" ")
     if not space:
-        word, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
+        stamp, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
     try:
-        return parse_stamp(word.decode("ascii")), line
+        return parse_stamp(stamp.decode("ascii")), line
     except ValueError:
         return None, raw
 
 
 def parse_stamp(text: str) -> Stamp:
-    """RFC 3339 with up to nine digits of a second, in any zone.
+    """Parses RFC 3339 with up to nine digits of a second, in any zone.
 
     Raises:
         ValueError: not a time.
@@ -289,11 +291,11 @@ def parse_stamp(text: str) -> Stamp:
 
 
 def format_stamp(stamp: Stamp) -> str:
-    """For `sinceTime`, which knows whole seconds."""
+    """Formats a time for `sinceTime`, which takes whole seconds."""
     return datetime.fromtimestamp(stamp[0], tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def to_stamp(moment: datetime) -> Stamp:
-    """A caller's time; without a zone it is local, as TorchX means it."""
+def convert_to_stamp(moment: datetime) -> Stamp:
+    """Converts a caller's time; without a zone it is local time, as in TorchX."""
     aware = moment.astimezone(timezone.utc)
     return int(aware.timestamp()), aware.microsecond * 1000

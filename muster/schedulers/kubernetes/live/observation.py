@@ -1,63 +1,64 @@
-"""Reads everything about an app that its status needs, with as few requests as its state allows."""
+"""Reads what the status of an app needs, with as few requests as its state allows."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from muster.schedulers.kubernetes.api.errors import ApiError
-from muster.schedulers.kubernetes.api.objects import EVENT, POD, Kind, Objects
+from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.kinds import EVENT, POD, POD_GROUP_VERSIONS, Kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_COMPONENT, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.operations import find_parents
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, count_lacking
-from muster.schedulers.kubernetes.manifests.pod_group import NATIVE_VERSIONS, VOLCANO_VERSION
-from muster.schedulers.kubernetes.names import LEAD
+from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods
+from muster.schedulers.kubernetes.names import LEADER_TASK
 
-_Seen = TypeVar("_Seen")
+_Result = TypeVar("_Result")
 
-_POD_GROUPS: Final = (*NATIVE_VERSIONS, VOLCANO_VERSION)
-
-_BARE: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
-"""Events that only repeat the reason of the one before, which says what was wrong with the image."""
+_REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
+"""Events that only repeat the reason of the event before, which explains what is wrong with the image."""
 
 
 def observe(resources: Objects, ref: AppRef) -> Observation | None:
-    """Reads an app; None when it does not exist. Two requests for an app that runs well."""
+    """Reads an app; None if it does not exist. A healthy app needs two requests."""
     parents = find_parents(resources, ref)
     if not parents:
         return None
-    pods = list_pods(resources, ref, lead=find_lead(parents[0]))
+    pods = list_pods(resources, ref, elastic_role=find_elastic_role(parents[0]))
     waiting = [fact for fact in pods if fact.phase == "Pending"]
     return Observation(
         parents=parents,
         pods=pods,
-        queue_words=_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "") if waiting or not pods else "",
-        warnings=_if_allowed(lambda: _read_warnings(resources, ref), {})
-        if any(fact.needs_events for fact in waiting) or count_lacking(parents, pods)
+        queue_reason=_read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "")
+        if waiting or not pods
+        else "",
+        warnings=_read_if_allowed(lambda: _read_warnings(resources, ref), {})
+        if any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods)
         else {},
     )
 
 
-def _if_allowed(look: Callable[[], _Seen], otherwise: _Seen) -> _Seen:
-    """What only explains must not be needed: many roles may not read events, Kueue's workloads or PodGroups."""
+def _read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
+    """The default without the right: explanations must not need rights to events, Kueue's workloads or PodGroups."""
     try:
-        return look()
-    except ApiError as fault:
-        if fault.refusal.status == 403:
-            return otherwise
+        return read()
+    except ApiError as error:
+        if error.refusal.status == 403:
+            return default
         raise
 
 
-def list_pods(resources: Objects, ref: AppRef, *, lead: str) -> list[PodFact]:
-    """All pods of an app, also those that ended."""
+def list_pods(resources: Objects, ref: AppRef, *, elastic_role: str) -> list[PodFact]:
+    """All pods of an app, also those that have ended."""
     items, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    return [read_pod(item, lead=lead) for item in items]
+    return [read_pod(item, elastic_role=elastic_role) for item in items]
 
 
-def find_lead(parent: Mapping[str, Any]) -> str:
-    """Volcano: label of the elastic role, whose node 0 is a task of its own; "" without one."""
+def find_elastic_role(parent: Mapping[str, Any]) -> str:
+    """Volcano: label of the elastic role, whose node 0 is a separate task; "" without one."""
     for task in (parent.get("spec") or {}).get("tasks") or ():
-        if task.get("name") == LEAD:
+        if task.get("name") == LEADER_TASK:
             return str(task["template"]["metadata"]["labels"].get(LABEL_COMPONENT, ""))
     return ""
 
@@ -71,7 +72,7 @@ def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
         if name != ref.name and not name.startswith(f"{ref.name}-"):
             continue
         text = f"{item.get('reason')}: {' '.join(str(item.get('message') or '').split())[:500]}"
-        if text not in _BARE:
+        if text not in _REPEATING_EVENTS:
             warnings[name] = text
     return warnings
 
@@ -87,36 +88,31 @@ def _read_queue(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> s
 
 
 def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queue: str) -> str:
-    versions = resources.find_group("kueue.x-k8s.io")
+    versions = resources.list_group_versions("kueue.x-k8s.io")
     if not versions:
         return ""
     items, _ = resources.list_all(Kind(api_version=versions[0], kind="Workload"), ref.namespace)
     uid = parent["metadata"].get("uid")
     for item in items:
         if any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or []):
-            words = _read_false(item, ("QuotaReserved", "Admitted"))
-            return f"waits in queue {queue}: {words}" if words else ""
-    return f"waits in queue {queue}"
+            reason = _read_condition(item, ("QuotaReserved", "Admitted"), "False")
+            return f"waiting in queue {queue}: {reason}" if reason else ""
+    return f"waiting in queue {queue}"
 
 
 def _read_pod_group(resources: Objects, ref: AppRef) -> str:
-    for version in _POD_GROUPS:
+    for version in itertools.chain.from_iterable(POD_GROUP_VERSIONS.values()):
         group = resources.read(Kind(api_version=version, kind="PodGroup"), ref.namespace, ref.name)
         if group is not None:
-            words = _read_false(group, ("PodGroupScheduled", "Scheduled")) or _read_true(group, "Unschedulable")
-            return f"waits for its gang: {words}" if words else ""
+            reason = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
+            reason = reason or _read_condition(group, ("Unschedulable",), "True")
+            return f"waiting for its gang: {reason}" if reason else ""
     return ""
 
 
-def _read_false(item: Mapping[str, Any], types: Sequence[str]) -> str:
+def _read_condition(item: Mapping[str, Any], types: Sequence[str], status: str) -> str:
+    """The message of the first condition of one of these types that has this status; "" without one."""
     for condition in (item.get("status") or {}).get("conditions") or []:
-        if condition["type"] in types and condition["status"] == "False":
-            return str(condition.get("message") or condition.get("reason") or "")
-    return ""
-
-
-def _read_true(item: Mapping[str, Any], kind: str) -> str:
-    for condition in (item.get("status") or {}).get("conditions") or []:
-        if condition["type"] == kind and condition["status"] == "True":
+        if condition["type"] in types and condition["status"] == status:
             return str(condition.get("message") or condition.get("reason") or "")
     return ""

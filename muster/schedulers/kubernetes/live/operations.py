@@ -1,4 +1,4 @@
-"""What can be done to an app that exists: cancel, delete, resize."""
+"""Operations on an existing app: cancel, delete, resize."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -6,31 +6,32 @@ from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
-from muster.schedulers.kubernetes.api.objects import JOB, JOBSET, VOLCANO_JOB, Kind, Objects
+from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, Kind
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.submit import build_owner_reference
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.names import LEAD, config_map_name, secret_name
+from muster.schedulers.kubernetes.names import LEADER_TASK, build_config_map_name, build_secret_name
 
 _DEADLINE: Final = "activeDeadlineSeconds"
-"""A second of it ends a Job's pods politely, and the Job and its pods stay to be looked at."""
+"""Set to one second, it ends a Job's pods with SIGTERM first, and keeps the Job and the pods that have ended."""
 
 
-def _name_supplies(app: str) -> tuple[tuple[Kind, str], ...]:
-    kinds = (("Service", app), ("ConfigMap", config_map_name(app)), ("Secret", secret_name(app)))
+def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
+    kinds = (("Service", app), ("ConfigMap", build_config_map_name(app)), ("Secret", build_secret_name(app)))
     return tuple((Kind(api_version="v1", kind=kind), name) for kind, name in kinds)
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """The app's Jobs (the first role's first), or its JobSet or Volcano Job; [] when it does not exist."""
+    """The app's Jobs (the first role's first), or its JobSet or Volcano Job; [] if it does not exist."""
     jobs, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    # Items of a list carry neither apiVersion nor kind.
+    # Items of a list have neither apiVersion nor kind.
     ours = [{**job, "apiVersion": JOB.api_version, "kind": JOB.kind} for job in jobs]
     ours.sort(key=lambda job: not _has_app(job))
     if ours and _has_app(ours[0]):
         return ours
-    for kind in (JOBSET, VOLCANO_JOB):  # the inner Jobs of a JobSet carry the app's label too, but not the app
+    for kind in (JOBSET, VOLCANO_JOB):  # the inner Jobs of a JobSet have the app's label, but not the AppDef
         parent = _read_if_allowed(resources, kind, ref)
         if parent is not None:
             return [{**parent, "apiVersion": kind.api_version, "kind": kind.kind}]
@@ -42,17 +43,17 @@ def _has_app(item: Mapping[str, Any]) -> bool:
 
 
 def _read_if_allowed(resources: Objects, kind: Kind, ref: AppRef) -> dict[str, Any] | None:
-    """None also where a role allows Jobs alone, which is enough for flavour `job`."""
+    """The object; None also if the account may not read the kind: rights to Jobs are enough for flavour `job`."""
     try:
         return resources.read(kind, ref.namespace, ref.name)
-    except ApiError as fault:
-        if fault.refusal.status == 403:
+    except ApiError as error:
+        if error.refusal.status == 403:
             return None
         raise
 
 
 def cancel(resources: Objects, ref: AppRef) -> None:
-    """Stops an app politely and keeps its record: SIGTERM, the grace period, SIGKILL; then it reads CANCELLED."""
+    """Stops an app with SIGTERM, then SIGKILL after the grace period. Keeps its objects; its state is CANCELLED."""
     for parent in find_parents(resources, ref):
         metadata: Mapping[str, Any] = parent["metadata"]
         change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
@@ -63,11 +64,11 @@ def cancel(resources: Objects, ref: AppRef) -> None:
             change["spec"] = {"suspend": True}
         resources.patch(kind, ref.namespace, metadata["name"], change)
         if kind == VOLCANO_JOB:
-            _command_abort(resources, ref, parent)
+            _create_abort_command(resources, ref, parent)
 
 
-def _command_abort(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
-    """Volcano acts on Command objects, which it takes away once it has; one that is still there will do."""
+def _create_abort_command(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
+    """Volcano executes Command objects and then deletes them; one that still exists has the same effect."""
     reference = {**build_owner_reference(job), "controller": True}
     command = {
         "apiVersion": "bus.volcano.sh/v1alpha1",
@@ -78,27 +79,27 @@ def _command_abort(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> N
     }
     try:
         resources.create(command)
-    except RequestError as fault:
-        if fault.refusal.reason != "AlreadyExists":
+    except RequestError as error:
+        if error.refusal.reason != "AlreadyExists":
             raise
 
 
-def stop_rest(resources: Objects, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> bool:
+def stop_other_roles(resources: Objects, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> bool:
     """Flavour `job`, several roles: stops the Jobs that still run once one has failed. No controller does.
 
     Returns:
-        Whether anything was stopped: the first of several callers does it.
+        Whether this call stopped a Job; the first of several callers does.
     """
-    if "Failed" not in [job_end(job) for job in jobs]:
+    if "Failed" not in [read_job_end(job) for job in jobs]:
         return False
-    running = [job for job in jobs if job_end(job) is None and (job.get("spec") or {}).get(_DEADLINE) != 1]
+    running = [job for job in jobs if read_job_end(job) is None and (job.get("spec") or {}).get(_DEADLINE) != 1]
     for job in running:
         resources.patch(JOB, ref.namespace, job["metadata"]["name"], {"spec": {_DEADLINE: 1}})
     return bool(running)
 
 
-def job_end(job: Mapping[str, Any]) -> str | None:
-    """How a Job ended: "Complete", "Failed" (also while it takes its pods down), or None while it goes on."""
+def read_job_end(job: Mapping[str, Any]) -> str | None:
+    """How a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs."""
     for condition in job.get("status", {}).get("conditions") or []:
         if condition["status"] == "True" and condition["type"] in ("Complete", "Failed", "FailureTarget"):
             return "Complete" if condition["type"] == "Complete" else "Failed"
@@ -106,58 +107,58 @@ def job_end(job: Mapping[str, Any]) -> str | None:
 
 
 def delete(resources: Objects, ref: AppRef) -> bool:
-    """Deletes an app with all it owns, and what a broken submission may have left. False: there was nothing."""
+    """Deletes an app and all it owns, also what an interrupted submission left. False: nothing existed."""
     found = False
     for parent in reversed(find_parents(resources, ref)):
         kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
         found = resources.delete(kind, ref.namespace, parent["metadata"]["name"]) or found
-    # By name, not by label: few are allowed to list Secrets.
-    for kind, name in _name_supplies(ref.name):
+    # By name, not by label: few accounts may list Secrets.
+    for kind, name in _list_prerequisites(ref.name):
         found = resources.delete(kind, ref.namespace, name) or found
     return found
 
 
 def resize(resources: Objects, ref: AppRef, nodes: int) -> None:
-    """Gives an elastic app another number of nodes, within what it was submitted with.
+    """Changes the number of nodes of an elastic app, within the MIN:MAX of its submission.
 
     Args:
         resources: of the cluster.
         ref: the app.
-        nodes: of its first role.
+        nodes: new number, of its first role.
 
     Raises:
-        SchedulerError: no such app, not elastic, out of bounds, or over.
+        SchedulerError: no such app, not elastic, out of bounds, or it has ended.
     """
     parents = find_parents(resources, ref)
     if not parents:
         raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
     parent = parents[0]
     role = decode_app(parent["metadata"]["annotations"][APPDEF_ANNOTATION]).roles[0]
-    least = role.min_replicas or role.num_replicas
-    if least == role.num_replicas:
+    minimum = role.min_replicas or role.num_replicas
+    if minimum == role.num_replicas:
         raise SchedulerError(
-            f"app {ref.name!r} has a fixed number of nodes, {role.num_replicas}; start it with -j MIN:MAX"
+            f"app {ref.name!r} has a fixed number of nodes ({role.num_replicas}); only apps with -j MIN:MAX can resize"
         )
-    if not least <= nodes <= role.num_replicas:
-        raise SchedulerError(f"app {ref.name!r} can have {least} to {role.num_replicas} nodes, not {nodes}")
+    if not minimum <= nodes <= role.num_replicas:
+        raise SchedulerError(f"app {ref.name!r} can have {minimum} to {role.num_replicas} nodes, not {nodes}")
     kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
     if kind not in _RESIZES:
-        raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, whose size is fixed; use flavor=job")
-    if kind == JOB and job_end(parent) is not None:
-        raise SchedulerError(f"app {ref.name!r} is over")
+        raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
+    if kind == JOB and read_job_end(parent) is not None:
+        raise SchedulerError(f"app {ref.name!r} has ended")
     change = _RESIZES[kind](parent, nodes)
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
 
 
 def _resize_job(_: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-    # both in one patch: Kubernetes takes a new number of completions only if it equals the parallelism
+    # Both in one patch: Kubernetes accepts a new number of completions only if it equals the parallelism.
     return {"parallelism": nodes, "completions": nodes}
 
 
 def _resize_volcano(job: Mapping[str, Any], nodes: int) -> dict[str, Any]:
     tasks = copy.deepcopy(job["spec"]["tasks"])
-    leads = tasks[0]["name"] == LEAD
-    tasks[1 if leads else 0]["replicas"] = nodes - 1 if leads else nodes
+    has_leader = tasks[0]["name"] == LEADER_TASK
+    tasks[1 if has_leader else 0]["replicas"] = nodes - 1 if has_leader else nodes
     return {"tasks": tasks}
 
 

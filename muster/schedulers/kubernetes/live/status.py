@@ -1,4 +1,4 @@
-"""From what the cluster says to what `torchx status` shows. Pure."""
+"""Builds what `torchx status` shows from what was read of an app. Pure."""
 
 import dataclasses
 import json
@@ -11,8 +11,8 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
 
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.live.operations import job_end
-from muster.schedulers.kubernetes.live.pod_status import PodFact, latest_pods
+from muster.schedulers.kubernetes.live.operations import read_job_end
+from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
 
@@ -35,44 +35,44 @@ _POD_STATES: Final = {
     "Failed": AppState.FAILED,
 }
 _REASONS: Final = {
-    "PodFailurePolicy": "",  # the pods' own report says more
-    "BackoffLimitExceeded": "more replicas were lost than max_retries allows",
-    "FailedIndexes": "a replica was lost more often than max_retries allows",
-    "MaxFailedIndexesExceeded": "a replica was lost more often than max_retries allows",
+    "PodFailurePolicy": "",  # the pods' report explains it
+    "BackoffLimitExceeded": "more replicas failed than max_retries allows",
+    "FailedIndexes": "a replica failed more often than max_retries allows",
+    "MaxFailedIndexesExceeded": "a replica failed more often than max_retries allows",
     "DeadlineExceeded": "stopped because another role failed",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All that was read of an app, at about one time."""
+    """All that was read of an app, at about the same time."""
 
     parents: Sequence[Mapping[str, Any]]
     """Jobs (the first role's first), or one JobSet or Volcano Job; not empty."""
     pods: Sequence[PodFact]
-    queue_words: str = ""
-    """What Kueue or a PodGroup says while the app waits."""
+    queue_reason: str = ""
+    """Why Kueue or a PodGroup makes the app wait."""
     warnings: Mapping[str, str] = field(default_factory=dict)
-    """Newest Warning event by the name of the object it is about."""
+    """Newest Warning event, by the name of the object it is about."""
 
 
-def build_status(app_id: str, seen: Observation) -> DescribeAppResponse:
-    """What TorchX shows of an app."""
-    first = seen.parents[0]
+def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
+    """The response to TorchX's `describe`."""
+    first = observation.parents[0]
     app = decode_app(first["metadata"]["annotations"][APPDEF_ANNOTATION])
-    state = decide_state(seen)
-    report = find_report(seen.pods) if state is not AppState.SUCCEEDED else None
+    state = decide_state(observation)
+    report = find_report(observation.pods) if state is not AppState.SUCCEEDED else None
     extra: dict[str, Any] = {}
     if any(item.name == "metadata" for item in dataclasses.fields(DescribeAppResponse)):
         extra["metadata"] = dict(app.metadata or {})
     return DescribeAppResponse(
         app_id=app_id,
         state=state,
-        num_restarts=len(seen.pods) - len(latest_pods(seen.pods)),  # of one index all but the newest were replaced
-        msg=build_message(seen, state, report) or NONE,
-        structured_error_msg=NONE if report is None else json.dumps(_as_torch_error(report)),
+        num_restarts=len(observation.pods) - len(find_latest_pods(observation.pods)),  # the older pods were replaced
+        msg=build_message(observation, state, report) or NONE,
+        structured_error_msg=NONE if report is None else json.dumps(_build_torch_error(report)),
         roles=app.roles,
-        roles_statuses=_build_replicas(app, seen, state),
+        roles_statuses=_build_replicas(app, observation, state),
         **extra,
     )
 
@@ -80,77 +80,77 @@ def build_status(app_id: str, seen: Observation) -> DescribeAppResponse:
 # -- the state --------------------------------------------------------------------------------------------------------
 
 
-def decide_state(seen: Observation) -> AppState:
-    """The app's state: over if its parents say so, else as its pods are."""
-    first = seen.parents[0]
-    cancelled = any(CANCEL_ANNOTATION in (item["metadata"].get("annotations") or {}) for item in seen.parents)
-    over = _decide_end(seen.parents)
-    if cancelled and over is not AppState.SUCCEEDED:
-        gone = all(fact.phase in ("Succeeded", "Failed") for fact in seen.pods)
-        return AppState.CANCELLED if over is not None or gone else AppState.RUNNING
-    if over is not None:
-        return over
-    if not first.get("status") and not seen.pods:
+def decide_state(observation: Observation) -> AppState:
+    """The app's state: its end if its parents have ended, else the state of its pods."""
+    first = observation.parents[0]
+    cancelled = any(CANCEL_ANNOTATION in (item["metadata"].get("annotations") or {}) for item in observation.parents)
+    end = _decide_end(observation.parents)
+    if cancelled and end is not AppState.SUCCEEDED:
+        pods_ended = all(fact.phase in ("Succeeded", "Failed") for fact in observation.pods)
+        return AppState.CANCELLED if end is not None or pods_ended else AppState.RUNNING
+    if end is not None:
+        return end
+    if not first.get("status") and not observation.pods:
         return AppState.SUBMITTED
-    return AppState.RUNNING if any(fact.phase == "Running" for fact in seen.pods) else AppState.PENDING
+    return AppState.RUNNING if any(fact.phase == "Running" for fact in observation.pods) else AppState.PENDING
 
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
     kind, status = parents[0]["kind"], parents[0].get("status") or {}
     if kind == "JobSet":
-        ended = {item["type"] for item in status.get("conditions") or [] if item["status"] == "True"}
-        if "Failed" in ended:
+        conditions = {item["type"] for item in status.get("conditions") or [] if item["status"] == "True"}
+        if "Failed" in conditions:
             return AppState.FAILED
-        return AppState.SUCCEEDED if "Completed" in ended else None
+        return AppState.SUCCEEDED if "Completed" in conditions else None
     if not parents[0]["apiVersion"].startswith("batch/"):
         state = _VOLCANO_STATES.get((status.get("state") or {}).get("phase", ""))
         return state if state in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED) else None
-    ends = [job_end(job) for job in parents]
+    ends = [read_job_end(job) for job in parents]
     if "Failed" in ends:
         return AppState.FAILED
     return AppState.SUCCEEDED if all(end == "Complete" for end in ends) else None
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- the message --------------------------------------------------------------------------------------------------
 
 
-def build_message(seen: Observation, state: AppState, report: Mapping[str, Any] | None) -> str:
-    """Why it is as it is, grouped, one clause per group, the most telling first."""
+def build_message(observation: Observation, state: AppState, report: Mapping[str, Any] | None) -> str:
+    """Why the app is in this state: one clause per group of pods, the most important first."""
     if state in (AppState.SUCCEEDED, AppState.CANCELLED):
         return ""
     clauses: list[str] = []
     if state is AppState.FAILED:
         clauses += [describe_report(report)] if report else []
-        clauses += _describe_conditions(seen.parents)
-    elif seen.queue_words:
-        clauses.append(seen.queue_words)
-    clauses += _group_pods(seen, state)
-    lacking = count_lacking(seen.parents, seen.pods)
-    if lacking and seen.pods and state is not AppState.FAILED:
-        made = {fact.name for fact in seen.pods}
-        why = dict.fromkeys(text for name, text in seen.warnings.items() if name not in made)
-        clauses += [f"{lacking} pods not made: {text}{_advise(text)}" for text in why]
-    if not seen.pods and state is not AppState.FAILED:
-        clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(seen.warnings.values())]
-        if _is_suspended(seen.parents[0]) and not seen.queue_words:
-            clauses.append("suspended: waits for its queue, or for somebody to resume it")
+        clauses += _describe_conditions(observation.parents)
+    elif observation.queue_reason:
+        clauses.append(observation.queue_reason)
+    clauses += _group_pods(observation, state)
+    missing = count_missing_pods(observation.parents, observation.pods)
+    if missing and observation.pods and state is not AppState.FAILED:
+        existing = {fact.name for fact in observation.pods}
+        reasons = dict.fromkeys(text for name, text in observation.warnings.items() if name not in existing)
+        clauses += [f"{missing} pods not created: {text}{_advise(text)}" for text in reasons]
+    if not observation.pods and state is not AppState.FAILED:
+        clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
+        if _is_suspended(observation.parents[0]) and not observation.queue_reason:
+            clauses.append("suspended: waiting for its queue or to be resumed")
     return "; ".join(clause for clause in clauses if clause)
 
 
-def count_lacking(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
-    """How many nodes should have a pod by now and never had one, as far as Jobs say; of other kinds 1 if none has."""
+def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
+    """How many nodes have no pod yet, according to their Jobs. For other kinds: 1 without any pod, else 0."""
     jobs = [parent for parent in parents if parent["apiVersion"].startswith("batch/v1") and parent["kind"] == "Job"]
     if not jobs:
         return 0 if pods else 1
-    wanted = sum((job.get("spec") or {}).get("parallelism") or 0 for job in jobs if job_end(job) is None)
-    return max(0, wanted - len(latest_pods(pods)))
+    expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in jobs if read_job_end(job) is None)
+    return max(0, expected - len(find_latest_pods(pods)))
 
 
 def _advise(event: str) -> str:
-    """What to do about an event that keeps pods from being made."""
+    """Advice on an event that prevents the creation of pods."""
     if "PodSecurity" in event and "restricted" in event:
         return "; try -cfg security=restricted"
-    return "; ask for less, or delete what is no longer needed" if "exceeded quota" in event else ""
+    return "; request less, or delete unused objects" if "exceeded quota" in event else ""
 
 
 def _is_suspended(parent: Mapping[str, Any]) -> bool:
@@ -161,27 +161,27 @@ def _describe_conditions(parents: Sequence[Mapping[str, Any]]) -> list[str]:
     clauses = []
     for parent in parents:
         for condition in (parent.get("status") or {}).get("conditions") or []:
-            # FailureTarget: what Failed will be once the pods that still run are gone
+            # FailureTarget becomes Failed once the last pods have ended.
             if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
                 reason = condition.get("reason") or ""
                 clauses.append(_REASONS.get(reason, f"{reason}: {condition.get('message', '')}"))
     return list(dict.fromkeys(clauses))
 
 
-def _group_pods(seen: Observation, state: AppState) -> list[str]:
+def _group_pods(observation: Observation, state: AppState) -> list[str]:
     """`3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`, the largest group first."""
-    current = latest_pods(seen.pods)
+    current = find_latest_pods(observation.pods)
     groups: dict[tuple[str, str], list[PodFact]] = {}
     for fact in current.values():
-        why = fact.why or (seen.warnings.get(fact.name, "") if fact.phase == "Pending" else "")
-        healthy = not why and fact.phase != "Failed"
+        reason = fact.reason or (observation.warnings.get(fact.name, "") if fact.phase == "Pending" else "")
+        healthy = not reason and fact.phase != "Failed"
         if healthy or (state is AppState.FAILED and fact.phase == "Pending"):
             continue
-        groups.setdefault((fact.phase, why), []).append(fact)
+        groups.setdefault((fact.phase, reason), []).append(fact)
     clauses = []
-    for (phase, why), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
-        tail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
-        clauses.append(f"{len(facts)}/{len(current)} {phase}: {why}{tail}")
+    for (phase, reason), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
+        detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
+        clauses.append(f"{len(facts)}/{len(current)} {phase}: {reason}{detail}")
     return clauses
 
 
@@ -189,13 +189,13 @@ def _group_pods(seen: Observation, state: AppState) -> list[str]:
 
 
 def find_report(pods: Sequence[PodFact]) -> Mapping[str, Any] | None:
-    """The agents' report of the job; every agent has the whole one. The last counts: earlier failures were healed."""
+    """The agents' report of the job, the same on all nodes. The latest counts: the job recovered from earlier ones."""
     reports = [(fact.finished, fact.report) for fact in pods if fact.report is not None and fact.phase == "Failed"]
     return max(reports, key=lambda item: item[0])[1] if reports else None
 
 
 def describe_report(report: Mapping[str, Any]) -> str:
-    """One clause: what failed first, and where."""
+    """One clause: the first failure and its place."""
     failure = (report.get("failures") or [None])[0]
     if failure is None:
         return str(report.get("reason") or "")
@@ -209,8 +209,8 @@ def _describe_exit(failure: Mapping[str, Any]) -> str:
     return f"killed by {failure['signal']}" if failure.get("signal") else f"exit {failure.get('exit_code')}"
 
 
-def _as_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> dict[str, Any]:
-    """Torch's error format, which TorchX formats; the whole report stands beside it."""
+def _build_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> dict[str, Any]:
+    """Torch's error format, which TorchX prints, with the whole report."""
     failure = (report.get("failures") or [{}])[0]
     callstack = failure.get("traceback") or "\n".join(failure.get("stderr_tail") or ()) or describe_report(report)
     message = {
@@ -221,17 +221,17 @@ def _as_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> 
     return {"message": message, "report": report}
 
 
-def _as_plain_error(fact: PodFact) -> dict[str, Any]:
+def _build_plain_error(fact: PodFact) -> dict[str, Any]:
     text = fact.text.splitlines()[-1] if fact.text else ""
     message = {
-        "message": f"{fact.why}: {text}" if text else fact.why,
+        "message": f"{fact.reason}: {text}" if text else fact.reason,
         "errorCode": fact.exit_code or 1,
-        "extraInfo": {"py_callstack": fact.text, "timestamp": str(_seconds(fact.finished))},
+        "extraInfo": {"py_callstack": fact.text, "timestamp": str(_parse_seconds(fact.finished))},
     }
     return {"message": message}
 
 
-def _seconds(timestamp: str) -> int:
+def _parse_seconds(timestamp: str) -> int:
     try:
         return int(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())
     except ValueError:
@@ -241,8 +241,8 @@ def _seconds(timestamp: str) -> int:
 # -- replicas ---------------------------------------------------------------------------------------------------------
 
 
-def _build_replicas(app: Any, seen: Observation, state: AppState) -> list[RoleStatus]:
-    current = latest_pods(seen.pods)
+def _build_replicas(app: Any, observation: Observation, state: AppState) -> list[RoleStatus]:
+    current = find_latest_pods(observation.pods)
     labels = label_roles([role.name for role in app.roles])
     statuses = []
     for role, label in zip(app.roles, labels, strict=True):
@@ -255,12 +255,12 @@ def _build_replicas(app: Any, seen: Observation, state: AppState) -> list[RoleSt
 
 def _build_replica(role: str, index: int, fact: PodFact | None, app_state: AppState) -> ReplicaStatus:
     if fact is None:
-        # Once the app has failed, its controller takes the other pods away.
-        gone = {AppState.SUCCEEDED: AppState.SUCCEEDED, AppState.FAILED: AppState.CANCELLED}
-        state = gone.get(app_state, AppState.CANCELLED if app_state is AppState.CANCELLED else AppState.PENDING)
+        # Once the app has failed, its controller deletes the other pods.
+        without_pod = {AppState.SUCCEEDED: AppState.SUCCEEDED, AppState.FAILED: AppState.CANCELLED}
+        state = without_pod.get(app_state, AppState.CANCELLED if app_state is AppState.CANCELLED else AppState.PENDING)
         return ReplicaStatus(id=index, state=state, role=role, hostname="")
     error = NONE
     if fact.phase == "Failed":
-        error = json.dumps(_as_torch_error(fact.report, fact.exit_code) if fact.report else _as_plain_error(fact))
+        error = json.dumps(_build_torch_error(fact.report, fact.exit_code) if fact.report else _build_plain_error(fact))
     state = _POD_STATES.get(fact.phase, AppState.UNKNOWN)
     return ReplicaStatus(id=index, state=state, role=role, hostname=fact.name, structured_error_msg=error)

@@ -1,4 +1,4 @@
-"""Creates an app's objects: checks first, then all or nothing."""
+"""Creates an app's objects: checks first, then creates all of them or none."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,42 +8,37 @@ from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
-from muster.schedulers.kubernetes.api.objects import SUBMISSION_ANNOTATION, Kind, Objects, kind_of
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
-from muster.schedulers.kubernetes.manifests.pod_group import (
-    NATIVE_GROUP,
-    NATIVE_VERSIONS,
-    VOLCANO_GROUP,
-    VOLCANO_VERSION,
-    add_pod_group,
-)
-from muster.schedulers.kubernetes.manifests.request import PARENT_KINDS, Request, with_token
+from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.kinds import JOBSET, PARENT_KINDS, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
+from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
+from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
+from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
 
 _FLAVOR_KINDS: Final = {
-    "jobset": ("jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet is not installed in this cluster"),
-    "volcano": ("batch.volcano.sh/v1alpha1", "jobs", "Volcano is not installed in this cluster"),
+    "jobset": (JOBSET.api_version, "jobsets", "JobSet is not installed in this cluster"),
+    "volcano": (VOLCANO_JOB.api_version, "jobs", "Volcano is not installed in this cluster"),
 }
 
 
 _SEVERAL_ROLES: Final = (
-    "each role is a Job of its own: when one fails, the others are stopped by whoever looks next (torchx status, or a "
-    "followed log); with flavor=jobset the cluster itself does it"
+    "each role is a separate Job: when one fails, the others run until the next `torchx status` or followed log stops "
+    "them; with flavor=jobset the cluster stops them"
 )
 
 
-def submit(resources: Objects, request: Request, *, namespace: str, say: Callable[[str], None]) -> str:
-    """Creates everything of a request, or nothing.
+def submit(resources: Objects, request: Request, *, namespace: str, notify: Callable[[str], None]) -> str:
+    """Creates all objects of a request, or none.
 
-    Supplies come first, then the parent; what came first is then handed to the parent, so that deleting it deletes
-    all. What fails halfway, an interrupt included, is taken back by label.
+    Creates the prerequisites first, then the parent, and then makes the parent their owner, so that deleting it deletes
+    all. After a failure or an interrupt, deletes the objects created so far, found by label.
 
     Args:
         resources: of the cluster.
         request: from `build_request`.
-        namespace: where.
-        say: told what the user may want to know, a line at a time.
+        namespace: of the objects.
+        notify: called with each line that the user should see.
 
     Returns:
         The app's name.
@@ -54,69 +49,71 @@ def submit(resources: Objects, request: Request, *, namespace: str, say: Callabl
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     _check_flavor(resources, request)
     _check_queue(resources, request, namespace)
-    documents = _choose_gang(resources, request, with_token(request, make_secret(), namespace), say)
-    mark = os.urandom(8).hex()
+    documents = _add_available_gang(resources, request, complete_documents(request, make_secret(), namespace), notify)
+    submission_id = os.urandom(8).hex()
     for document in documents:
-        document["metadata"].setdefault("annotations", {})[SUBMISSION_ANNOTATION] = mark
+        document["metadata"].setdefault("annotations", {})[SUBMISSION_ANNOTATION] = submission_id
     if request.options.validate_spec:
         for document in documents:
             resources.create(document, dry_run=True)
-    attempt = _Attempt(name=request.name, namespace=namespace, mark=mark, documents=documents)
+    submission = _Submission(name=request.name, namespace=namespace, submission_id=submission_id, documents=documents)
     with ExitStack() as undo:
-        undo.callback(_roll_back, resources, attempt, say)
-        _create_all(resources, attempt)
+        undo.callback(_roll_back, resources, submission, notify)
+        _create_all(resources, submission)
         undo.pop_all()
     if [document["kind"] for document in documents].count("Job") > 1 and request.options.flavor == "job":
-        say(_SEVERAL_ROLES)
+        notify(_SEVERAL_ROLES)
     return request.name
 
 
 @dataclass(kw_only=True)
-class _Attempt:
-    """One submission under way."""
+class _Submission:
+    """A submission in progress."""
 
     name: str
     namespace: str
-    mark: str
+    submission_id: str
     documents: Sequence[dict[str, Any]]
-    begun: list[dict[str, Any]] = field(default_factory=list)
-    """Those of the documents that exist and are ours, or may: their creation was begun and not refused."""
+    attempted: list[dict[str, Any]] = field(default_factory=list)
+    """Documents that this submission created or may have created: the server did not refuse them."""
 
 
-def _create_all(resources: Objects, attempt: _Attempt) -> None:
-    documents = attempt.documents
+def _create_all(resources: Objects, submission: _Submission) -> None:
+    documents = submission.documents
     owner: dict[str, Any] | None = None
-    supplies: list[dict[str, Any]] = []
+    prerequisites: list[dict[str, Any]] = []
     for document in documents:
         if owner is not None:
             document["metadata"]["ownerReferences"] = [build_owner_reference(owner)]
         is_parent = owner is None and document["kind"] in PARENT_KINDS
-        created = _create(resources, attempt, document, needs_uid=is_parent)
+        created = _create(resources, submission, document, needs_uid=is_parent)
         if is_parent:
             owner = {**document, "metadata": {**document["metadata"], "uid": created["metadata"]["uid"]}}
         elif owner is None:
-            supplies.append(document)
+            prerequisites.append(document)
     if owner is None:
         return
     change = {"metadata": {"ownerReferences": [build_owner_reference(owner)]}}
-    for document in supplies:
+    for document in prerequisites:
         metadata = document["metadata"]
-        resources.patch(kind_of(document), metadata["namespace"], metadata["name"], change)
+        resources.patch(parse_kind(document), metadata["namespace"], metadata["name"], change)
 
 
-def _create(resources: Objects, attempt: _Attempt, document: dict[str, Any], *, needs_uid: bool) -> dict[str, Any]:
-    """Creates one document. It is to be taken back from before the first attempt on, whose answer may be lost."""
-    attempt.begun.append(document)
+def _create(
+    resources: Objects, submission: _Submission, document: dict[str, Any], *, needs_uid: bool
+) -> dict[str, Any]:
+    """Creates one document. Records it before the first request, whose response may be lost."""
+    submission.attempted.append(document)
     try:
         return resources.create(document, needs_uid=needs_uid)
-    except (ApiError, RequestError) as fault:
-        if not fault.refusal.maybe_done:
-            attempt.begun.pop()
+    except (ApiError, RequestError) as error:
+        if not error.refusal.maybe_done:
+            submission.attempted.pop()
         raise
 
 
 def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """A reference that makes garbage collection follow the owner. Does not block: that needs a right of its own."""
+    """A reference that ties an object's deletion to its owner's. Not blocking: that would need a further right."""
     metadata = owner["metadata"]
     return {
         "apiVersion": owner["apiVersion"],
@@ -128,115 +125,115 @@ def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _roll_back(resources: Objects, attempt: _Attempt, say: Callable[[str], None]) -> None:
-    """Deletes what this submission created, also what it does not know to exist. What went wrong is told elsewhere."""
-    kinds = list(dict.fromkeys(kind_of(document) for document in reversed(attempt.documents)))
+def _roll_back(resources: Objects, submission: _Submission, notify: Callable[[str], None]) -> None:
+    """Deletes what this submission created, also where responses were lost. Reports errors, does not raise them."""
+    kinds = list(dict.fromkeys(parse_kind(document) for document in reversed(submission.documents)))
     errors: list[EngineError | SchedulerError] = []
     for kind in kinds:
-        error = _delete_own(resources, kind, attempt)
+        error = _delete_own(resources, kind, submission)
         errors += [error] if error is not None else []
         if isinstance(error, Unreachable):
-            break  # each further kind would only wait as long again
+            break  # each further kind would wait as long again
     if errors:
         names = ",".join(kind.kind.lower() for kind in kinds)
-        by_hand = f"kubectl -n {attempt.namespace} delete {names} -l {LABEL_INSTANCE}={attempt.name}"
-        say(f"what was created could not all be taken back ({errors[0]}); to do so: {by_hand}")
+        command = f"kubectl -n {submission.namespace} delete {names} -l {LABEL_INSTANCE}={submission.name}"
+        notify(f"some created objects could not be removed ({errors[0]}); to remove them, run: {command}")
 
 
-def _delete_own(resources: Objects, kind: Kind, attempt: _Attempt) -> EngineError | SchedulerError | None:
-    """Deletes this submission's objects of a kind. What fails is returned: it must not keep the other kinds."""
+def _delete_own(resources: Objects, kind: Kind, submission: _Submission) -> EngineError | SchedulerError | None:
+    """Deletes this submission's objects of a kind. Returns the error, so that the caller goes on with other kinds."""
     try:
-        for name in _find_own(resources, kind, attempt):
-            resources.delete(kind, attempt.namespace, name)
+        for name in _list_own(resources, kind, submission):
+            resources.delete(kind, submission.namespace, name)
     except (EngineError, SchedulerError) as error:
         return error
     return None
 
 
-def _find_own(resources: Objects, kind: Kind, attempt: _Attempt) -> list[str]:
-    """Names of the objects of a kind that bear this submission's mark; those begun, where listing is forbidden."""
+def _list_own(resources: Objects, kind: Kind, submission: _Submission) -> list[str]:
+    """Names of this submission's objects of a kind; of those it attempted to create, if it may not list the kind."""
     try:
-        items, _ = resources.list_all(kind, attempt.namespace, labels=f"{LABEL_INSTANCE}={attempt.name}")
-    except ApiError as fault:
-        if fault.refusal.status != 403:
+        items, _ = resources.list_all(kind, submission.namespace, labels=f"{LABEL_INSTANCE}={submission.name}")
+    except ApiError as error:
+        if error.refusal.status != 403:
             raise
-        return [document["metadata"]["name"] for document in attempt.begun if kind_of(document) == kind]
+        return [document["metadata"]["name"] for document in submission.attempted if parse_kind(document) == kind]
     return [
         item["metadata"]["name"]
         for item in items
-        if item["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == attempt.mark
+        if item["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == submission.submission_id
     ]
 
 
 def _check_flavor(resources: Objects, request: Request) -> None:
     needed = _FLAVOR_KINDS.get(request.options.flavor)
     if needed and not resources.has_kind(needed[0], needed[1]):
-        raise EngineError(f"{needed[2]} ({needed[0]}); install it, or use flavor=job, which needs nothing installed")
+        raise EngineError(f"{needed[2]} ({needed[0]}); install it, or use flavor=job, which does not need it")
 
 
 def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
     options = request.options
     if options.resolved_gang == "kueue" and options.queue:
-        versions = resources.find_group("kueue.x-k8s.io")
+        versions = resources.list_group_versions("kueue.x-k8s.io")
         if not versions:
             raise EngineError(
-                f"queue={options.queue}: Kueue is not installed in this cluster; leave queue out, or install it"
+                f"queue={options.queue}: Kueue is not installed in this cluster; install it or remove queue"
             )
         kind = Kind(api_version=versions[0], kind="LocalQueue")
-        _expect_queue(resources, kind, namespace, options.queue, f"namespace {namespace!r} has no LocalQueue")
+        _check_queue_exists(resources, kind, namespace, options.queue, f"namespace {namespace!r} has no LocalQueue")
     elif options.resolved_gang == "volcano" and options.queue:
         kind = Kind(api_version="scheduling.volcano.sh/v1beta1", kind="Queue", namespaced=False)
-        _expect_queue(resources, kind, "", options.queue, "Volcano has no queue")
+        _check_queue_exists(resources, kind, "", options.queue, "Volcano has no queue")
 
 
-def _expect_queue(resources: Objects, kind: Kind, namespace: str, name: str, lack: str) -> None:
-    """Refuses a queue that is not there; who may not look has to trust the name."""
+def _check_queue_exists(resources: Objects, kind: Kind, namespace: str, name: str, problem: str) -> None:
+    """Refuses a queue that does not exist. An account that may not read queues: no check."""
     try:
         if resources.read(kind, namespace, name) is None:
-            raise SchedulerError(f"{lack} {name!r}; {_name_queues(resources, kind, namespace)}")
-    except ApiError as fault:
-        if fault.refusal.status != 403:
+            raise SchedulerError(f"{problem} {name!r}; {_describe_queues(resources, kind, namespace)}")
+    except ApiError as error:
+        if error.refusal.status != 403:
             raise
 
 
-def _name_queues(resources: Objects, kind: Kind, namespace: str) -> str:
+def _describe_queues(resources: Objects, kind: Kind, namespace: str) -> str:
     items, _ = resources.list_all(kind, namespace)
     names = sorted(item["metadata"]["name"] for item in items)
-    return f"there are: {', '.join(names)}" if names else "there is none"
+    return f"existing queues: {', '.join(names)}" if names else "there are no queues"
 
 
-def _choose_gang(
-    resources: Objects, request: Request, documents: list[dict[str, Any]], say: Callable[[str], None]
+def _add_available_gang(
+    resources: Objects, request: Request, documents: list[dict[str, Any]], notify: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """gang=auto without a queue: what the cluster offers and the account may use. One pod needs no gang."""
+    """gang=auto without a queue: adds a PodGroup if the cluster has one that the account may create."""
     if request.options.flavor != "job" or request.options.resolved_gang != "auto" or request.minimum < 2:
         return documents
-    why = "this cluster schedules no gangs (no Kueue queue given, no PodGroups)"
-    for version in _list_gangs(resources):
+    problem = "gang scheduling is not available (no queue given, and the cluster has no PodGroups)"
+    for version in _list_pod_group_versions(resources):
         grouped = add_pod_group(documents, api_version=version, minimum=request.minimum)
         if _may_create(resources, next(document for document in grouped if document["kind"] == "PodGroup")):
-            say(f"pods start together: PodGroup of {version}")
+            notify(f"pods start together: PodGroup of {version}")
             return grouped
-        why = f"this account may not create podgroups.{version.partition('/')[0]}"
-    say(f"{why}: pods start one by one, as room allows")
+        problem = f"this account is not allowed to create podgroups.{version.partition('/')[0]}"
+    notify(f"{problem}: pods start one by one, as capacity allows")
     return documents
 
 
-def _list_gangs(resources: Objects) -> Iterator[str]:
-    """Versions of PodGroup that the cluster has, Kubernetes' own first."""
-    for group, versions in ((NATIVE_GROUP, NATIVE_VERSIONS), (VOLCANO_GROUP, (VOLCANO_VERSION,))):
-        if resources.find_group(group):
+def _list_pod_group_versions(resources: Objects) -> Iterator[str]:
+    """The cluster's versions of PodGroup, Kubernetes' own first."""
+    for group, versions in POD_GROUP_VERSIONS.items():
+        if resources.list_group_versions(group):
             version = next((version for version in versions if resources.has_kind(version, "podgroups")), None)
             if version is not None:
                 yield version
 
 
 def _may_create(resources: Objects, document: Mapping[str, Any]) -> bool:
-    """Whether the account has the right; what else may be wrong with the document is found when it is created."""
+    """Whether the account may create the document. Its creation will report other errors."""
     try:
         resources.create(document, dry_run=True)
-    except ApiError as fault:
-        return fault.refusal.status != 403
+    except ApiError as error:
+        return error.refusal.status != 403
     except RequestError:
         return True
     return True

@@ -1,4 +1,4 @@
-"""The pods of one app, kept current by one watch for however many log readers."""
+"""The pods of one app, kept current by one watch for all log readers."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,20 +6,21 @@ from types import TracebackType
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.objects import POD, Objects, WatchEvent, WatchExpired
+from muster.schedulers.kubernetes.api.objects import Objects, WatchEvent, WatchExpired
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.kinds import POD
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 
 _CHECK_S: Final = 2.0
-"""Age at which the app's own state is asked for again while readers wait."""
+"""Longest wait of a reader before it checks again whether the app has ended."""
 
-_PAUSE_S: Final = 0.5
+_RETRY_S: Final = 0.5
 """Between two attempts of a watch that breaks at once."""
 
 
 class PodSnapshot:
-    """The pods of an app as they are now, for a reader that does not wait."""
+    """The pods of an app at one moment, for a reader that does not wait."""
 
     def __init__(self, facts: Sequence[PodFact]) -> None:
         self._facts = facts
@@ -29,38 +30,38 @@ class PodSnapshot:
         return sort_pods(fact for fact in self._facts if (fact.role, fact.index) == (role, index))
 
     def get(self, uid: str) -> PodFact | None:
-        """One pod, as it was."""
+        """One pod, or None."""
         return next((fact for fact in self._facts if fact.uid == uid), None)
 
     def wait(self) -> None:
-        """Nothing changes any more."""
+        """Returns at once: nothing changes."""
 
-    def app_is_over(self) -> bool:
-        """No pod will follow."""
+    def has_app_ended(self) -> bool:
+        """True: no pod will follow."""
         return True
 
 
 def sort_pods(facts: Iterable[PodFact]) -> list[PodFact]:
-    """Oldest first."""
+    """The pods, oldest first."""
     return sorted(facts, key=lambda fact: (fact.created, fact.name))
 
 
 class PodWatch:
-    """Lists, then watches; on 410 lists again. A context manager: the watch runs while somebody is inside.
+    """Lists, then watches; on 410 lists again. A context manager: the watch runs while a reader is inside.
 
     Args:
         resources: of the cluster.
         ref: the app.
-        lead: see `pods.read_pod`.
-        is_over: asks the cluster whether the app has ended; called at most every `_CHECK_S` seconds.
+        elastic_role: see `pod_status.read_pod`.
+        check_ended: reads from the cluster whether the app has ended.
     """
 
-    def __init__(self, resources: Objects, ref: AppRef, *, lead: str, is_over: Callable[[], bool]) -> None:
+    def __init__(self, resources: Objects, ref: AppRef, *, elastic_role: str, check_ended: Callable[[], bool]) -> None:
         self._resources = resources
         self._ref = ref
-        self._lead = lead
-        self._is_over = is_over
-        self._over = False
+        self._elastic_role = elastic_role
+        self._check_ended = check_ended
+        self._ended = False
         self._changed = threading.Condition()
         self._facts: dict[str, PodFact] = {}
         self._version: str | None = None
@@ -97,53 +98,53 @@ class PodWatch:
             raise self._error
 
     def find(self, role: str, index: int) -> list[PodFact]:
-        """The pods of one node, oldest first: what failed and what replaced it."""
+        """The pods of one node, oldest first: those that failed and their replacements."""
         with self._changed:
             return sort_pods(fact for fact in self._facts.values() if (fact.role, fact.index) == (role, index))
 
     def get(self, uid: str) -> PodFact | None:
-        """One pod; None when it is gone."""
+        """One pod; None once it is deleted."""
         with self._changed:
             return self._facts.get(uid)
 
     def wait(self) -> None:
-        """Returns when a pod has changed, at the latest after `_CHECK_S` seconds.
+        """Returns when a pod has changed, or after `_CHECK_S` seconds.
 
         Raises:
-            EngineError: the watch cannot go on.
+            EngineError: the watch has failed.
         """
         with self._changed:
             self._changed.wait(_CHECK_S)
             if self._error is not None:
                 raise self._error
 
-    def app_is_over(self) -> bool:
-        """Whether the app has ended, as asked not long ago. One reader asks for all."""
-        if not self._over and self._checking.acquire(blocking=False):
+    def has_app_ended(self) -> bool:
+        """Whether the app has ended. One reader at a time checks, the others get its last result."""
+        if not self._ended and self._checking.acquire(blocking=False):
             try:
-                self._over = self._is_over()
+                self._ended = self._check_ended()
             finally:
                 self._checking.release()
-        return self._over
+        return self._ended
 
-    # -- the watch --------------------------------------------------------------------------------------------------
+    # -- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             version = ""
-            while not self._leave():
-                version = self._turn(version)
-        except (EngineError, SchedulerError) as error:  # Unreachable, too: the client has tried long enough
-            self._fail(error)
+            while not self._stop_if_idle():
+                version = self._watch_once(version)
+        except (EngineError, SchedulerError) as error:  # also Unreachable: the client has retried
+            self._record_error(error)
 
-    def _turn(self, version: str) -> str:
+    def _watch_once(self, version: str) -> str:
         try:
             return self._follow(version) if version else self._list()
         except WatchExpired:
             return ""
 
-    def _leave(self) -> bool:
-        """Whether nobody is inside any more; then the next reader starts another thread."""
+    def _stop_if_idle(self) -> bool:
+        """True if no reader is inside: this thread ends, and the next reader starts another."""
         with self._changed:
             if self._idle.is_set():
                 self._thread = None
@@ -152,7 +153,7 @@ class PodWatch:
     def _list(self) -> str:
         labels = f"{LABEL_INSTANCE}={self._ref.name}"
         items, version = self._resources.list_all(POD, self._ref.namespace, labels=labels)
-        facts = [read_pod(item, lead=self._lead) for item in items]
+        facts = [read_pod(item, elastic_role=self._elastic_role) for item in items]
         with self._changed:
             self._facts = {fact.uid: fact for fact in facts}
             self._version = version
@@ -160,11 +161,11 @@ class PodWatch:
         return version
 
     def _follow(self, version: str) -> str:
-        """Watches until the server ends it or the connection breaks; the version reached."""
+        """Watches until the server ends the watch or the connection breaks; returns the version reached."""
         from muster.schedulers.kubernetes.api.errors import Unreachable
 
         labels = f"{LABEL_INSTANCE}={self._ref.name}"
-        begun = version
+        first_version = version
         try:
             for event in self._resources.watch(POD, self._ref.namespace, labels=labels, version=version):
                 if isinstance(event, WatchEvent):
@@ -174,14 +175,13 @@ class PodWatch:
                 if self._idle.is_set():
                     return version
         except Unreachable:
-            # A stream that broke is resumed; a server that is gone is the next request's to find out.
-            pass
-        if version == begun:
-            self._idle.wait(_PAUSE_S)
+            pass  # the caller resumes the watch; if the server is down, the next request fails
+        if version == first_version:
+            self._idle.wait(_RETRY_S)
         return version
 
     def _apply(self, change: str, item: Mapping[str, Any]) -> None:
-        fact = read_pod(item, lead=self._lead)
+        fact = read_pod(item, elastic_role=self._elastic_role)
         with self._changed:
             if change == "DELETED":
                 self._facts.pop(fact.uid, None)
@@ -189,7 +189,7 @@ class PodWatch:
                 self._facts[fact.uid] = fact
             self._changed.notify_all()
 
-    def _fail(self, error: EngineError | SchedulerError) -> None:
+    def _record_error(self, error: EngineError | SchedulerError) -> None:
         with self._changed:
             self._error = error
             self._thread = None

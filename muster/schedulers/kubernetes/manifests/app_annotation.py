@@ -1,4 +1,4 @@
-"""An AppDef as an annotation, so that `describe` can give all of it back."""
+"""Encodes an AppDef as an annotation and decodes it, so that `describe` returns all of it."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ def encode_app(app: Any) -> str:
     encoded = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     if len(encoded) > _LIMIT_BYTES:
         raise SchedulerError(
-            f"app {app.name!r} is {len(encoded)} bytes packed, {_LIMIT_BYTES} fit; shorten its args or env"
+            f"app {app.name!r} has {len(encoded)} bytes when encoded, the limit is {_LIMIT_BYTES}; shorten args or env"
         )
     return encoded
 
@@ -44,7 +44,7 @@ def _encode_role(role: Any) -> dict[str, Any]:
         if item.name == "mounts":
             value = [{"kind": type(mount).__name__, **asdict(mount)} for mount in value]
         elif item.name == "env":
-            value = mask_env(value)  # an annotation is no place for secrets
+            value = mask_env(value)  # annotations must not contain secrets
         elif isinstance(value, Enum):
             value = value.value
         elif is_dataclass(value) and not isinstance(value, type):
@@ -54,15 +54,15 @@ def _encode_role(role: Any) -> dict[str, Any]:
 
 
 def decode_app(text: str) -> Any:
-    """The inverse of `encode_app`; what this TorchX line does not know is left out.
+    """The inverse of `encode_app`. Drops fields that this version of TorchX does not have.
 
     Raises:
-        ValueError: the annotation is broken.
+        ValueError: the annotation is malformed.
     """
     try:
         document = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
     except zlib.error as error:
-        raise ValueError(f"annotation {APPDEF_ANNOTATION} cannot be read: {error}") from error
+        raise ValueError(f"annotation {APPDEF_ANNOTATION} is malformed: {error}") from error
     roles = [_decode_role(role) for role in document["roles"]]
     return specs.AppDef(name=document["name"], roles=roles, metadata=document["metadata"])
 
@@ -74,7 +74,7 @@ def _decode_role(data: dict[str, Any]) -> Any:
     values["retry_policy"] = policies.get(values.get("retry_policy", ""), specs.RetryPolicy.APPLICATION)
     values["resource"] = _decode_resource(values["resource"])
     values["mounts"] = [_decode_mount(mount) for mount in values["mounts"]]
-    if "workspace" in values:  # nightly's; the field exists in that line only
+    if "workspace" in values:  # only TorchX nightly has this field
         values["workspace"] = specs.Workspace(**values["workspace"])
     return specs.Role(**values)
 

@@ -1,4 +1,4 @@
-"""What the pods of an app read from its ConfigMap: the agent and the packed workspaces."""
+"""The files in an app's ConfigMap: the agent and the packed workspaces."""
 
 import base64
 import hashlib
@@ -12,30 +12,30 @@ from muster.schedulers.bundle import BundleError, build_agent_bundle, build_work
 from muster.schedulers.errors import SchedulerError
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
-"""Packed; a ConfigMap holds 1 MiB, and the agent is in it too."""
+"""When packed. A ConfigMap holds 1 MiB, including the agent."""
 
 METADATA_KEY: Final = "muster.kubernetes_workspace"
-"""In `Role.metadata`: the key of the role's packed workspace, put there when it was packed."""
+"""In `Role.metadata`: the key of the role's packed workspace in the ConfigMap."""
 
 _UNPACKED_LIMIT_BYTES: Final = 100 * WORKSPACE_LIMIT_BYTES
-"""A folder larger than this is not even read: nothing but zeros packs a hundredfold."""
+"""A larger folder is refused before packing: only zeros compress a hundredfold."""
 
 _ALTERNATIVES: Final = (
-    "name what the job does not need in .torchxignore, give -cfg image_repo=REGISTRY/NAME to build an image, "
-    "mount the code with --mounts type=volume, or pass --workspace '' if the image has it"
+    "list what the job does not need in .torchxignore, set -cfg image_repo=REGISTRY/NAME to build an image, "
+    "mount the code with --mounts type=volume, or pass --workspace '' if the image contains it"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundles:
-    """Files of the ConfigMap."""
+    """The files of the ConfigMap."""
 
     agent: bytes | None
-    """None: no role needs it, or the image has it."""
+    """None: no role needs it, or the image contains it."""
     workspaces: Mapping[str, bytes] = field(default_factory=dict)
-    """By key."""
+    """By key in the ConfigMap."""
 
-    def binary_data(self) -> dict[str, str]:
+    def build_binary_data(self) -> dict[str, str]:
         """The ConfigMap's `binaryData`."""
         files = dict(self.workspaces)
         if self.agent is not None:
@@ -44,26 +44,26 @@ class Bundles:
 
 
 def pack_workspace(path: str) -> tuple[str, bytes]:
-    """Packs a folder, if it fits.
+    """Packs a folder.
 
     Returns:
-        The key by which the pods find it, made of its hash, and the bytes.
+        Its key in the ConfigMap, built from its hash, and the bytes.
 
     Raises:
-        SchedulerError: too large, or cannot be read.
+        SchedulerError: the folder is too large or cannot be read.
     """
     folder = path.removeprefix("file://")
     try:
-        _refuse_large(folder)
+        _check_size(folder)
         content = build_workspace_bundle(folder)
     except BundleError as error:
         raise SchedulerError(str(error)) from error
     if len(content) > WORKSPACE_LIMIT_BYTES:
-        _refuse(folder, len(content), "packed")
+        _raise_too_large(f"workspace {folder!r} is", len(content), "packed")
     return f"workspace-{hashlib.sha256(content).hexdigest()[:12]}.tar.gz", content
 
 
-def _refuse_large(folder: str) -> None:
+def _check_size(folder: str) -> None:
     root = Path(folder)
     if not root.is_dir():
         raise BundleError(f"workspace {folder!r} is not a folder")
@@ -72,32 +72,33 @@ def _refuse_large(folder: str) -> None:
         status = (root / relative).lstat()
         total += status.st_size
         if total > _UNPACKED_LIMIT_BYTES:
-            _refuse(folder, total, "or more")
+            _raise_too_large(f"workspace {folder!r} is", total, "or more")
 
 
-def _refuse(folder: str, size_bytes: int, how: str) -> None:
+def _raise_too_large(subject: str, size_bytes: int, qualifier: str) -> None:
     limit = f"{WORKSPACE_LIMIT_BYTES // 1024} KiB packed"
-    raise SchedulerError(f"workspace {folder!r} is {size_bytes // 1024} KiB {how}, {limit} fit; {_ALTERNATIVES}")
+    size = f"{size_bytes // 1024} KiB {qualifier}"
+    raise SchedulerError(f"{subject} too large: {size}, the limit is {limit}; {_ALTERNATIVES}")
 
 
 def build_bundles(workspaces: Mapping[str, bytes], *, needs_agent: bool) -> Bundles:
-    """The files of one app.
+    """Builds the files of one app.
 
     Raises:
-        SchedulerError: the workspaces of several roles do not fit together.
+        SchedulerError: the workspaces of all roles are too large together.
     """
     total = sum(len(content) for content in workspaces.values())
     if total > WORKSPACE_LIMIT_BYTES:
-        _refuse(f"{len(workspaces)} of them", total, "packed")
+        _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
     return Bundles(agent=build_agent_bundle() if needs_agent else None, workspaces=workspaces)
 
 
 def build_config_map(name: str, labels: Mapping[str, str], bundles: Bundles) -> dict[str, Any]:
-    """Immutable: thousands of kubelets then need not watch it."""
+    """The ConfigMap, immutable so that thousands of kubelets need not watch it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "labels": dict(labels)},
         "immutable": True,
-        "binaryData": bundles.binary_data(),
+        "binaryData": bundles.build_binary_data(),
     }

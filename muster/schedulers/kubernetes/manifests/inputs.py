@@ -1,4 +1,4 @@
-"""What the flavours need to know of an app and its roles, worked out and checked once."""
+"""Checks an app and its roles, and derives what the flavours need of them."""
 
 import math
 import re
@@ -12,27 +12,27 @@ from muster._contract import Env
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role, separate_runs
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.names import RolePlace, check_names, label_roles, token_key
+from muster.schedulers.kubernetes.names import PodNaming, build_token_key, check_names, label_roles
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.runner.roles import check_roles, mask_env
 
-INDEX_MARK: Final = "\0"
-"""Stands for `${replica_id}` until the user's `$` are doubled; no argument or value can hold it."""
+INDEX_PLACEHOLDER: Final = "\0"
+"""Replaces `${replica_id}` until the user's `$` are doubled. No argument or value can contain it."""
 
 _ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-"""What Kubernetes took before 1.32, and what shells can use."""
+"""Accepted by Kubernetes before 1.32 and usable in shells."""
 
 DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
-"""The agent's own, see its `--shutdown-timeout`."""
+"""The default of the agent's `--shutdown-timeout`."""
 
 _GRACE_MARGIN_S: Final = 15
-"""What the agent may take beyond its shutdown timeout: reports, goodbyes, reaping."""
+"""Time for the agent after its shutdown timeout: to report, to leave the job, to reap processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecretValue:
-    """One variable of a role that lives in the app's Secret."""
+    """One variable of a role, stored in the app's Secret."""
 
     key: str
     """In the Secret: ROLE.NAME."""
@@ -44,25 +44,25 @@ class RoleInputs:
     """One role."""
 
     role: Any
-    """The caller's `torchx.specs.Role`, never changed."""
+    """The caller's `torchx.specs.Role`; not changed."""
     label: str
     """The role's name as part of object names."""
     is_agent: bool
     min_nodes: int
     max_nodes: int
     args: tuple[str, ...]
-    """Macros substituted, `$` doubled, `INDEX_MARK` where the node's index goes."""
+    """With macros substituted, `$` doubled, and `INDEX_PLACEHOLDER` for the node's index."""
     env: Mapping[str, str]
     """Like `args`."""
     secret_env: Mapping[str, SecretValue]
-    """Variables whose names say that they hold secrets: they travel in the Secret and are never printed."""
+    """Variables with the name of a secret: stored in the Secret, never printed."""
     workspace: str | None
     """Key of the packed workspace in the ConfigMap."""
     grace_s: int
 
     @property
     def elastic(self) -> bool:
-        """Whether the job goes on with fewer nodes: only our agent can."""
+        """Whether the job may run with fewer nodes, which only our agent can."""
         return self.is_agent and self.min_nodes < self.max_nodes
 
 
@@ -75,25 +75,24 @@ class AppInputs:
     app: Any
     roles: tuple[RoleInputs, ...]
     options: Options
-    place: RolePlace
+    naming: PodNaming
 
     @property
     def secret_values(self) -> dict[str, str]:
-        """The Secret's content but for the token."""
+        """The Secret's content without the tokens."""
         return {item.key: item.value for role in self.roles for item in role.secret_env.values()}
 
     @property
     def token_roles(self) -> dict[str, str]:
-        """Key in the Secret -> name of the agent role whose token it holds."""
-        return {token_key(role.label): role.role.name for role in self.roles if role.is_agent}
+        """Key in the Secret -> name of the agent role whose token it is."""
+        return {build_token_key(role.label): role.role.name for role in self.roles if role.is_agent}
 
-    def rank0_host(self, role: RoleInputs) -> str:
+    def build_rank0_host(self, role: RoleInputs) -> str:
         """The address of rank 0 for a role, resolvable in the app's namespace.
 
-        An agent role is a job of its own and meets at its own replica 0; for others it is TorchX's: replica 0 of the
-        first role.
+        An agent role is a job of its own: its own replica 0. Other roles: replica 0 of the first role, as in TorchX.
         """
-        return self.place.rank0_host(self.name, role.label if role.is_agent else self.roles[0].label)
+        return self.naming.build_rank0_host(self.name, role.label if role.is_agent else self.roles[0].label)
 
     @property
     def minimum(self) -> int:
@@ -102,16 +101,16 @@ class AppInputs:
 
 
 def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[str, str]) -> AppInputs:
-    """Checks an app against the options and works out its roles.
+    """Checks an app against the options and derives the inputs of its roles.
 
     Args:
         app: a `torchx.specs.AppDef`; not changed.
-        options: checked ones.
+        options: parsed and checked.
         name: the app's unique name.
         workspaces: key in the ConfigMap by role name.
 
     Raises:
-        SchedulerError: a role this adapter cannot run; one line that says why.
+        SchedulerError: the adapter cannot run a role; one line with the reason.
     """
     check_roles(app)
     for role in app.roles:
@@ -123,13 +122,15 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )
     check_version(options.schema_version, elastic=any(role.elastic for role in roles), source="kube_version")
-    place = RolePlace(flavor=options.flavor, lead=_find_lead(roles) if options.flavor == "volcano" else "")
-    plan = AppInputs(name=name, app=app, roles=roles, options=options, place=place)
-    check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], place)
-    return plan
+    naming = PodNaming(
+        flavor=options.flavor, elastic_role=_find_elastic_role(roles) if options.flavor == "volcano" else ""
+    )
+    inputs = AppInputs(name=name, app=app, roles=roles, options=options, naming=naming)
+    check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], naming)
+    return inputs
 
 
-def _find_lead(roles: Sequence[RoleInputs]) -> str:
+def _find_elastic_role(roles: Sequence[RoleInputs]) -> str:
     """Volcano: label of the elastic role, "" without one.
 
     Raises:
@@ -139,7 +140,7 @@ def _find_lead(roles: Sequence[RoleInputs]) -> str:
     if elastic and sum(role.is_agent for role in roles) > 1:
         raise SchedulerError(
             f"role {elastic[0].role.name!r} is elastic ({elastic[0].min_nodes}:{elastic[0].max_nodes}) and not the "
-            "only one that runs the agent: a Volcano Job ends as a whole, with the first elastic role that succeeds; "
+            "only role that runs the agent: a Volcano Job ends as a whole when its first elastic role succeeds; "
             "use flavor=job or jobset, or a fixed number of nodes"
         )
     return elastic[0].label if elastic else ""
@@ -151,15 +152,15 @@ def _build_role_inputs(
     for key in role.env:
         if _ENV_NAME.fullmatch(key) is None:
             raise SchedulerError(
-                f"role {role.name!r}: {key!r} is no name of an environment variable: {_ENV_NAME.pattern}"
+                f"role {role.name!r}: {key!r} is not an environment variable name ({_ENV_NAME.pattern})"
             )
     is_agent = is_agent_role(role)
-    values = macros.Values(img_root="", app_id=name, replica_id=INDEX_MARK, rank0_env=Env.RANK0_HOST)
+    values = macros.Values(img_root="", app_id=name, replica_id=INDEX_PLACEHOLDER, rank0_env=Env.RANK0_HOST)
     env = {key: values.substitute(_check_text(text, role, key)) for key, text in role.env.items()}
     secret_env = {
         key: SecretValue(key=f"{label}.{key}", value=text)
         for key, text in env.items()
-        if INDEX_MARK not in text and mask_env({key: text}) != {key: text}
+        if INDEX_PLACEHOLDER not in text and mask_env({key: text}) != {key: text}
     }
     return RoleInputs(
         role=role,
@@ -171,39 +172,39 @@ def _build_role_inputs(
         env={key: escape(text) for key, text in env.items() if key not in secret_env},
         secret_env=secret_env,
         workspace=workspaces.get(role.name),
-        grace_s=_grace(role, is_agent, options),
+        grace_s=_decide_grace_s(role, is_agent, options),
     )
 
 
 def _check_role(role: Any) -> None:
-    """What the API server would refuse in its own words, or what would never run."""
+    """Refuses what the API server would refuse with less clear messages, or what could never run."""
     for arg in role.args:
         _check_text(arg, role, "argument")
     if not role.image or role.image != role.image.strip():
-        raise SchedulerError(f"role {role.name!r}: image {role.image!r} is no name of an image")
+        raise SchedulerError(f"role {role.name!r}: image {role.image!r} is not an image name")
     if role.num_replicas > syntax.INDEXED_LIMIT:
         raise SchedulerError(
-            f"role {role.name!r}: {role.num_replicas} replicas, a Job has at most {syntax.INDEXED_LIMIT}"
+            f"role {role.name!r}: {role.num_replicas} replicas are more than a Job's limit of {syntax.INDEXED_LIMIT}"
         )
     if role.max_retries + role.num_replicas > syntax.COUNT_LIMIT:
         raise SchedulerError(f"role {role.name!r}: max_retries={role.max_retries} is too large")
 
 
-def _check_text(text: Any, role: Any, what: str) -> str:
+def _check_text(text: Any, role: Any, name: str) -> str:
     if not isinstance(text, str) or "\0" in text:
-        raise SchedulerError(f"role {role.name!r}: {what} {text!r} is not text without NUL")
+        raise SchedulerError(f"role {role.name!r}: {name} {text!r} must be text without NUL characters")
     return text
 
 
 def escape(text: str) -> str:
-    """Doubles `$`, which Kubernetes halves in command, args and env.
+    """Doubles `$`: Kubernetes turns `$$` in command, args and env into `$`.
 
     Source: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
     """
     return text.replace("$", "$$")
 
 
-def _grace(role: Any, is_agent: bool, options: Options) -> int:
+def _decide_grace_s(role: Any, is_agent: bool, options: Options) -> int:
     if not is_agent:
         return options.grace_s if options.grace_s is not None else int(DEFAULT_SHUTDOWN_TIMEOUT_S)
     timeout_s = _find_shutdown_timeout(role)
@@ -211,14 +212,14 @@ def _grace(role: Any, is_agent: bool, options: Options) -> int:
         return int(timeout_s) + _GRACE_MARGIN_S
     if options.grace_s <= timeout_s:
         raise SchedulerError(
-            f"grace_s={options.grace_s} is not more than the agent's --shutdown-timeout {timeout_s:g}: "
-            "Kubernetes would kill the agent while its workers still end"
+            f"grace_s={options.grace_s} must be greater than the agent's --shutdown-timeout {timeout_s:g}: "
+            "otherwise Kubernetes kills the agent while it stops its workers"
         )
     return options.grace_s
 
 
 def _find_shutdown_timeout(role: Any) -> float:
-    """The agent's `--shutdown-timeout`, from arguments or environment; a wrong one is the agent's to refuse."""
+    """The agent's `--shutdown-timeout`, from arguments or environment. The agent itself refuses an invalid one."""
     text = find_agent_flag(role.args, "shutdown-timeout")
     if text is None:
         text = role.env.get("PET_SHUTDOWN_TIMEOUT", role.env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""))

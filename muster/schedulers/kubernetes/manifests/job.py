@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from muster.schedulers.kubernetes.kinds import JOB
 from muster.schedulers.kubernetes.labels import (
     JOB_INDEX_LABEL,
     KUEUE_EQUAL,
@@ -12,36 +13,36 @@ from muster.schedulers.kubernetes.labels import (
 )
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.manifests.pod import DISRUPTION_RULE, EXIT_RULE, build_labels, build_pod_template
-from muster.schedulers.kubernetes.names import RolePlace
+from muster.schedulers.kubernetes.names import PodNaming
 
 
-def build_jobs(plan: AppInputs) -> list[dict[str, Any]]:
-    """One Job per role, the first of which owns everything else once it exists."""
-    return [_build_job(plan, role) for role in plan.roles]
+def build_jobs(inputs: AppInputs) -> list[dict[str, Any]]:
+    """One Job per role. The first owns all other objects once it exists."""
+    return [_build_job(inputs, role) for role in inputs.roles]
 
 
-def _build_job(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    options = plan.options
-    spec = build_job_spec(plan, role)
+def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
+    options = inputs.options
+    spec = build_job_spec(inputs, role)
     if options.ttl_s is not None:
         spec["ttlSecondsAfterFinished"] = options.ttl_s
     if options.suspend:
         spec["suspend"] = True
-    place = RolePlace(flavor="job")
+    naming = PodNaming(flavor="job")
     metadata = {
-        "name": place.pod_prefix(plan.name, role.label),
-        "labels": {**build_labels(plan, role), **build_queue_labels(plan)},
-        "annotations": _build_kueue_annotations(plan, role),
+        "name": naming.build_pod_prefix(inputs.name, role.label),
+        "labels": {**build_labels(inputs, role), **build_queue_labels(inputs)},
+        "annotations": _build_kueue_annotations(inputs, role),
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": prune(metadata), "spec": spec}
+    return {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": prune(metadata), "spec": spec}
 
 
-def build_job_spec(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
+def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     """The spec of a role's Job, also inside a JobSet.
 
-    A fixed number of nodes counts failures per index as well, so that a pod can read from its annotation which
-    incarnation it is. An elastic job must not: a failed index would outrank successPolicy, and a job whose survivors
-    succeeded would read Failed. No agent exits 0 before the whole job is over, hence succeededCount 1; without it
+    A job of a fixed number of nodes counts failures per index as well, so that a pod can read from its annotation how
+    often it was replaced. An elastic job must not: a failed index outranks successPolicy, and a job whose other nodes
+    succeeded would be Failed. No agent exits 0 before the whole job has ended, hence succeededCount 1; without it,
     pods that were never scheduled would keep the job open.
 
     Source: measured on Kubernetes 1.36.
@@ -51,7 +52,7 @@ def build_job_spec(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "completions": role.max_nodes,
         "parallelism": role.max_nodes,
         "podReplacementPolicy": "Failed",
-        "backoffLimit": _backoff_limit(role),
+        "backoffLimit": _compute_backoff_limit(role),
     }
     if role.is_agent:
         spec["podFailurePolicy"] = {"rules": [DISRUPTION_RULE, EXIT_RULE]}
@@ -60,40 +61,40 @@ def build_job_spec(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
         else:
             spec["backoffLimitPerIndex"] = role.role.max_retries
             spec["maxFailedIndexes"] = 0
-    spec["template"] = build_pod_template(plan, role, index_label=JOB_INDEX_LABEL)
+    spec["template"] = build_pod_template(inputs, role, index_label=JOB_INDEX_LABEL)
     return spec
 
 
-def _backoff_limit(role: RoleInputs) -> int:
+def _compute_backoff_limit(role: RoleInputs) -> int:
     retries: int = role.role.max_retries
     return retries + role.max_nodes - role.min_nodes if role.elastic else retries
 
 
-def build_service(plan: AppInputs) -> dict[str, Any]:
-    """The headless Service that gives every pod a name, ready or not: rendezvous comes before readiness."""
+def build_service(inputs: AppInputs) -> dict[str, Any]:
+    """The headless Service that gives every pod a host name, ready or not: rendezvous comes before readiness."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": plan.name, "labels": build_labels(plan)},
+        "metadata": {"name": inputs.name, "labels": build_labels(inputs)},
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {LABEL_INSTANCE: plan.name},
+            "selector": {LABEL_INSTANCE: inputs.name},
         },
     }
 
 
-def build_queue_labels(plan: AppInputs) -> dict[str, str]:
-    """Kueue's labels, if Kueue is to admit the app."""
-    options = plan.options
+def build_queue_labels(inputs: AppInputs) -> dict[str, str]:
+    """Kueue's labels, if Kueue admits the app."""
+    options = inputs.options
     if options.resolved_gang != "kueue":
         return {}
     priority = {KUEUE_PRIORITY: options.priority_class} if options.priority_class else {}
     return {KUEUE_QUEUE: str(options.queue), **priority}
 
 
-def _build_kueue_annotations(plan: AppInputs, role: RoleInputs) -> dict[str, str]:
-    if plan.options.resolved_gang != "kueue" or not role.elastic:
+def _build_kueue_annotations(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
+    if inputs.options.resolved_gang != "kueue" or not role.elastic:
         return {}
     return {KUEUE_MINIMUM: str(role.min_nodes), KUEUE_EQUAL: "true"}
 

@@ -1,43 +1,42 @@
-"""Flavour `jobset` (jobset.x-k8s.io/v1alpha2): one object for all roles; what still runs is stopped when one fails."""
+"""Flavour `jobset` (jobset.x-k8s.io/v1alpha2): one object for all roles. If one fails, the others are stopped."""
 
-from typing import Any, Final
+from typing import Any
 
+from muster.schedulers.kubernetes.kinds import JOBSET
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.manifests.job import build_job_spec, build_queue_labels, prune
 from muster.schedulers.kubernetes.manifests.pod import build_labels
 
-API_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
 
-
-def build_jobset(plan: AppInputs) -> dict[str, Any]:
-    """The JobSet. Its webhook would default restartPolicy of the pods to OnFailure; ours say Never."""
-    options = plan.options
+def build_jobset(inputs: AppInputs) -> dict[str, Any]:
+    """The JobSet. Our pods set restartPolicy Never: its webhook's default is OnFailure."""
+    options = inputs.options
     spec: dict[str, Any] = {
-        "network": {"enableDNSHostnames": True, "subdomain": plan.name, "publishNotReadyAddresses": True},
+        "network": {"enableDNSHostnames": True, "subdomain": inputs.name, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
-        "failurePolicy": {"maxRestarts": _count_restarts(plan)},
-        "replicatedJobs": [_build_replicated_job(plan, role) for role in plan.roles],
+        "failurePolicy": {"maxRestarts": _count_restarts(inputs)},
+        "replicatedJobs": [_build_replicated_job(inputs, role) for role in inputs.roles],
     }
     if options.ttl_s is not None:
         spec["ttlSecondsAfterFinished"] = options.ttl_s
     if options.suspend:
         spec["suspend"] = True
-    metadata = prune({"name": plan.name, "labels": {**build_labels(plan), **build_queue_labels(plan)}})
-    return {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": metadata, "spec": spec}
+    metadata = prune({"name": inputs.name, "labels": {**build_labels(inputs), **build_queue_labels(inputs)}})
+    return {"apiVersion": JOBSET.api_version, "kind": JOBSET.kind, "metadata": metadata, "spec": spec}
 
 
-def _build_replicated_job(plan: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    spec = build_job_spec(plan, role)
+def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
+    spec = build_job_spec(inputs, role)
     if _restarts_app(role):
-        spec["backoffLimit"] = 0  # a lost replica restarts the whole app: the JobSet counts, not the Job
-    template = {"metadata": {"labels": build_labels(plan, role)}, "spec": spec}
+        spec["backoffLimit"] = 0  # a failed replica restarts the whole app: the JobSet counts, not the Job
+    template = {"metadata": {"labels": build_labels(inputs, role)}, "spec": spec}
     return {"name": role.label, "replicas": 1, "template": template}
 
 
 def _restarts_app(role: RoleInputs) -> bool:
-    """RetryPolicy.APPLICATION of a role that our agent does not heal."""
+    """RetryPolicy.APPLICATION of a role that does not run our agent, which restarts its own workers."""
     return not role.is_agent and str(role.role.retry_policy.value) == "APPLICATION"
 
 
-def _count_restarts(plan: AppInputs) -> int:
-    return max((role.role.max_retries for role in plan.roles if _restarts_app(role)), default=0)
+def _count_restarts(inputs: AppInputs) -> int:
+    return max((role.role.max_retries for role in inputs.roles if _restarts_app(role)), default=0)

@@ -1,7 +1,7 @@
 """Merges the user's `pod_template` into ours, the way `kubectl patch --type strategic` would.
 
-Lists of named things (containers, volumes, env, ports) are merged item by item, other lists are replaced, `null`
-takes a field away, `$patch: delete` an item, `$patch: replace` starts anew. Unknown fields are refused.
+Lists of named items (containers, volumes, env, ports) are merged item by item, other lists are replaced. `null` removes
+a field, `$patch: delete` an item, `$patch: replace` all earlier items or fields. Unknown fields are refused.
 
 Source: kubernetes/community, contributors/devel/sig-api-machinery/strategic-merge-patch.md.
 """
@@ -15,14 +15,14 @@ from muster.schedulers.kubernetes.schema import Field, check_pod_template, find_
 
 _DIRECTIVE: Final = "$patch"
 
-OURS: Final = {
+_RESERVED_FIELDS: Final = {
     "restartPolicy": "the Job replaces pods itself",
-    "subdomain": "nodes find each other through it",
-    "hostname": "nodes find each other through it",
+    "subdomain": "nodes find each other by it",
+    "hostname": "nodes find each other by it",
 }
-"""Fields of the pod's spec that a patch may not set, and why."""
+"""Fields of the pod's spec that a patch must not set, and why."""
 
-OUR_LABELS: Final = "app.kubernetes.io/"
+_RESERVED_LABELS: Final = "app.kubernetes.io/"
 
 
 def merge_pod_template(
@@ -31,32 +31,32 @@ def merge_pod_template(
     """A copy of `template` with `patch` merged in. Neither argument is changed.
 
     Args:
-        template: a complete pod template; its one container of ours is called "main".
+        template: a complete pod template; the name of our container is "main".
         patch: any part of a PodTemplateSpec.
         version: of Kubernetes, (1, 31).
 
     Raises:
-        OptionError: the patch names a field that does not exist, or one that belongs to the adapter.
-        SchedulerError: the outcome is no valid pod template.
+        OptionError: the patch sets a field that does not exist, or a reserved one.
+        SchedulerError: the result is not a valid pod template.
     """
     spec = patch.get("spec")
-    for name, reason in OURS.items():
+    for name, reason in _RESERVED_FIELDS.items():
         if isinstance(spec, Mapping) and name in spec:
             raise OptionError(f"pod_template.spec.{name} cannot be set: {reason}", "pod_template")
     merged = _merge_mapping(template, patch, "PodTemplateSpec", "pod_template", version)
-    _refuse_labels(template, merged)
+    _check_labels(template, merged)
     check_pod_template(merged, version)
     return merged
 
 
-def _refuse_labels(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
-    """Our labels are how the Service, status and logs find the pods."""
+def _check_labels(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+    """Refuses to change our labels, by which the Service, status and logs find the pods."""
     before = (template.get("metadata") or {}).get("labels") or {}
     after = (merged.get("metadata") or {}).get("labels") or {}
     for name, value in before.items():
-        if name.startswith(OUR_LABELS) and after.get(name) != value:
+        if name.startswith(_RESERVED_LABELS) and after.get(name) != value:
             raise OptionError(
-                f"pod_template.metadata.labels.{name} cannot be set: pods are found by it", "pod_template"
+                f"pod_template.metadata.labels.{name} cannot be set: muster finds pods by it", "pod_template"
             )
 
 
@@ -96,7 +96,7 @@ def _merge_list(base: Any, items: Any, field: Field, path: str, version: tuple[i
         where = f"{path}[{index}]"
         if not isinstance(item, Mapping) or (key not in item and item.get(_DIRECTIVE) != "replace"):
             raise OptionError(
-                f"{where} must be a mapping with {key}, which tells items of this list apart", "pod_template"
+                f"{where} must be a mapping with {key}, which identifies the items of this list", "pod_template"
             )
         if item.get(_DIRECTIVE) == "replace" and key not in item:
             merged.clear()

@@ -1,43 +1,41 @@
-"""Gang scheduling for flavour `job` where Kueue is not: a PodGroup, Kubernetes' own or Volcano's."""
+"""Gang scheduling for flavour `job` without Kueue: a PodGroup, Kubernetes' own or Volcano's."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-NATIVE_GROUP: Final = "scheduling.k8s.io"
-VOLCANO_GROUP: Final = "scheduling.volcano.sh"
-VOLCANO_VERSION: Final = "scheduling.volcano.sh/v1beta1"
-NATIVE_VERSIONS: Final = ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2")
-"""Those with a PodGroup we know, the preferred first."""
+from muster.schedulers.kubernetes.kinds import NATIVE_GROUP, POD_GROUP_VERSIONS
+from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
 
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 
-def native_version(kube_version: tuple[int, int]) -> str | None:
-    """The version of the native PodGroup in a release of Kubernetes; None before 1.36."""
+def find_native_version(kube_version: tuple[int, int]) -> str | None:
+    """The version of the native PodGroup in a Kubernetes version; None before 1.36."""
+    newest, oldest = POD_GROUP_VERSIONS[NATIVE_GROUP]
     if kube_version >= (1, 37):
-        return NATIVE_VERSIONS[0]
-    return NATIVE_VERSIONS[1] if kube_version >= (1, 36) else None
+        return newest
+    return oldest if kube_version >= (1, 36) else None
 
 
 def add_pod_group(
     documents: Sequence[Mapping[str, Any]], *, api_version: str, minimum: int, queue: str | None = None
 ) -> list[dict[str, Any]]:
-    """Copies of the documents with a PodGroup before the first Job and every Job's pods in it.
+    """Copies of the documents, with a PodGroup before the first Job and all Jobs' pods in it.
 
     Args:
         documents: of flavour `job`.
-        api_version: one of `NATIVE_VERSIONS`, or `VOLCANO_VERSION`.
+        api_version: one of `POD_GROUP_VERSIONS`.
         minimum: pods that start together or not at all.
-        queue: Volcano's; ignored by nobody, since Kubernetes' own has no queues and the options refuse one.
+        queue: Volcano's. Kubernetes' own PodGroup has no queue; the options refuse one.
     """
     changed = [copy.deepcopy(dict(document)) for document in documents]
     jobs = [document for document in changed if document["kind"] == "Job"]
-    labels = {key: value for key, value in jobs[0]["metadata"]["labels"].items() if not key.endswith("/component")}
-    name = labels["app.kubernetes.io/instance"]
+    labels = {key: value for key, value in jobs[0]["metadata"]["labels"].items() if key != LABEL_COMPONENT}
+    name = labels[LABEL_INSTANCE]
     native = api_version.startswith(NATIVE_GROUP)
     for job in jobs:
-        _join(job["spec"]["template"], name, native=native)
+        _add_to_group(job["spec"]["template"], name, native=native)
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": minimum}}}
     if not native:
         spec = {"minMember": minimum, **({"queue": queue} if queue else {})}
@@ -48,7 +46,7 @@ def add_pod_group(
     return [*changed[:first], group, *changed[first:]]
 
 
-def _join(template: dict[str, Any], name: str, *, native: bool) -> None:
+def _add_to_group(template: dict[str, Any], name: str, *, native: bool) -> None:
     if native:
         template["spec"]["schedulingGroup"] = {"podGroupName": name}
         return

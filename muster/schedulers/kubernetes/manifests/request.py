@@ -1,12 +1,13 @@
-"""From an AppDef to the documents of a submission: pure, offline, deterministic; holds no secret."""
+"""Builds the documents of a submission from an AppDef: pure, offline, deterministic, without secrets."""
 
 import base64
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.kubernetes.kinds import PARENT_KINDS, VOLCANO_POD_GROUP_VERSION
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, build_bundles, build_config_map
@@ -15,21 +16,18 @@ from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_input
 from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
 from muster.schedulers.kubernetes.manifests.jobset import build_jobset
 from muster.schedulers.kubernetes.manifests.pod import build_labels
-from muster.schedulers.kubernetes.manifests.pod_group import VOLCANO_VERSION, add_pod_group, native_version
+from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group, find_native_version
 from muster.schedulers.kubernetes.manifests.volcano import build_volcano_job
 from muster.schedulers.kubernetes.manifests.volumes import needs_bundle
-from muster.schedulers.kubernetes.names import config_map_name, secret_name
+from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.schema import check_document
 from muster.schedulers.naming import derive_token
 
-PARENT_KINDS: Final = ("Job", "JobSet")
-"""The first of these in a request owns all other objects."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a submission creates, in order. Prints as YAML."""
+    """The objects that a submission creates, in order. Prints as YAML."""
 
     name: str
     options: Options
@@ -38,11 +36,11 @@ class Request:
     """Pods that must run at the same time."""
     elastic: bool
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What `with_token` puts into the Secret beside the tokens."""
+    """What `complete_documents` writes to the Secret besides the tokens."""
     token_roles: Mapping[str, str] = field(default_factory=dict)
-    """Key in the Secret -> name of the agent role whose token it holds."""
+    """Key in the Secret -> name of the agent role whose token it is."""
     images_to_push: Mapping[str, Any] = field(default_factory=dict)
-    """As TorchX's `push_images` wants them; only with `image_repo`."""
+    """The argument of TorchX's `push_images`; only with `image_repo`."""
 
     @property
     def parent(self) -> dict[str, Any]:
@@ -62,60 +60,60 @@ def build_request(
     workspaces: Mapping[str, bytes] | None = None,
     images_to_push: Mapping[str, Any] | None = None,
 ) -> Request:
-    """Builds the documents of one app. Mutates nothing, asks nobody.
+    """Builds the documents of one app. Changes no argument, contacts no cluster.
 
     Args:
         app: a `torchx.specs.AppDef`.
         cfg: resolved options.
         name: the app's unique name, a DNS label.
-        token: the app's secret; None leaves the Secret without data, as a dry run prints it.
-        workspaces: packed folders by the key that `Role.metadata` carries.
-        images_to_push: goes into the request as it is.
+        token: the app's secret; None: a Secret without data, as in a dry run.
+        workspaces: packed folders, by the key in `Role.metadata`.
+        images_to_push: copied to the request.
 
     Raises:
-        SchedulerError: one line that names what is wrong and what is allowed.
+        SchedulerError: one line with the wrong value and what is allowed.
     """
     options = parse_options(cfg)
     packed = dict(workspaces or {})
     keys = {role.name: role.metadata[METADATA_KEY] for role in app.roles if role.metadata.get(METADATA_KEY) in packed}
-    plan = build_inputs(app, options, name=name, workspaces=keys)
-    documents = [*_build_supplies(plan, token, packed), *_build_workload(plan)]
-    documents = _add_gang(plan, documents)
+    inputs = build_inputs(app, options, name=name, workspaces=keys)
+    documents = [*_build_prerequisites(inputs, token, packed), *_build_workload(inputs)]
+    documents = _add_gang(inputs, documents)
     for document in documents:
         _set_namespace(document, options.namespace)
         check_document(document, options.schema_version)
-    elastic = any(role.elastic for role in plan.roles)
+    elastic = any(role.elastic for role in inputs.roles)
     return Request(
         name=name,
         options=options,
         documents=documents,
-        minimum=plan.minimum,
+        minimum=inputs.minimum,
         elastic=elastic,
-        secrets=plan.secret_values,
-        token_roles=plan.token_roles,
+        secrets=inputs.secret_values,
+        token_roles=inputs.token_roles,
         images_to_push=images_to_push or {},
     )
 
 
-def _build_supplies(plan: AppInputs, token: str | None, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """What must be there before the first pod: a Secret 2 s late delays its container by 11 s (seen on 1.36)."""
-    labels = build_labels(plan)
-    supplies: list[dict[str, Any]] = []
-    if plan.token_roles or plan.secret_values:
-        tokens = {} if token is None else _derive_tokens(token, plan.token_roles)
-        supplies.append(build_secret(secret_name(plan.name), labels, tokens))
-    if any(needs_bundle(plan, role) for role in plan.roles):
-        needs_agent = bool(plan.token_roles) and plan.options.agent == "bundled"
-        used = {role.workspace for role in plan.roles if role.workspace}
+def _build_prerequisites(inputs: AppInputs, token: str | None, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """What must exist before the first pod: a Secret 2 s late delays a container by 11 s (measured on 1.36)."""
+    labels = build_labels(inputs)
+    prerequisites: list[dict[str, Any]] = []
+    if inputs.token_roles or inputs.secret_values:
+        tokens = {} if token is None else _derive_tokens(token, inputs.token_roles)
+        prerequisites.append(build_secret(build_secret_name(inputs.name), labels, tokens))
+    if any(needs_bundle(inputs, role) for role in inputs.roles):
+        needs_agent = bool(inputs.token_roles) and inputs.options.agent == "bundled"
+        used = {role.workspace for role in inputs.roles if role.workspace}
         bundles = build_bundles({key: packed[key] for key in sorted(used)}, needs_agent=needs_agent)
-        supplies.append(build_config_map(config_map_name(plan.name), labels, bundles))
-    if plan.options.flavor == "job":
-        supplies.append(build_service(plan))
-    return supplies
+        prerequisites.append(build_config_map(build_config_map_name(inputs.name), labels, bundles))
+    if inputs.options.flavor == "job":
+        prerequisites.append(build_service(inputs))
+    return prerequisites
 
 
 def build_secret(name: str, labels: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
-    """The Secret with some values, or without data."""
+    """The Secret, with values or without data."""
     secret: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -129,32 +127,36 @@ def _encode(values: Mapping[str, str]) -> dict[str, str]:
     return {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
 
 
-def _build_workload(plan: AppInputs) -> list[dict[str, Any]]:
-    if plan.options.flavor == "job":
-        workload = build_jobs(plan)
-    elif plan.options.flavor == "jobset":
-        workload = [build_jobset(plan)]
+def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
+    if inputs.options.flavor == "job":
+        workload = build_jobs(inputs)
+    elif inputs.options.flavor == "jobset":
+        workload = [build_jobset(inputs)]
     else:
-        workload = [build_volcano_job(plan)]
-    if plan.options.suspend and plan.options.flavor == "volcano":
-        raise SchedulerError("suspend=true is not possible with flavor=volcano, whose Jobs cannot be made suspended")
-    workload[0]["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encode_app(plan.app)
+        workload = [build_volcano_job(inputs)]
+    if inputs.options.suspend and inputs.options.flavor == "volcano":
+        raise SchedulerError(
+            "suspend=true cannot be used with flavor=volcano: a Volcano Job cannot be created suspended"
+        )
+    workload[0]["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encode_app(inputs.app)
     return workload
 
 
-def _add_gang(plan: AppInputs, documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    options = plan.options
+def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    options = inputs.options
     if options.flavor != "job" or options.resolved_gang not in ("podgroup", "volcano"):
         return documents
     if options.resolved_gang == "volcano":
-        return add_pod_group(documents, api_version=VOLCANO_VERSION, minimum=plan.minimum, queue=options.queue)
-    version = native_version(options.schema_version)
+        return add_pod_group(
+            documents, api_version=VOLCANO_POD_GROUP_VERSION, minimum=inputs.minimum, queue=options.queue
+        )
+    version = find_native_version(options.schema_version)
     if version is None:
         raise SchedulerError(
             f"gang=podgroup needs Kubernetes 1.36 or newer; kube_version is "
             f"{options.schema_version[0]}.{options.schema_version[1]}"
         )
-    return add_pod_group(documents, api_version=version, minimum=plan.minimum)
+    return add_pod_group(documents, api_version=version, minimum=inputs.minimum)
 
 
 def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
@@ -167,8 +169,8 @@ def _derive_tokens(token: str, roles: Mapping[str, str]) -> dict[str, str]:
     return {key: derive_token(token, role) for key, role in roles.items()}
 
 
-def with_token(request: Request, token: str, namespace: str) -> list[dict[str, Any]]:
-    """Copies of the request's documents as they are sent: in their namespace, the Secret filled."""
+def complete_documents(request: Request, token: str, namespace: str) -> list[dict[str, Any]]:
+    """Copies of the request's documents, ready to send: with their namespace and the Secret's values."""
     documents = [copy.deepcopy(document) for document in request.documents]
     values = {**request.secrets, **_derive_tokens(token, request.token_roles)}
     for document in documents:

@@ -1,8 +1,8 @@
 """Volumes of a pod: ours, and TorchX's mounts.
 
-TorchX knows binds (host paths), volumes (claims) and devices. The source of a `type=volume` mount may say more:
-`configmap/NAME`, `secret/NAME`, `emptydir/` or `emptydir/10Gi`, `pvc/NAME` (the same as NAME); no claim's name can
-hold a slash.
+TorchX has binds (host paths), volumes (claims) and devices. The source of a `type=volume` mount may also be
+`configmap/NAME`, `secret/NAME`, `emptydir/` or `emptydir/10Gi`, `pvc/NAME` (the same as NAME); the name of a claim
+cannot contain a slash.
 """
 
 import posixpath
@@ -12,7 +12,7 @@ from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
-from muster.schedulers.kubernetes.names import config_map_name
+from muster.schedulers.kubernetes.names import build_config_map_name
 
 BUNDLE_DIR: Final = "/opt/muster"
 WORK_DIR: Final = "/muster/work"
@@ -20,93 +20,93 @@ SCRATCH_DIR: Final = "/muster/scratch"
 SHM_DIR: Final = "/dev/shm"  # noqa: S108 - the kernel's name for it
 
 _UNLIMITED_SHM: Final = "8Gi"
-"""Size of /dev/shm for a job without a memory limit: not reserved, only a bound."""
+"""Limit of /dev/shm for a job without a memory limit; not reserved."""
 
 
-def build_volumes(plan: AppInputs, role: RoleInputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A role's volumes and its container's mounts.
+def build_volumes(inputs: AppInputs, role: RoleInputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Builds a role's volumes and its container's mounts.
 
     Raises:
-        SchedulerError: a mount of an unknown kind, without an absolute target, or forbidden by security=restricted.
+        SchedulerError: a mount of an unknown type, without an absolute target, or forbidden by security=restricted.
     """
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []
     for index, mount in enumerate(role.role.mounts):
         name = f"mount-{index}"
-        source, read_only = _build_source(plan, role, mount)
+        source, read_only = _build_source(inputs, role, mount)
         target = _check_target(role, mount.dst_path, [other["mountPath"] for other in mounts])
         volumes.append({"name": name, **source})
-        mounts.append({"name": name, "mountPath": target, **_read_only(read_only)})
-    taken = {mount["mountPath"] for mount in mounts}
-    for name, path, source in _build_ours(plan, role):
-        if path not in taken:  # a user's own /dev/shm wins
+        mounts.append({"name": name, "mountPath": target, **_build_read_only(read_only)})
+    used = {mount["mountPath"] for mount in mounts}
+    for name, path, source in _build_own_volumes(inputs, role):
+        if path not in used:  # a /dev/shm of the user replaces ours
             volumes.append({"name": name, **source})
-            mounts.append({"name": name, "mountPath": path, **_read_only(path == BUNDLE_DIR)})
+            mounts.append({"name": name, "mountPath": path, **_build_read_only(path == BUNDLE_DIR)})
     return volumes, mounts
 
 
-def _read_only(read_only: bool) -> dict[str, bool]:
+def _build_read_only(read_only: bool) -> dict[str, bool]:
     return {"readOnly": True} if read_only else {}
 
 
-def _build_ours(plan: AppInputs, role: RoleInputs) -> list[tuple[str, str, dict[str, Any]]]:
-    shm = {"medium": "Memory", "sizeLimit": _shm_size(plan, role)}
+def _build_own_volumes(inputs: AppInputs, role: RoleInputs) -> list[tuple[str, str, dict[str, Any]]]:
+    shm = {"medium": "Memory", "sizeLimit": _decide_shm_size(inputs, role)}
     ours: list[tuple[str, str, dict[str, Any]]] = [
         ("muster-shm", SHM_DIR, {"emptyDir": shm}),
         ("muster-scratch", SCRATCH_DIR, {"emptyDir": {}}),
     ]
-    if needs_bundle(plan, role):
-        source = {"name": config_map_name(plan.name), "defaultMode": 0o444}
+    if needs_bundle(inputs, role):
+        source = {"name": build_config_map_name(inputs.name), "defaultMode": 0o444}
         ours.append(("muster-bundle", BUNDLE_DIR, {"configMap": source}))
     if role.workspace:
         ours.append(("muster-work", WORK_DIR, {"emptyDir": {}}))
     return ours
 
 
-def needs_bundle(plan: AppInputs, role: RoleInputs) -> bool:
-    """Whether a role reads anything from the ConfigMap."""
-    return bool(role.workspace) or (role.is_agent and plan.options.agent == "bundled")
+def needs_bundle(inputs: AppInputs, role: RoleInputs) -> bool:
+    """Whether a role needs a file of the ConfigMap."""
+    return bool(role.workspace) or (role.is_agent and inputs.options.agent == "bundled")
 
 
-def _shm_size(plan: AppInputs, role: RoleInputs) -> str:
-    if plan.options.shm_size:
-        return plan.options.shm_size
+def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
+    if inputs.options.shm_size:
+        return inputs.options.shm_size
     memory_mb = int(role.role.resource.memMB)
     if RoleKey.MEMORY_REQUEST_MB in role.role.metadata or memory_mb <= 0:
         return _UNLIMITED_SHM
-    # it counts against the memory limit: full shared memory must leave room for the processes
+    # It counts towards the memory limit: full shared memory must leave room for the processes.
     return f"{max(64, memory_mb // 2)}Mi"
 
 
-def _check_target(role: RoleInputs, path: str, taken: list[str]) -> str:
-    """The path without a slash at its end."""
+def _check_target(role: RoleInputs, path: str, used: list[str]) -> str:
+    """Checks the path; returns it without a slash at its end."""
     clean = posixpath.normpath(path)
     if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
         raise SchedulerError(
             f"role {role.role.name!r}: mount target {path!r} is not an absolute path below / without ':' and '..'"
         )
     if clean in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR):
-        raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} belongs to muster")
-    if clean in taken:
+        raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} is reserved for muster")
+    if clean in used:
         raise SchedulerError(f"role {role.role.name!r}: two mounts have the target {clean!r}")
     return clean
 
 
-def _build_source(plan: AppInputs, role: RoleInputs, mount: Any) -> tuple[dict[str, Any], bool]:
+def _build_source(inputs: AppInputs, role: RoleInputs, mount: Any) -> tuple[dict[str, Any], bool]:
     if hasattr(mount, "permissions"):  # a DeviceMount
-        _refuse_host_path(plan, role, mount.src_path)
+        _check_host_path(inputs, role, mount.src_path)
         read_only = "w" not in mount.permissions and "m" not in mount.permissions
         return {"hostPath": {"path": mount.src_path}}, read_only
     if hasattr(mount, "src_path"):  # a BindMount
-        _refuse_host_path(plan, role, mount.src_path)
+        _check_host_path(inputs, role, mount.src_path)
         return {"hostPath": {"path": mount.src_path}}, mount.read_only
     if hasattr(mount, "src"):  # a VolumeMount
         return _build_volume_source(role, mount.src, mount.read_only), mount.read_only
-    raise SchedulerError(f"role {role.role.name!r}: mount {mount!r} is of no kind this adapter knows")
+    raise SchedulerError(f"role {role.role.name!r}: mount {mount!r} has an unknown type")
 
 
-def _refuse_host_path(plan: AppInputs, role: RoleInputs, path: str) -> None:
-    if plan.options.security == "restricted":
+def _check_host_path(inputs: AppInputs, role: RoleInputs, path: str) -> None:
+    if inputs.options.security == "restricted":
         raise SchedulerError(f"role {role.role.name!r}: host path {path!r} is forbidden by security=restricted")
     if not path.startswith("/") or ".." in path.split("/"):
         raise SchedulerError(
@@ -120,18 +120,18 @@ def _build_volume_source(role: RoleInputs, source: str, read_only: bool) -> dict
         kind, name = "pvc", source
     if kind == "emptydir":
         if name and syntax.QUANTITY.fullmatch(name) is None:
-            raise SchedulerError(f"role {role.role.name!r}: volume {source!r} has no size after the slash, as in 10Gi")
+            raise SchedulerError(
+                f"role {role.role.name!r}: volume {source!r} needs a size such as 10Gi after the slash, or nothing"
+            )
         return {"emptyDir": {"sizeLimit": name} if name else {}}
     if kind in ("configmap", "secret", "pvc") and syntax.NAME.fullmatch(name) is None:
-        raise SchedulerError(
-            f"role {role.role.name!r}: volume {source!r} holds no name of a Kubernetes object: {name!r}"
-        )
+        raise SchedulerError(f"role {role.role.name!r}: volume {source!r}: {name!r} is not a Kubernetes object name")
     if kind == "configmap":
         return {"configMap": {"name": name}}
     if kind == "secret":
         return {"secret": {"secretName": name}}
     if kind == "pvc":
-        return {"persistentVolumeClaim": {"claimName": name, **_read_only(read_only)}}
+        return {"persistentVolumeClaim": {"claimName": name, **_build_read_only(read_only)}}
     raise SchedulerError(
-        f"role {role.role.name!r}: volume {source!r} is not CLAIM or one of pvc/, configmap/, secret/, emptydir/"
+        f"role {role.role.name!r}: volume {source!r} is not CLAIM, pvc/NAME, configmap/NAME, secret/NAME or emptydir/"
     )

@@ -1,0 +1,58 @@
+"""Kinds of Kubernetes objects: their API versions and paths, for builders and readers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_PLURALS: Final = {
+    "ConfigMap": "configmaps",
+    "Event": "events",
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "LocalQueue": "localqueues",
+    "Pod": "pods",
+    "PodGroup": "podgroups",
+    "Queue": "queues",
+    "Secret": "secrets",
+    "Service": "services",
+    "Workload": "workloads",
+    "Command": "commands",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of object."""
+
+    api_version: str
+    kind: str
+    namespaced: bool = True
+
+    def build_path(self, namespace: str, name: str = "") -> str:
+        """The path of the collection, or of one object."""
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        scope = f"/namespaces/{namespace}" if self.namespaced else ""
+        return f"{root}{scope}/{_PLURALS[self.kind]}" + (f"/{name}" if name else "")
+
+
+POD: Final = Kind(api_version="v1", kind="Pod")
+EVENT: Final = Kind(api_version="v1", kind="Event")
+JOB: Final = Kind(api_version="batch/v1", kind="Job")
+JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
+VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
+
+PARENT_KINDS: Final = ("Job", "JobSet")
+"""The first of these in a request owns all other objects. Volcano's is a Job, too."""
+
+NATIVE_GROUP: Final = "scheduling.k8s.io"
+VOLCANO_POD_GROUP_VERSION: Final = "scheduling.volcano.sh/v1beta1"
+POD_GROUP_VERSIONS: Final = {
+    NATIVE_GROUP: ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"),
+    "scheduling.volcano.sh": (VOLCANO_POD_GROUP_VERSION,),
+}
+"""API group -> its versions with a PodGroup that we support, the preferred first."""
+
+
+def parse_kind(document: Mapping[str, Any]) -> Kind:
+    """The kind of a document."""
+    return Kind(api_version=document["apiVersion"], kind=document["kind"])

@@ -158,11 +158,11 @@ def count_messages(counter):
     send, hand_over = TcpLink.send, TcpLink._hand_over  # noqa: SLF001 what no owner would count: all that arrives
 
     def counting_send(self, message):
-        counter["sent"] += message["t"] != "beat"
+        counter["sent"] += message["type"] != "heartbeat_reply"
         send(self, message)
 
     def counting_hand_over(self, message):
-        counter["received"] += message.get("t") != "beat"
+        counter["received"] += message.get("type") != "heartbeat"
         hand_over(self, message)
 
     TcpLink.send, TcpLink._hand_over = counting_send, counting_hand_over  # noqa: SLF001

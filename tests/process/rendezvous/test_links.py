@@ -255,7 +255,7 @@ def test_nonsense_after_the_handshake_costs_only_the_connection(nodes, port) -> 
 
     wait_for(turn, one)
     links[0].owner = Owner()
-    links[0].send({"t": "join", "run_id": "run", "id": 5})
+    links[0].send({"type": "join", "run_id": "run", "id": 5})
     wait_for(lambda: turn() and gone, one)
     assert "made no sense" in one.find(Notice).text
     network.close()

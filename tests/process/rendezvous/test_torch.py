@@ -201,7 +201,7 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_args: object) -> None:
         raise TypeError("our own bug")
 
-    monkeypatch.setattr("muster.agent.rendezvous.leader.leader.advance", fail)
+    monkeypatch.setattr("muster.agent.rendezvous.leader.leader.decide", fail)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)

@@ -114,7 +114,7 @@ class Member:
 
     def leave(self, reason: str) -> None:
         """See `Rendezvous`."""
-        self._session.send(up.build_leave(reason))
+        self._session.send(up.build_leaving(reason))
 
     def close(self) -> None:
         """See `Rendezvous`."""
@@ -159,11 +159,11 @@ class Member:
             role=self._role,
             host=self._node_name,
             port=self._ports.offered,
-            listen=listen_port,
+            listen_port=listen_port,
             local_addr=self._config.local_addr or None,
             rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
-            carry=replace(self._memory.carry, leader=self._memory.leader_id),
+            recovery_state=replace(self._memory.carry, leader_id=self._memory.leader_id),
         )
 
     def greet(self) -> None:
@@ -185,7 +185,7 @@ class Member:
 
     def _on_seated(self, seated: down.RoundStart) -> None:
         self._round = self._localize(seated.round)
-        self._memory.take_roster(seated.roster, self._round.group_rank)
+        self._memory.take_roster(seated.summary, self._round.group_rank)
         self._is_running = True
         self._spare_told = False
         self._kinds_posted = set()
@@ -257,7 +257,9 @@ class Member:
             return
         self._over = True
         self._session.be_still()
-        self._loop.post(JobEnded(succeeded=verdict.succeeded, report=verdict.report, prints_report=verdict.prints))
+        self._loop.post(
+            JobEnded(succeeded=verdict.succeeded, report=verdict.report, prints_report=verdict.prints_report)
+        )
 
     def lose_all(self, reason: str, *, usage: bool = False) -> None:
         """See `Part`."""

@@ -34,7 +34,7 @@ class RecoveryTracker:
 
     def take_roster(self, roster: RoundSummary, rank: int | None) -> None:
         """A round was formed; `rank` is None when this node has no seat in it."""
-        self.carry = roster.carry
+        self.carry = roster.recovery_state
         self.successors = roster.successors
         self.rank = rank
         self.session_rounds.add(self.round)
@@ -42,30 +42,33 @@ class RecoveryTracker:
     def settle(self, number: int) -> None:
         """All members of the round have it: those before are no base any more."""
         if number == self.round:
-            bases = tuple(base for base in self.carry.bases if base.number >= number)
-            self.carry = replace(self.carry, bases=bases)
+            bases = tuple(base for base in self.carry.quorum_bases if base.number >= number)
+            self.carry = replace(self.carry, quorum_bases=bases)
 
     def take_break(self, broken: RoundBreak) -> None:
         """The round is over; what the next attempt will be is known from now on, also to the next leader."""
-        final = broken.reason if broken.kind is BreakKind.FINAL else self.carry.final
-        self.carry = replace(self.carry, attempt=broken.next_attempt, early=broken.early, final=final)
+        final = broken.reason if broken.kind is BreakKind.FINAL else self.carry.final_reason
+        self.carry = replace(
+            self.carry, attempt=broken.next_attempt, startup_signature=broken.startup_signature, final_reason=final
+        )
 
     def note_ended(self, number: int, ranks: frozenset[int]) -> None:
         """Processes of a round were seen to end."""
         bases = tuple(
-            replace(base, ended=base.ended | ranks) if base.number == number else base for base in self.carry.bases
+            replace(base, ended=base.ended | ranks) if base.number == number else base
+            for base in self.carry.quorum_bases
         )
-        self.carry = replace(self.carry, bases=bases)
+        self.carry = replace(self.carry, quorum_bases=bases)
 
     def note_leader_ended(self, rounds: set[int]) -> None:
         """The process that led these rounds was seen to end."""
-        for base in self.carry.bases:
+        for base in self.carry.quorum_bases:
             if base.number in rounds:
-                self.note_ended(base.number, frozenset({base.leader}))
+                self.note_ended(base.number, frozenset({base.leader_rank}))
 
     def is_leaders_index(self, index: int | None) -> bool:
         """True when the last leader had this node index."""
         if index is None:
             return False
-        led = [base for base in self.carry.bases if base.number in self.session_rounds]
-        return any(build_base(base).find_rank(index) == base.leader for base in led)
+        led = [base for base in self.carry.quorum_bases if base.number in self.session_rounds]
+        return any(build_base(base).find_rank(index) == base.leader_rank for base in led)

@@ -335,7 +335,7 @@ class Session:
         if self._link is None:
             return
         if not isinstance(self._link, LocalLink):
-            place = self._memory.leader_place = (self._link.peer_host, welcome.listen)
+            place = self._memory.leader_place = (self._link.peer_host, welcome.listen_port)
             self.office.following = place if place[1] else None
             self._pulse.follow(self._link, since_s=self._asked_s)
         elif self.office.leader is not None:

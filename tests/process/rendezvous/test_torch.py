@@ -18,7 +18,7 @@ from muster.agent.runtime.loop import Loop
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
 LIMIT_S = 90.0
-SUMS = Path(__file__).parent.parent / "programs" / "rendezvous_sum.py"
+SUMS = Path(__file__).parents[2] / "programs" / "rendezvous_sum.py"
 
 
 def find_port() -> int:

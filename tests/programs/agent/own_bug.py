@@ -1,4 +1,4 @@
-"""The agent with a bug of our own in its leader, met by the first node that joins."""
+"""The agent with a bug in its leader, which the first node that joins triggers."""
 import sys
 
 from muster.agent.rendezvous.leader import leader
@@ -8,7 +8,7 @@ def fail(*_args, **_keywords):
     raise TypeError("our own bug")
 
 
-leader.advance = fail
+leader.decide = fail
 
 from muster.agent.__main__ import main
 

@@ -84,13 +84,8 @@ def next_due_s(state: JobState, now_s: float) -> float:
         dues = [state.end_wait_until_s, batch_due_s(state) if last_s == FOREVER else FOREVER]
     else:
         last_s = _join_deadline_s(state)
-        dues = [state.last_join_s + state.rules.last_call_s]
-        dues += [
-            state.fence_until_s,
-            state.announcement_wait_until_s,
-            state.rejoin_wait_until_s,
-            state.end_wait_until_s,
-        ]
+        dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s, state.end_wait_until_s]
+        dues.append(state.last_join_s + state.rules.last_call_s)
     return min([last_s, *(due for due in dues if due > now_s)])
 
 
@@ -108,9 +103,8 @@ def _on_round_acknowledged(state: JobState, event: RoundAcknowledged, _now_s: fl
 def _on_succeeded(state: JobState, event: Succeeded, _now_s: float) -> Decision:
     if event.round == state.round and state.phase is JobPhase.RUNNING and event.id in state.assignments:
         # The others may have waited for this node: one that stays idle for another timeout reports it again.
-        return replace(
-            state, idle=PersistentMap(), succeeded=state.succeeded.with_item(event.id), batch_since_s=None
-        ), ()
+        succeeded = state.succeeded.with_item(event.id)
+        return replace(state, idle=PersistentMap(), succeeded=succeeded, batch_since_s=None), ()
     return state, ()
 
 

@@ -140,10 +140,7 @@ class Codec:
 
     def _check_mac(self, message: Message, side: bytes) -> None:
         if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
-            self._write(
-                build_frame(encode_json({"refused": "the other node has a different job token (MUSTER_TOKEN)"}))
-            )
-            raise ProtocolError("the other node has a different job token (MUSTER_TOKEN)")
+            self._refuse("the other node has a different job token (MUSTER_TOKEN)")
 
     def _open(self) -> None:
         self.open = True

@@ -186,20 +186,19 @@ def _read_welcome(message: Message) -> Welcome:
     return Welcome(leader_id=read_field(message, "id", text), listen_port=read_field(message, "listen_port", port))
 
 
-def build_heartbeat_reply(answer: HeartbeatReply) -> Message:
+def build_heartbeat_reply(reply: HeartbeatReply) -> Message:
     """See `HeartbeatReply`."""
-    message: Message = {"type": "heartbeat_reply", "number": answer.number, "at_s": answer.at_s}
-    if answer.ended is not None:
-        number, ranks = answer.ended
+    message: Message = {"type": "heartbeat_reply", "number": reply.number, "at_s": reply.at_s}
+    if reply.ended is not None:
+        number, ranks = reply.ended
         message["ended"] = [number, sorted(ranks)]
     return message
 
 
 def _read_heartbeat_reply(message: Message) -> HeartbeatReply:
     ended = read_field(message, "ended", _read_ended) if "ended" in message else None
-    return HeartbeatReply(
-        number=read_field(message, "number", count), at_s=read_field(message, "at_s", seconds), ended=ended
-    )
+    number, at_s = read_field(message, "number", count), read_field(message, "at_s", seconds)
+    return HeartbeatReply(number=number, at_s=at_s, ended=ended)
 
 
 def _read_ended(value: Any) -> tuple[int, frozenset[int]]:
@@ -334,9 +333,8 @@ def _read_kind(value: Any) -> BreakKind:
 
 def build_job_end(*, succeeded: bool, report: Report | None) -> Broadcast:
     """See `JobEnd`; only `prints_report` differs between members."""
-    return Broadcast(
-        {"type": "job_end", "succeeded": succeeded, "report": None if report is None else report.to_json()}
-    )
+    report_json = None if report is None else report.to_json()
+    return Broadcast({"type": "job_end", "succeeded": succeeded, "report": report_json})
 
 
 def _read_job_end(message: Message) -> JobEnd:

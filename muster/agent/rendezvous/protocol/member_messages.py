@@ -62,7 +62,7 @@ class Join:
 
 @record
 class Heartbeat:
-    """The member is alive, and asks the leader to renew its lease."""
+    """The member is alive. The reply renews its lease."""
 
     number: int
     echo_s: float | None
@@ -194,9 +194,8 @@ def build_end_acknowledgement() -> Message:
 
 
 def _read_heartbeat(_member_id: str, message: Message) -> Heartbeat:
-    return Heartbeat(
-        number=read_field(message, "number", count), echo_s=read_field(message, "echo_s", optional(seconds))
-    )
+    echo_s = read_field(message, "echo_s", optional(seconds))
+    return Heartbeat(number=read_field(message, "number", count), echo_s=echo_s)
 
 
 def _read_round_acknowledgement(member_id: str, message: Message) -> RoundAcknowledged:

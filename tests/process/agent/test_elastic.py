@@ -141,7 +141,7 @@ def test_a_running_job_goes_on_while_a_newcomer_imports(
         monkeypatch.setenv("NODE", str(index))
         nodes.append(launch(index, "1:2", *sums, start="warm", preload="slow"))
         wait_for_world(1, nodes[0])
-    nodes[0].wait_for_line("node 1 .* joined and still imports: the job continues meanwhile", stream="stderr")
+    nodes[0].wait_for_line("node 1 .* is waiting to join while it imports: the job continues", stream="stderr")
     sums_before = nodes[0].stdout.count("sum 1 of 1")
     wait_until(lambda: nodes[0].stdout.count("sum 1 of 1") > sums_before + 20, what="more sums")
     assert "joined" not in nodes[0].stderr

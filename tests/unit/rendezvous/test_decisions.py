@@ -169,7 +169,7 @@ def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
     leader.feed(Joined(member=importing(2)), after_s=5.0)
-    assert leader.only(Notify).text == "node 2 (h2) joined and still imports: the job continues meanwhile"
+    assert leader.only(Notify).text == "node 2 (h2) is waiting to join while it imports: the job continues"
     leader.feed(Joined(member=importing(3)), after_s=1.0)
     assert not leader.actions  # notified once, although the job would be full
     assert not leader.feed(Prepared(id="m2"), after_s=20.0)

@@ -241,7 +241,7 @@ class Story:
             raise Violation(f"failed after {len(world.failures)} failures with {world.max_restarts} restarts")
         for process in world.processes:
             if isinstance(process.outcome, RendezvousFailed) and not self.is_ended():
-                raise Violation(f"{process.machine.host} gave up: {process.outcome.reason}")
+                raise Violation(f"{process.machine.host} failed: {process.outcome.reason}")
         self.check_budget()
 
     def check_imports(self) -> None:

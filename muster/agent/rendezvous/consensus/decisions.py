@@ -12,10 +12,10 @@ The rules:
 - A round is formed only after every member of the last one has stopped its workers or was lost. The fence time must
   have passed since a loss: the lost member's guard kills its workers within it.
 - A round is formed only with a quorum of the last round (`quorum`) and while the leader holds its lease.
-- Each member acknowledges a new round. The round is committed when all have; until then a takeover also needs a quorum
-  of the round before.
+- Each member acknowledges a new round. The round is committed when all have; until then the next round also needs a
+  quorum of the one before.
 - A join or a loss makes a new round. Only a worker's failure makes a new attempt, and not if a loss explains it.
-- A failure without attempts left is final only after a short wait for the report of a loss.
+- A failure that would end the job is final only after a short wait for the report of a loss that explains it.
 - The job succeeds when the workers of all members of one round have succeeded.
 
 `membership` handles joins, losses and recovery state; `failures` breaks rounds; `formation` forms them and ends the

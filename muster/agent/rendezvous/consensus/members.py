@@ -31,7 +31,7 @@ class ConsensusRules:
     announcement_wait_s: float = 2.0
     """How long a leader with empty state forms only rounds of max nodes: an acting leader may announce itself."""
     loss_wait_s: float = 0.3
-    """How long a failure without attempts left waits for the report of a loss that explains it."""
+    """How long a failure that would end the job waits for the report of a loss that explains it."""
 
 
 @record

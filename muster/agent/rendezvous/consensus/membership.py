@@ -44,7 +44,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
         return _start_batch(state, now_s), ()
     if not is_first_to_import or not _accepts_joins(state):
         return state, ()
-    line = f"{describe_member(state, member)} joined and still imports: the job continues meanwhile"
+    line = f"{describe_member(state, member)} is waiting to join while it imports: the job continues"
     return state, (Notify(text=line),)
 
 

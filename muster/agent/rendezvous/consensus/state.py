@@ -82,7 +82,7 @@ class JobState:
     importing_in_round: PersistentSet[str] = PersistentSet()
     """Members of the current round that still import what their workers need."""
     loss_wait_until_s: float | None = None
-    """When a failure without attempts left becomes final, unless a loss explains it before."""
+    """When a failure that would end the job becomes final, unless a loss explains it before."""
     end_wait_until_s: float = FOREVER
     """Until when the job's end waits for members that were lost and may continue with another leader."""
     job_end: EndJob | None = None

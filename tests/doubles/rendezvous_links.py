@@ -42,7 +42,7 @@ class FakeLink:
             self.owner.on_message(self, message)
 
     def kinds(self) -> list[str]:
-        return [message["t"] for message in self.sent]
+        return [message["type"] for message in self.sent]
 
 
 class FakeHandle:

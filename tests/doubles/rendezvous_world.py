@@ -1,7 +1,7 @@
 """A whole job in memory: nodes, their agents' loops, guards, workers, and a network that delays, splits and heals.
 
-The rendezvous code that runs here is the real one, from `Member` down; what is replaced is time, TCP, the supervisor
-and the guard. Everything that is random comes from one seeded generator, so a seed is a history.
+The rendezvous code that runs here is the real one, from `Member` down; time, TCP, the supervisor and the guard are
+replaced. All randomness comes from one seeded generator, so a seed is a history.
 
 The network behaves like TCP: what is sent on a connection arrives in order or not at all, late when packets are lost;
 a process that ends closes its connections, a machine that vanishes does not.
@@ -24,7 +24,7 @@ from muster.agent.round import Round
 EPHEMERAL = 40000
 TICK_S = 1e-9
 Instance = tuple[int, int, int]
-"""A round as it can be told from another of the same number: number, MASTER_PORT, size."""
+"""Identifies a round among rounds of the same number: number, MASTER_PORT, size."""
 
 
 class Violation(AssertionError):
@@ -78,8 +78,8 @@ class SimLoop:
         return self.call_at(self.clock.now_s() + delay_s, callback)
 
     def _arm(self, timer: SimTimer) -> None:
-        early_s = timer.due_s - self.clock.now_s()
-        wait_s = max(early_s, TICK_S) if early_s > 0.0 else 0.0  # less would not move the clock: sums of floats differ
+        left_s = timer.due_s - self.clock.now_s()
+        wait_s = max(left_s, TICK_S) if left_s > 0.0 else 0.0  # less would not move the clock: sums of floats differ
         world = self.process.machine.world
         world.schedule(wait_s + world.draw_lateness_s(), self.process, lambda: self._fire(timer))
 
@@ -109,10 +109,10 @@ class SimLink:
     def send(self, message: dict[str, Any]) -> None:
         if not self.closed and self.other is not None:
             self.process.machine.world.sent += 1
-            self.transmit(lambda other: other.take(message))
+            self.transmit(lambda other: other.receive(message))
 
     def transmit(self, act: Callable[["SimLink"], None]) -> None:
-        """Carry something to the other end: in order, after the delay, not before a partition heals."""
+        """Deliver to the other end: in order, after the delay, not before a partition heals."""
         other, world = self.other, self.process.machine.world
         assert other is not None
         at_s = max(self.arrives_s, world.now_s + world.draw_delay_s())
@@ -120,13 +120,13 @@ class SimLink:
 
         def arrive() -> None:
             if world.is_cut(self.process.machine, other.process.machine):
-                world.held.append((self.process.machine, other.process.machine, arrive))
+                world.delayed.append((self.process.machine, other.process.machine, arrive))
             else:
                 world.schedule(0.0, other.process, lambda: act(other))
 
         world.schedule(at_s - world.now_s, None, arrive)
 
-    def take(self, message: dict[str, Any]) -> None:
+    def receive(self, message: dict[str, Any]) -> None:
         if self.closed:
             return
         if self.on_link is not None:
@@ -135,7 +135,7 @@ class SimLink:
         elif self.owner is not None:
             self.owner.on_message(self, message)
 
-    def hang_up(self) -> None:
+    def receive_close(self) -> None:
         if not self.closed:
             self.closed = True
             self.process.links.pop(self, None)
@@ -147,7 +147,7 @@ class SimLink:
             self.closed = True
             self.process.links.pop(self, None)
             if self.other is not None:
-                self.transmit(SimLink.hang_up)
+                self.transmit(SimLink.receive_close)
 
 
 @dataclass
@@ -194,7 +194,7 @@ class SimNetwork:
     def _dial(self, dial: SimDial, host: str, port: int, timeout_s: float, on_open: Any, on_failed: Any) -> None:
         world, mine = self.world, self.process.machine
         theirs = world.hosts.get(host)
-        # Never lost: an acting leader must be able to call a returning node 0 in time (see the test's docstring).
+        # Never lost: an acting leader must be able to reach a returning node 0 in time (see the test's docstring).
         trip_s = world.random.uniform(0.0001, world.slow)
 
         def fail(why: str, refused: bool) -> None:
@@ -202,7 +202,7 @@ class SimNetwork:
                 dial.over = True
                 on_failed(why, refused)
 
-        def knock() -> None:
+        def arrive() -> None:
             if theirs is None or not theirs.is_up or world.is_cut(mine, theirs) or world.is_cut(theirs, mine):
                 world.schedule(max(0.0, timeout_s - trip_s), self.process, lambda: fail("no answer", False))
                 return
@@ -224,7 +224,7 @@ class SimNetwork:
             dial.over = True
             on_open(near)
 
-        world.schedule(trip_s, None, knock)
+        world.schedule(trip_s, None, arrive)
 
     def listen(self, host: str | None, port: int, on_link: Any) -> SimListener:
         machine = self.process.machine
@@ -274,11 +274,11 @@ class SimLease:
             return
         if SimClock(machine).boottime_s() >= self.until_s and self.process.workers_alive:
             self.process.kill_workers()
-            self.process.notice_kill()
+            self.process.report_kill()
 
 
 class Process:
-    """One agent with its guard and its workers; the supervisor's part is played here."""
+    """One agent with its guard and its workers. This class acts as the supervisor."""
 
     def __init__(self, machine: "Machine", config: RendezvousConfig) -> None:
         self.machine = machine
@@ -357,7 +357,7 @@ class Process:
         self.round = round_
         self.instance = (round_.number, round_.master_port, round_.group_world_size)
         self.workers_alive, self.workers_done, self.breaking = True, False, False
-        self.world.note_start(self)
+        self.world.record_start(self)
         self.member.report_started(round_.number)
 
     def finish_stop(self, number: int) -> None:
@@ -369,14 +369,14 @@ class Process:
     def kill_workers(self) -> None:
         self.workers_alive = False
 
-    def notice_kill(self) -> None:
-        """The supervisor sees workers dead that the guard has killed, and cannot tell why they died."""
+    def report_kill(self) -> None:
+        """Report workers that the guard has killed: the supervisor does not know why they ended."""
         failure = self.build_failure()
         if failure is not None and not self.workers_done:
             self.run(lambda: self.member.report_failures(failure.round, (failure,)))
 
     def fail_worker(self) -> None:
-        """A worker of the running round dies on its own."""
+        """A worker of the running round fails by itself."""
         failure = self.build_failure()
         if failure is not None and self.can_run and self.workers_alive and not self.workers_done:
             if not self.breaking:  # else it was asked to end
@@ -453,26 +453,26 @@ class Machine:
             self.is_asleep = False
             self.asleep_total_s += self.world.now_s - self.asleep_since_s
             if self.process is not None:
-                self.process.lease.check()  # the guard is woken like everybody, and has least to do
+                self.process.lease.check()  # the guard wakes as well, and is the first to act
                 self.process.wake()
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A group that was complete."""
+    """A round whose workers all ran at once."""
 
     when_s: float
     instance: Instance
     attempt: int
-    group: list[Process] = field(repr=False)
+    nodes: list[Process] = field(repr=False)
 
-    def is_complete_memory(self, last: "Trained") -> bool:
-        """True when a later group was formed by somebody who was in this one."""
-        return any(process in last.group for process in self.group)
+    def is_remembered_by(self, last: "Trained") -> bool:
+        """True when a member of this round takes part in the later one."""
+        return any(process in last.nodes for process in self.nodes)
 
 
 class World:
-    """All of it."""
+    """All machines, the network between them, and the time."""
 
     def __init__(self, seed: int, *, nodes: int, min_nodes: int, max_restarts: int, work_s: float = 6.0) -> None:
         self.random = random.Random(seed)
@@ -481,8 +481,8 @@ class World:
         self.work_s = work_s
         self.stops_s: tuple[float, ...] = (0.01, 0.1, 1.5)
         """How long workers take to end when they are asked to."""
-        self.late_s = 0.0
-        """How late a loop comes to its timers at most: letters overtake them."""
+        self.lateness_s = 0.0
+        """How late timers run at most: messages overtake them."""
         self.imports_s: tuple[float, ...] = ()
         """How long nodes may take until their workers could start."""
         self._heap: list[tuple[float, int, Process | None, Callable[[], None]]] = []
@@ -490,7 +490,7 @@ class World:
         self.ports = itertools.count(EPHEMERAL)
         self.ids = itertools.count()
         self.cuts: set[tuple[str, str]] = set()
-        self.held: list[tuple[Machine, Machine, Callable[[], None]]] = []
+        self.delayed: list[tuple[Machine, Machine, Callable[[], None]]] = []
         self.slow = self.random.choice((0.001, 0.02, 0.1))
         self.loss = self.random.choice((0.0, 0.0, 0.02))
         self.max_restarts = max_restarts
@@ -518,7 +518,7 @@ class World:
     # -- the network ------------------------------------------------------------------------------------------------
 
     def draw_lateness_s(self) -> float:
-        return self.random.uniform(0.0, self.late_s) if self.late_s else 0.0
+        return self.random.uniform(0.0, self.lateness_s) if self.lateness_s else 0.0
 
     def draw_delay_s(self) -> float:
         delay_s = self.random.uniform(0.0001, self.slow)
@@ -534,10 +534,10 @@ class World:
 
     def heal(self) -> None:
         self.cuts.clear()
-        held, self.held = self.held, []
-        for source, target, arrive in held:
+        delayed, self.delayed = self.delayed, []
+        for source, target, arrive in delayed:
             if source.is_up and target.is_up:
-                self.schedule(0.0, None, arrive)  # in the order they were sent, and before whatever is sent now
+                self.schedule(0.0, None, arrive)  # in the order sent, and before anything sent now
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 
@@ -575,7 +575,7 @@ class World:
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
-    def note_start(self, process: Process) -> None:
+    def record_start(self, process: Process) -> None:
         """Workers start: no worker of another round may live and run anywhere."""
         for other in self.processes:
             if other.workers_alive and other.instance != process.instance and not other.machine.is_asleep:
@@ -583,31 +583,31 @@ class World:
                     f"{self.now_s:.3f}: {process.machine.host} starts {process.instance} while "
                     f"{other.machine.host} still runs {other.instance}"
                 )
-        group = [p for p in self.processes if p.workers_alive and p.instance == process.instance]
+        nodes = [p for p in self.processes if p.workers_alive and p.instance == process.instance]
         assert process.instance is not None
         assert process.round is not None
-        if len(group) == process.instance[2]:
-            self._note_complete(process.instance, process.round.attempt, group)
+        if len(nodes) == process.instance[2]:
+            self._record_complete(process.instance, process.round.attempt, nodes)
 
-    def _note_complete(self, instance: Instance, attempt: int, group: list[Process]) -> None:
-        ranks = sorted(p.round.group_rank for p in group if p.round)
-        if ranks != list(range(len(group))):
+    def _record_complete(self, instance: Instance, attempt: int, nodes: list[Process]) -> None:
+        ranks = sorted(p.round.group_rank for p in nodes if p.round)
+        if ranks != list(range(len(nodes))):
             raise Violation(f"ranks {ranks} of {instance}")
-        by_rank = sorted(group, key=lambda p: p.round.group_rank if p.round else 0)
+        by_rank = sorted(nodes, key=lambda p: p.round.group_rank if p.round else 0)
         indices = [p.config.node_index for p in by_rank]
         if None not in indices and indices != sorted(indices):  # type: ignore[type-var]
             raise Violation(f"rank order {indices} of {instance} is not the order of node indices")
         for last in self.trained:
-            remembered = any(process in last.group for process in group)
-            if remembered and attempt < last.attempt:
-                raise Violation(f"attempt {attempt} in {instance} after {last}: budget was forgotten")
-        # Nodes that all came new, in the moments before the job's end, cannot know of it: see the test's docstring.
-        knowing = any(len(process.numbers) > 1 for process in group)
-        if knowing and any(isinstance(p.outcome, JobEnded) and p.outcome.succeeded for p in self.processes):
+            is_known = any(process in last.nodes for process in nodes)
+            if is_known and attempt < last.attempt:
+                raise Violation(f"attempt {attempt} in {instance} after {last}: an attempt was forgotten")
+        # Nodes that all started just before the job's end cannot know of it: see the test's docstring.
+        is_informed = any(len(process.numbers) > 1 for process in nodes)
+        if is_informed and any(isinstance(p.outcome, JobEnded) and p.outcome.succeeded for p in self.processes):
             raise Violation(f"{self.now_s:.3f}: {instance} trains after the job's end")
         if attempt > len({i for _, i in self.failures}):
             raise Violation(f"attempt {attempt} in {instance} after only {len(self.failures)} failures")
-        self.trained.append(Trained(self.now_s, instance, attempt, group))
-        for process in group:
+        self.trained.append(Trained(self.now_s, instance, attempt, nodes))
+        for process in nodes:
             skew_s = self.random.uniform(0.0, 2.0)
             self.schedule(self.work_s + skew_s, None, lambda p=process: p.finish_work(instance))  # type: ignore[misc]

@@ -139,7 +139,7 @@ def test_a_running_job_continues_while_a_new_node_imports(
         monkeypatch.setenv("NODE", str(index))
         nodes.append(launch(index, "1:2", *sums, start="warm", preload="slow"))
         wait_for_world(1, nodes[0])
-    nodes[0].wait_for_line("node 1 .* has come and still imports: the job goes on meanwhile", stream="stderr")
+    nodes[0].wait_for_line("node 1 .* is waiting to join while it imports: the job continues", stream="stderr")
     sums_before = nodes[0].stdout.count("sum 1 of 1")
     wait_until(lambda: nodes[0].stdout.count("sum 1 of 1") > sums_before + 20, what="more sums")
     assert "joined" not in nodes[0].stderr

@@ -255,7 +255,7 @@ def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
 
     wait_for(turn, one)
     links[0].owner = Owner()
-    links[0].send({"t": "join", "run_id": "run", "id": 5})
+    links[0].send({"type": "join", "run_id": "run", "id": 5})
     wait_for(lambda: turn() and received, one)
     assert "malformed message" in one.find(Notice).text
     network.close()

@@ -1,4 +1,4 @@
-"""The agent with a bug of muster in its leader, which the first node that joins triggers."""
+"""The agent with a bug in its leader, which the first node that joins triggers."""
 import sys
 
 from muster.agent.rendezvous.leader import leader

@@ -1,4 +1,4 @@
-"""Histories of events through the leader's pure state machine."""
+"""Event histories through the leader's pure state machine."""
 
 import pytest
 
@@ -33,11 +33,13 @@ def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRul
         max_restarts=max_restarts,
         join_timeout_s=60.0,
         last_call_s=3.0,
-        gather_s=4.3,
+        rejoin_wait_s=4.3,
     )
 
 
-def peer(number: int, *, index: int | None = -1, nproc: int = 1, carry: RecoveryState | None = None) -> MemberRecord:
+def member(
+    number: int, *, index: int | None = -1, nproc: int = 1, recovery_state: RecoveryState | None = None
+) -> MemberRecord:
     return MemberRecord(
         id=f"m{number}",
         index=number if index == -1 else index,
@@ -46,12 +48,12 @@ def peer(number: int, *, index: int | None = -1, nproc: int = 1, carry: Recovery
         host=f"h{number}",
         port=1000 + number,
         is_leader=number == 0,
-        carry=carry or RecoveryState(),
+        recovery_state=recovery_state or RecoveryState(),
     )
 
 
 def importing(number: int) -> MemberRecord:
-    return replace(peer(number), is_prepared=False)
+    return replace(member(number), is_prepared=False)
 
 
 def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
@@ -72,33 +74,33 @@ def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
 
 
 class Leader:
-    """A history: feeds events at times and keeps what came out."""
+    """A history: feeds events at given times and keeps the last actions."""
 
     def __init__(self, rules_: ConsensusRules, *, takeover: bool = False) -> None:
         self.now_s = 0.0
         self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
-        self.out: list = []
+        self.actions: list = []
 
     def feed(self, event, *, after_s: float = 0.0) -> list:
         self.now_s += after_s
-        self.state, outputs = decide(self.state, event, self.now_s)
-        self.out = list(outputs)
-        return self.out
+        self.state, actions = decide(self.state, event, self.now_s)
+        self.actions = list(actions)
+        return self.actions
 
     def form(self, count: int) -> FormRound:
         for number in range(count):
-            self.feed(Joined(peer=peer(number)))
+            self.feed(Joined(member=member(number)))
         return self.only(FormRound)
 
     def form_by_last_call(self, count: int) -> FormRound:
         for number in range(count):
-            self.feed(Joined(peer=peer(number)))
+            self.feed(Joined(member=member(number)))
         self.feed(Tick(), after_s=3.1)
         return self.only(FormRound)
 
     def only(self, kind):
-        found = [output for output in self.out if isinstance(output, kind)]
-        assert len(found) == 1, self.out
+        found = [action for action in self.actions if isinstance(action, kind)]
+        assert len(found) == 1, self.actions
         return found[0]
 
     def stop_all(self, *numbers: int) -> None:
@@ -106,169 +108,169 @@ class Leader:
             self.feed(Stopped(id=f"m{number}", round=self.state.round, port=2000 + number))
 
 
-def test_full_house_forms_at_once_in_order_of_index() -> None:
+def test_a_full_job_forms_at_once_in_order_of_index() -> None:
     leader = Leader(rules(3, 3))
-    leader.feed(Joined(peer=peer(2, nproc=4)))
-    leader.feed(Joined(peer=peer(0, nproc=2)))
-    assert not leader.out
-    leader.feed(Joined(peer=peer(1, nproc=3)))
+    leader.feed(Joined(member=member(2, nproc=4)))
+    leader.feed(Joined(member=member(0, nproc=2)))
+    assert not leader.actions
+    leader.feed(Joined(member=member(1, nproc=3)))
     form = leader.only(FormRound)
-    assert [(s.id, s.group_rank, s.rank_offset) for s in form.seats] == [("m0", 0, 0), ("m1", 1, 2), ("m2", 2, 5)]
+    assert [(s.id, s.group_rank, s.rank_offset) for s in form.assignments] == [("m0", 0, 0), ("m1", 1, 2), ("m2", 2, 5)]
     assert (form.world_size, form.number, form.attempt, form.master_port) == (9, 1, 0, 1000)
 
 
 def test_elastic_forming_waits_for_the_last_call_after_the_last_join() -> None:
     leader = Leader(rules(1, 4))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=peer(1)), after_s=2.0)
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)), after_s=2.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(5.0)
     assert not leader.feed(Tick(), after_s=2.9)
     leader.feed(Tick(), after_s=0.2)
-    assert len(leader.only(FormRound).seats) == 2
+    assert len(leader.only(FormRound).assignments) == 2
 
 
 def test_members_without_index_keep_their_order_of_joining() -> None:
     leader = Leader(rules(3, 3))
-    leader.feed(Joined(peer=replace(peer(7, index=None), is_leader=True)))
-    leader.feed(Joined(peer=peer(3, index=None)))
-    leader.feed(Joined(peer=peer(5)))
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m5", "m7", "m3"]
+    leader.feed(Joined(member=replace(member(7, index=None), is_leader=True)))
+    leader.feed(Joined(member=member(3, index=None)))
+    leader.feed(Joined(member=member(5)))
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m5", "m7", "m3"]
 
 
 def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() -> None:
     leader = Leader(rules(1, 4))
-    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(member=member(0)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Joined(peer=peer(1)), after_s=5.0)
-    leader.feed(Joined(peer=peer(2)), after_s=0.1)
+    leader.feed(Joined(member=member(1)), after_s=5.0)
+    leader.feed(Joined(member=member(2)), after_s=0.1)
     leader.feed(Tick(), after_s=0.21)
     broken = leader.only(BreakRound)
     assert (broken.kind, broken.ids, broken.want_stacks) == (BreakKind.MEMBERSHIP, ("m0",), False)
     assert "node 1 (h1)" in broken.reason
     leader.stop_all(0)
     form = leader.only(FormRound)
-    assert (len(form.seats), form.number, form.attempt) == (3, 2, 0)
+    assert (len(form.assignments), form.number, form.attempt) == (3, 2, 0)
 
 
 def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
-    """Nobody else could join: to wait for them would only keep the newcomer waiting."""
+    """No other node could join: waiting would only delay the new member."""
     leader = Leader(rules(1, 3))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Joined(peer=peer(2)), after_s=5.0)
+    leader.feed(Joined(member=member(2)), after_s=5.0)
     broken = leader.only(BreakRound)
     assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
     leader.stop_all(0, 1)
-    assert len(leader.only(FormRound).seats) == 3
+    assert len(leader.only(FormRound).assignments) == 3
 
 
-def test_a_running_round_goes_on_until_a_newcomer_has_imported() -> None:
+def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    assert leader.only(Notify).text == "node 2 (h2) has come and still imports: the job goes on meanwhile"
-    leader.feed(Joined(peer=importing(3)), after_s=1.0)
-    assert not leader.out  # said once; and though the job would be full
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
+    assert leader.only(Notify).text == "node 2 (h2) is waiting to join while it imports: the job continues"
+    leader.feed(Joined(member=importing(3)), after_s=1.0)
+    assert not leader.actions  # notified once, although the job would be full
     assert not leader.feed(Prepared(id="m2"), after_s=20.0)
     assert not leader.feed(Tick(), after_s=5.0)
     leader.feed(Prepared(id="m3"), after_s=3.0)
     assert leader.only(BreakRound).reason == "node 2 (h2), node 3 (h3) joined"
     leader.stop_all(0, 1)
-    assert len(leader.only(FormRound).seats) == 4
+    assert len(leader.only(FormRound).assignments) == 4
 
 
 @pytest.mark.parametrize("event", [Prepared(id="m2"), MemberLost(id="m2", reason="connection closed")])
-def test_who_need_not_be_waited_for_any_more_makes_way_for_those_who_have_imported(event) -> None:
+def test_a_batch_goes_on_when_no_import_is_awaited_any_more(event) -> None:
     leader = Leader(rules(1, 6))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    leader.feed(Joined(peer=peer(3)), after_s=1.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=member(3)), after_s=1.0)
     assert not leader.feed(Tick(), after_s=1.1)
     leader.feed(event)
     assert "node 3 (h3)" in leader.only(BreakRound).reason
 
 
-def test_a_newcomer_that_is_lost_while_it_imports_disturbs_nobody() -> None:
+def test_a_new_member_that_is_lost_while_it_imports_breaks_nothing() -> None:
     leader = Leader(rules(1, 3))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=1.0)
     assert not leader.feed(Tick(), after_s=100.0)
     assert next_due_s(leader.state, leader.now_s) == FOREVER
 
 
-def test_an_import_without_end_disturbs_nobody() -> None:
+def test_an_import_without_end_breaks_nothing() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
     assert next_due_s(leader.state, leader.now_s) == FOREVER
     assert not leader.feed(Tick(), after_s=1000.0)
 
 
-def test_who_has_imported_waits_for_others_that_still_do_but_not_for_ever() -> None:
-    """Counted from when there is somebody who waits."""
+def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
+    """Counted from when a member waits."""
     leader = Leader(rules(1, 5))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    leader.feed(Joined(peer=peer(3)), after_s=100.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=member(3)), after_s=100.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 10.0)
     assert not leader.feed(Tick(), after_s=9.9)
     leader.feed(Tick(), after_s=0.2)
     assert leader.only(BreakRound).reason == "node 3 (h3) joined"
     leader.stop_all(0, 1)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m1", "m3"]
-    assert not [output for output in leader.out if isinstance(output, Notify)]  # it is no spare
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m3"]
+    assert not [action for action in leader.actions if isinstance(action, Notify)]  # it is no spare
     leader.feed(Prepared(id="m2"), after_s=100.0)
     assert leader.only(BreakRound).reason == "node 2 (h2) joined"
 
 
-def test_a_job_heals_without_those_who_still_import() -> None:
+def test_a_job_recovers_without_members_that_still_import() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
     leader.feed(Prepared(id="m2"), after_s=1.0)
     leader.only(BreakRound)
     leader.stop_all(0)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m2"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
 
 
 def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
     leader = Leader(rules(1, 2))
     leader.form(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    leader.feed(Joined(peer=peer(3)))
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=member(3)))
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m3"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m3"]
 
 
-def test_where_the_leaders_own_node_still_imports_all_do_so_together() -> None:
+def test_members_that_import_take_part_when_the_leaders_own_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    base = CarriedBase(number=4, by="old", size=1, leader=0, indices=(), rank=0, ended=frozenset())
-    leader.feed(Joined(peer=importing(0)))
-    leader.feed(Joined(peer=peer(1, carry=RecoveryState(round=4, bases=(base,)))))
-    leader.feed(Joined(peer=importing(2)))
+    base = CarriedBase(number=4, leader_id="old", size=1, leader_rank=0, node_indices=(), rank=0, ended=frozenset())
+    leader.feed(Joined(member=importing(0)))
+    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round=4, quorum_bases=(base,)))))
+    leader.feed(Joined(member=importing(2)))
     leader.feed(Tick(), after_s=10.0)
-    assert len(leader.only(FormRound).seats) == 3
+    assert len(leader.only(FormRound).assignments) == 3
 
 
-def test_a_newcomer_that_leaves_again_breaks_nothing() -> None:
+def test_a_new_member_that_leaves_again_breaks_nothing() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=peer(2)), after_s=5.0)
+    leader.feed(Joined(member=member(2)), after_s=5.0)
     leader.feed(Leaving(id="m2", reason="received SIGTERM"), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.2)
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=0.2)
 
 
 def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
-    """Only the tick judges it: a loss that is still on its way may explain it."""
+    """Only a tick makes it final: a loss that is not reported yet may explain it."""
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=10.0)
@@ -289,99 +291,108 @@ def test_a_loss_explains_a_failure_though_both_are_seen_late() -> None:
 
 def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> None:
     leader = Leader(rules(3, 3))
-    leader.feed(Joined(peer=peer(0)))
-    assert not leader.feed(Joined(peer=peer(1)), after_s=60.1)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(61.1)  # its last chance
+    leader.feed(Joined(member=member(0)))
+    assert not leader.feed(Joined(member=member(1)), after_s=60.1)
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(61.1)  # the grace for a late join
     leader.feed(Tick(), after_s=1.0)
     assert "only 2 of at least 3" in leader.only(FailRendezvous).reason
 
 
-def test_nobody_gives_up_before_the_fence_of_the_last_loss() -> None:
+def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=10.0)
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=61.0)  # its workers took that long to stop
     leader.feed(Tick(), after_s=0.1)
-    assert not leader.out
+    assert not leader.actions
     leader.feed(Tick(), after_s=0.21)
-    assert len(leader.only(FormRound).seats) == 2
+    assert len(leader.only(FormRound).assignments) == 2
 
 
-def test_an_end_that_others_saw_lately_is_fenced_anew() -> None:
-    """A candidate of old hears of it from those who come: the workers of that node may have a moment left."""
+def test_a_process_end_that_a_joining_member_saw_starts_the_fence_time_again() -> None:
+    """The process may have ended a moment ago: its guard has the fence time to kill its workers."""
     leader = Leader(rules(2, 4), takeover=True)
-    base = CarriedBase(number=4, by="m3", size=4, leader=3, indices=(), rank=0, ended=frozenset())
-    leader.feed(Joined(peer=peer(0, carry=RecoveryState(round=4, bases=(base,)))))
+    base = CarriedBase(number=4, leader_id="m3", size=4, leader_rank=3, node_indices=(), rank=0, ended=frozenset())
+    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round=4, quorum_bases=(base,)))))
     saw_end = replace(base, ended=frozenset({3}))
     assert not leader.feed(
-        Joined(peer=peer(1, carry=RecoveryState(round=4, bases=(replace(saw_end, rank=1),)))), after_s=2.0
+        Joined(member=member(1, recovery_state=RecoveryState(round=4, quorum_bases=(replace(saw_end, rank=1),)))),
+        after_s=2.0,
     )
     assert not leader.feed(
-        Joined(peer=peer(2, carry=RecoveryState(round=4, bases=(replace(saw_end, rank=2),)))), after_s=0.1
+        Joined(member=member(2, recovery_state=RecoveryState(round=4, quorum_bases=(replace(saw_end, rank=2),)))),
+        after_s=0.1,
     )
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(2.3)
     leader.feed(Tick(), after_s=0.2)
-    assert len(leader.only(FormRound).seats) == 3
+    assert len(leader.only(FormRound).assignments) == 3
 
 
-def test_a_takeover_gathers_for_those_of_the_last_round_whoever_imports() -> None:
+def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    bases = (CarriedBase(number=4, by="m1", size=3, leader=1, indices=(), rank=0, ended=frozenset({1})),)
-    leader.feed(Joined(peer=peer(0, carry=RecoveryState(round=4, bases=bases))))
-    leader.feed(Joined(peer=replace(importing(3), index=1)), after_s=0.1)
-    leader.feed(Joined(peer=importing(4)), after_s=0.1)
+    quorum_bases = (
+        CarriedBase(number=4, leader_id="m1", size=3, leader_rank=1, node_indices=(), rank=0, ended=frozenset({1})),
+    )
+    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round=4, quorum_bases=quorum_bases))))
+    leader.feed(Joined(member=replace(importing(3), index=1)), after_s=0.1)
+    leader.feed(Joined(member=importing(4)), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.4)
-    leader.feed(Joined(peer=peer(2, carry=RecoveryState(round=4, bases=(replace(bases[0], rank=2),)))), after_s=0.5)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m2"]
+    leader.feed(
+        Joined(
+            member=member(2, recovery_state=RecoveryState(round=4, quorum_bases=(replace(quorum_bases[0], rank=2),)))
+        ),
+        after_s=0.5,
+    )
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
 
 
-def test_who_fills_the_job_waits_for_nobody_who_imports() -> None:
+def test_a_member_that_fills_the_job_waits_for_no_import() -> None:
     leader = Leader(rules(1, 3))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    leader.feed(Joined(peer=peer(3)), after_s=1.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=member(3)), after_s=1.0)
     assert leader.only(BreakRound).reason == "node 3 (h3) joined"
 
 
-def test_the_wait_for_importers_counts_anew_when_who_waited_has_gone() -> None:
+def test_the_wait_for_imports_starts_again_when_the_waiting_member_was_lost() -> None:
     leader = Leader(rules(1, 6))
     leader.form_by_last_call(2)
-    leader.feed(Joined(peer=importing(2)), after_s=5.0)
-    leader.feed(Joined(peer=peer(3)), after_s=1.0)
+    leader.feed(Joined(member=importing(2)), after_s=5.0)
+    leader.feed(Joined(member=member(3)), after_s=1.0)
     leader.feed(MemberLost(id="m3", reason="connection closed"), after_s=1.0)
     assert next_due_s(leader.state, leader.now_s) == FOREVER
-    leader.feed(Joined(peer=peer(4)), after_s=8.0)
+    leader.feed(Joined(member=member(4)), after_s=8.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 10.0)
 
 
-def test_who_comes_just_before_the_join_timeout_is_seen_to_is_in_time() -> None:
+def test_a_member_that_joins_before_the_timeout_tick_is_in_time() -> None:
     leader = Leader(rules(2, 2))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=peer(1)), after_s=60.1)
-    assert len(leader.only(FormRound).seats) == 2
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)), after_s=60.1)
+    assert len(leader.only(FormRound).assignments) == 2
 
 
-def test_a_round_whose_own_members_still_import_loses_nothing_by_a_join() -> None:
+def test_a_join_breaks_a_round_at_once_while_its_members_still_import() -> None:
     leader = Leader(rules(1, 3))
-    leader.feed(Joined(peer=importing(0)))
-    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Joined(member=importing(0)))
+    leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
     leader.only(FormRound)
-    leader.feed(Joined(peer=importing(2)), after_s=1.0)
+    leader.feed(Joined(member=importing(2)), after_s=1.0)
     leader.only(BreakRound)
 
 
-def test_who_still_imports_is_no_reason_to_wait_with_a_round_that_stands_still_anyway() -> None:
+def test_a_broken_round_whose_members_import_does_not_wait_for_imports() -> None:
     leader = Leader(rules(2, 3))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=importing(1)))
-    leader.feed(Joined(peer=importing(2)))
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=importing(1)))
+    leader.feed(Joined(member=importing(2)))
     leader.only(FormRound)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=10.0)
-    leader.feed(Joined(peer=replace(peer(3, index=1), is_prepared=False)), after_s=1.0)
+    leader.feed(Joined(member=replace(member(3, index=1), is_prepared=False)), after_s=1.0)
     leader.stop_all(0, 2)
-    assert len(leader.only(FormRound).seats) == 3
+    assert len(leader.only(FormRound).assignments) == 3
 
 
 def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
@@ -392,15 +403,15 @@ def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     assert (broken.kind, broken.ids) == (BreakKind.MEMBERSHIP, ("m0", "m2"))
     assert broken.reason == "node 1 (h1) was lost: connection closed"
     leader.stop_all(0, 2)
-    assert not [output for output in leader.out if isinstance(output, FormRound)]
+    assert not [action for action in leader.actions if isinstance(action, FormRound)]
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
     leader.feed(Tick(), after_s=0.31)
     form = leader.only(FormRound)
-    assert [seat.id for seat in form.seats] == ["m0", "m2"]
+    assert [assignment.id for assignment in form.assignments] == ["m0", "m2"]
     assert form.attempt == 0
 
 
-def test_below_min_waits_and_then_gives_up() -> None:
+def test_below_min_waits_and_then_fails() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
@@ -415,15 +426,15 @@ def test_a_replacement_completes_the_job() -> None:
     leader.form(2)
     leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
     leader.stop_all(0)
-    leader.feed(Joined(peer=replace(peer(9), index=1)), after_s=20.0)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m9"]
+    leader.feed(Joined(member=replace(member(9), index=1)), after_s=20.0)
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m9"]
 
 
 def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
-    """Its guard kills its workers before it is given up, and the others' workers fail of that."""
+    """Its guard kills its workers before it counts as lost, which makes workers of other nodes fail."""
     leader = Leader(rules(2, 3, max_restarts=0))
     leader.form(3)
-    assert not leader.feed(Failed(id="m0", round=1, failures=(failure(0),), excuse_s=1.5), after_s=10.0)
+    assert not leader.feed(Failed(id="m0", round=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 1.8)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
@@ -435,7 +446,7 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
 def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     leader = Leader(rules(2, 3, max_restarts=1))
     leader.form(3)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),), excuse_s=1.5), after_s=10.0)
+    leader.feed(Failed(id="m0", round=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
     assert leader.only(BreakRound).kind is BreakKind.FAILURE
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
@@ -443,15 +454,15 @@ def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     assert leader.only(FormRound).attempt == 0
 
 
-def test_spares_wait_and_step_in() -> None:
+def test_spares_wait_and_replace_lost_members() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Joined(peer=peer(5)), after_s=1.0)
+    leader.feed(Joined(member=member(5)), after_s=1.0)
     assert not leader.feed(Tick(), after_s=5.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"))
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m5"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m5"]
 
 
 def test_one_budget_for_the_whole_job() -> None:
@@ -472,7 +483,7 @@ def test_one_budget_for_the_whole_job() -> None:
     assert "all 1 restarts are used" in broken.reason
     leader.stop_all(0, 1)
     end = leader.only(EndJob)
-    assert (end.succeeded, end.printer, set(end.ids)) == (False, "m0", {"m0", "m1"})
+    assert (end.succeeded, end.printer_id, set(end.ids)) == (False, "m0", {"m0", "m1"})
     assert end.report is not None
     assert end.report.failures[0].global_rank == 1
 
@@ -488,7 +499,7 @@ def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
     assert leader.only(FormRound).attempt == 0
 
 
-def test_a_charged_failure_is_forgiven_when_its_peer_vanishes_while_stopping() -> None:
+def test_an_attempt_is_refunded_when_another_member_is_lost_while_stopping() -> None:
     leader = Leader(rules(1, 2, max_restarts=3))
     leader.form(2)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
@@ -498,19 +509,19 @@ def test_a_charged_failure_is_forgiven_when_its_peer_vanishes_while_stopping() -
     assert leader.only(FormRound).attempt == 0
 
 
-def test_a_join_does_not_hide_a_failure_that_is_being_judged() -> None:
+def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
     leader = Leader(rules(1, 4, max_restarts=0))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Joined(peer=peer(2)), after_s=5.0)
+    leader.feed(Joined(member=member(2)), after_s=5.0)
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.15)
     leader.feed(Tick(), after_s=0.2)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
-def test_root_cause_is_the_earliest_by_age_and_never_one_that_we_stopped() -> None:
+def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stopped() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0, age_s=0.0),)), after_s=5.0)
@@ -545,7 +556,7 @@ def test_another_start_up_error_is_retried() -> None:
     assert leader.only(BreakRound).kind is BreakKind.FAILURE
 
 
-def test_success_of_all_ends_the_job_and_one_that_vanished_after_it_counts() -> None:
+def test_success_of_all_ends_the_job_and_one_that_was_lost_after_it_counts() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
     leader.feed(Succeeded(id="m2", round=1))
@@ -558,19 +569,19 @@ def test_success_of_all_ends_the_job_and_one_that_vanished_after_it_counts() -> 
     assert set(end.ids) == {"m0", "m1"}
 
 
-def test_no_join_starts_a_round_once_a_node_is_done() -> None:
+def test_no_join_starts_a_round_once_a_node_has_succeeded() -> None:
     leader = Leader(rules(1, 3))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
     leader.feed(Succeeded(id="m0", round=1))
-    leader.feed(Joined(peer=peer(2)))
+    leader.feed(Joined(member=member(2)))
     assert next_due_s(leader.state, leader.now_s) == FOREVER
     leader.feed(Succeeded(id="m1", round=1))
     assert set(leader.only(EndJob).ids) == {"m0", "m1", "m2"}
 
 
-def test_a_finished_node_takes_part_again_when_a_peer_must_restart() -> None:
+def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.feed(Succeeded(id="m0", round=1))
@@ -578,10 +589,10 @@ def test_a_finished_node_takes_part_again_when_a_peer_must_restart() -> None:
     assert set(leader.only(BreakRound).ids) == {"m0", "m1"}
     leader.stop_all(0, 1)
     assert leader.only(FormRound).attempt == 1
-    assert leader.state.done == frozenset()
+    assert leader.state.succeeded == frozenset()
 
 
-def test_success_waits_for_members_that_may_go_on_elsewhere() -> None:
+def test_success_waits_for_members_that_may_continue_with_another_leader() -> None:
     leader = Leader(rules(3, 3))
     leader.form(3)
     for number in (1, 2):
@@ -592,19 +603,19 @@ def test_success_waits_for_members_that_may_go_on_elsewhere() -> None:
     assert leader.only(EndJob).succeeded
 
 
-def test_old_rounds_and_strangers_change_nothing() -> None:
+def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     before = leader.state
     for event in (
         Failed(id="m1", round=0, failures=(failure(1),)),
-        Failed(id="who", round=1, failures=(failure(1),)),
+        Failed(id="unknown", round=1, failures=(failure(1),)),
         Succeeded(id="m1", round=7),
         Stopped(id="m1", round=0, port=1),
-        Stopped(id="who", round=1, port=1),
-        MemberLost(id="who", reason="x"),
-        Leaving(id="who", reason="x"),
-        RoundAcknowledged(id="who", round=1),
+        Stopped(id="unknown", round=1, port=1),
+        MemberLost(id="unknown", reason="x"),
+        Leaving(id="unknown", reason="x"),
+        RoundAcknowledged(id="unknown", round=1),
         ProcessEnded(id="m1"),
         Tick(),
     ):
@@ -621,7 +632,7 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> Non
     assert leader.state.phase is JobPhase.FORMING
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=2.0)
     leader.feed(Tick(), after_s=0.31)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
 
 
 def test_a_fenced_leader_node_breaks_its_round() -> None:
@@ -631,7 +642,7 @@ def test_a_fenced_leader_node_breaks_its_round() -> None:
     assert leader.only(BreakRound).kind is BreakKind.FENCED
 
 
-def test_round_is_settled_when_all_have_confirmed_it() -> None:
+def test_a_round_is_committed_when_all_have_acknowledged_it() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     assert not leader.feed(RoundAcknowledged(id="m0", round=1))
@@ -640,95 +651,95 @@ def test_round_is_settled_when_all_have_confirmed_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "hung"),
+    ("reports", "hung"),
     [
-        pytest.param("i0 i1", None, id="one that works keeps all waiting"),
+        pytest.param("i0 i1", None, id="one that works: the others wait for it"),
         pytest.param("i0 i1 i2", (0, 1, 2), id="all idle: a hang of the job"),
-        pytest.param("i0 i0 i0", None, id="one that says it again is one"),
+        pytest.param("i0 i0 i0", None, id="repeated reports of one node count once"),
         pytest.param("i0 i1 d2", None, id="the last that worked finishes: the rest may have waited for it"),
         pytest.param("i0 i1 d2 i0 i1", (0, 1), id="and are idle for another timeout"),
-        pytest.param("d2 i0 i1", (0, 1), id="a node that is done works no more"),
-        pytest.param("i2 d2 i0 i1", (0, 1), id="idle, then done: no part of the hang"),
-        pytest.param("d2 i2 i0", None, id="what a node that is done says does not count"),
+        pytest.param("d2 i0 i1", (0, 1), id="a node that succeeded is not waited for"),
+        pytest.param("i2 d2 i0 i1", (0, 1), id="idle, then succeeded: not part of the hang"),
+        pytest.param("d2 i2 i0", None, id="a report of a node that succeeded does not count"),
         pytest.param("d0 d1 i2", (2,), id="the only one left"),
-        pytest.param("i0 i1 a0 i2", None, id="life came back to one"),
-        pytest.param("i0 i1 a0 i2 i0", (0, 1, 2), id="and went again"),
-        pytest.param("i0 d0 d1 d2", None, id="idle at the end of its work: all is well"),
+        pytest.param("i0 i1 a0 i2", None, id="one is active again"),
+        pytest.param("i0 i1 a0 i2 i0", (0, 1, 2), id="and idle again"),
+        pytest.param("i0 d0 d1 d2", None, id="idle at the end of its work: no hang"),
     ],
 )
-def test_a_job_hangs_when_every_node_that_still_works_is_idle(words: str, hung: tuple[int, ...] | None) -> None:
-    """i: idle, a: alive again, d: done, each with the node's number; the job hangs with the last word or not at all."""
+def test_a_job_hangs_when_every_node_that_still_works_is_idle(reports: str, hung: tuple[int, ...] | None) -> None:
+    """i: idle, a: active again, d: succeeded, each with a node number. Only the last report may make the job hang."""
     leader = Leader(rules(3, 3))
     leader.form(3)
-    for word in words.split():
-        assert not any(isinstance(output, BreakRound) for output in leader.out)
-        say(leader, word, round_number=1)
+    for item in reports.split():
+        assert not any(isinstance(action, BreakRound) for action in leader.actions)
+        report(leader, item, round_number=1)
     if hung is None:
-        assert not any(isinstance(output, BreakRound) for output in leader.out)
+        assert not any(isinstance(action, BreakRound) for action in leader.actions)
     else:
         broken = leader.only(BreakRound)
         assert (broken.kind, broken.want_stacks, broken.ids) == (BreakKind.FAILURE, True, ("m0", "m1", "m2"))
         assert sorted(seen.failure.node for seen in leader.state.failures) == list(hung)
 
 
-def say(leader: Leader, word: str, *, round_number: int) -> None:
-    number = int(word[1:])
+def report(leader: Leader, item: str, *, round_number: int) -> None:
+    number = int(item[1:])
     member_id = f"m{number}"
-    if word[0] == "d":
+    if item[0] == "d":
         leader.feed(Succeeded(id=member_id, round=round_number), after_s=1.0)
         return
-    failures = (failure(number, exit_code=None, reason="showed no life"),) if word[0] == "i" else ()
+    failures = (failure(number, exit_code=None, reason="made no progress"),) if item[0] == "i" else ()
     leader.feed(Idle(id=member_id, round=round_number, failures=failures), after_s=1.0)
 
 
-def test_who_was_idle_is_forgotten_in_the_next_round() -> None:
+def test_idle_members_are_cleared_in_the_next_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    say(leader, "i0", round_number=1)
+    report(leader, "i0", round_number=1)
     leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
     leader.stop_all(0, 1)
     assert leader.only(FormRound).number == 2
-    say(leader, "i0", round_number=1)
-    say(leader, "i1", round_number=2)
-    assert not leader.out
-    say(leader, "i0", round_number=2)
-    # The budget of one is spent, so the failure waits a moment for a loss that explains it.
+    report(leader, "i0", round_number=1)
+    report(leader, "i1", round_number=2)
+    assert not leader.actions
+    report(leader, "i0", round_number=2)
+    # No attempt is left, so the failure waits a moment for a loss that explains it.
     leader.feed(Tick(), after_s=0.31)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
-def test_a_hang_that_spends_the_last_attempt_is_final_and_blames_every_node_that_hung() -> None:
+def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
     leader = Leader(rules(2, 2, max_restarts=0))
     leader.form(2)
-    say(leader, "i0", round_number=1)
-    say(leader, "i1", round_number=1)
+    report(leader, "i0", round_number=1)
+    report(leader, "i1", round_number=1)
     leader.feed(Tick(), after_s=0.31)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
     leader.stop_all(0, 1)
     end = leader.only(EndJob)
     assert end.report is not None
-    assert [(f.node, f.reason) for f in end.report.failures] == [(0, "showed no life"), (1, "showed no life")]
+    assert [(f.node, f.reason) for f in end.report.failures] == [(0, "made no progress"), (1, "made no progress")]
 
 
-def carry(rank: int | None, *, ended: list[int]) -> RecoveryState:
-    base = CarriedBase(number=4, by="m0", size=3, leader=0, rank=rank, ended=frozenset(ended))
-    return RecoveryState(round=4, attempt=2, bases=(base,))
+def recovery_state(rank: int | None, *, ended: list[int]) -> RecoveryState:
+    base = CarriedBase(number=4, leader_id="m0", size=3, leader_rank=0, rank=rank, ended=frozenset(ended))
+    return RecoveryState(round=4, attempt=2, quorum_bases=(base,))
 
 
 def test_takeover_after_the_last_failure_ends_the_job() -> None:
-    """The old leader had told them that the job has failed for good, and vanished before it could end it."""
+    """The old leader had announced that the job failed for good, and was lost before it could end it."""
     leader = Leader(rules(2, 3), takeover=True)
-    final = "rank 1 on node 1 (h) exited with code 1; no restarts are allowed"
-    one, two = (replace(carry(rank, ended=[]), final=final) for rank in (1, 2))
-    assert not leader.feed(Joined(peer=replace(peer(1, carry=one), is_leader=True)))
-    leader.feed(Joined(peer=peer(2, carry=two)))
+    final_reason = "rank 1 on node 1 (h) exited with code 1; no restarts are allowed"
+    one, two = (replace(recovery_state(rank, ended=[]), final_reason=final_reason) for rank in (1, 2))
+    assert not leader.feed(Joined(member=replace(member(1, recovery_state=one), is_leader=True)))
+    leader.feed(Joined(member=member(2, recovery_state=two)))
     end = leader.only(EndJob)
     assert not end.succeeded
     assert end.report is not None
-    assert (end.report.reason, end.printer) == (final, "m1")
+    assert (end.report.reason, end.printer_id) == (final_reason, "m1")
 
 
-def test_a_final_failure_waits_for_members_that_may_go_on_elsewhere() -> None:
+def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
     leader.feed(Failed(id="m0", round=1, failures=(failure(0),)))
@@ -743,97 +754,99 @@ def test_a_final_failure_waits_for_members_that_may_go_on_elsewhere() -> None:
     assert not leader.only(EndJob).succeeded
 
 
-def test_a_rivals_round_is_given_time_to_end() -> None:
-    """Another leader gave way to this one; its other member may not know it yet, and still train."""
+def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
+    """Another leader resigned in favour of this one; its other member may not know it yet and still train."""
     leader = Leader(rules(1, 4))
-    leader.feed(Joined(peer=peer(0)))
-    leader.feed(Joined(peer=peer(1)))
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
-    rival = CarriedBase(number=1, by="m2", size=2, leader=0, indices=(2, 3), rank=0, ended=frozenset())
-    leader.feed(Joined(peer=peer(2, carry=RecoveryState(round=1, bases=(rival,)))))
-    for member in ("m0", "m1"):
-        leader.feed(RoundAcknowledged(id=member, round=1))
+    rival = CarriedBase(number=1, leader_id="m2", size=2, leader_rank=0, node_indices=(2, 3), rank=0, ended=frozenset())
+    leader.feed(Joined(member=member(2, recovery_state=RecoveryState(round=1, quorum_bases=(rival,)))))
+    for member_id in ("m0", "m1"):
+        leader.feed(RoundAcknowledged(id=member_id, round=1))
     leader.feed(Tick(), after_s=0.25)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
     assert not leader.feed(Tick(), after_s=3.8)
     leader.feed(Tick(), after_s=0.3)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m0", "m1", "m2"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
 
 
-def test_takeover_carries_round_attempt_and_budget() -> None:
+def test_takeover_recovers_round_attempt_and_budget() -> None:
     leader = Leader(rules(1, 3, max_restarts=3), takeover=True)
-    leader.feed(Joined(peer=replace(peer(1, carry=carry(1, ended=[0])), is_leader=True)))
-    leader.feed(Joined(peer=peer(2, carry=carry(2, ended=[0]))), after_s=0.1)
+    leader.feed(Joined(member=replace(member(1, recovery_state=recovery_state(1, ended=[0])), is_leader=True)))
+    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[0]))), after_s=0.1)
     leader.feed(Tick(), after_s=0.25)
     form = leader.only(FormRound)
     assert (form.number, form.attempt, form.restarts_left) == (5, 2, 1)
-    assert [seat.id for seat in form.seats] == ["m1", "m2"]
+    assert [assignment.id for assignment in form.assignments] == ["m1", "m2"]
 
 
 @pytest.mark.parametrize(("followed", "forms_after_s"), [("m0", 4.4), (None, 4.4), ("m4", 6.4)])
-def test_takeover_with_one_who_followed_another_leader_waits_for_what_that_one_led(
+def test_takeover_with_a_member_of_an_unknown_leader_waits_for_that_leaders_rounds(
     followed: str | None, forms_after_s: float
 ) -> None:
-    """Rank 4 cannot be heard, and may have formed a round with the one who comes last."""
+    """Rank 4 is unreachable, and may have formed a round with the member that joins last."""
     leader = Leader(rules(2, 5), takeover=True)
-    base = CarriedBase(number=4, by="m0", size=5, leader=0, ended=frozenset({0}), rank=None)
-    carries = [RecoveryState(round=4, attempt=1, bases=(replace(base, rank=rank),)) for rank in range(4)]
-    leader.feed(Joined(peer=replace(peer(1, carry=carries[1]), is_leader=True)))
-    leader.feed(Joined(peer=peer(2, carry=carries[2])))
-    assert not leader.feed(Joined(peer=peer(3, carry=replace(carries[3], leader=followed))), after_s=2.0)
+    base = CarriedBase(number=4, leader_id="m0", size=5, leader_rank=0, ended=frozenset({0}), rank=None)
+    carries = [RecoveryState(round=4, attempt=1, quorum_bases=(replace(base, rank=rank),)) for rank in range(4)]
+    leader.feed(Joined(member=replace(member(1, recovery_state=carries[1]), is_leader=True)))
+    leader.feed(Joined(member=member(2, recovery_state=carries[2])))
+    assert not leader.feed(
+        Joined(member=member(3, recovery_state=replace(carries[3], leader_id=followed))), after_s=2.0
+    )
     assert not leader.feed(Tick(), after_s=forms_after_s - 2.2)
     leader.feed(Tick(), after_s=0.2)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m1", "m2", "m3"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m1", "m2", "m3"]
 
 
-def test_no_round_is_formed_on_promises_that_have_run_out() -> None:
+def test_no_round_is_formed_without_a_lease() -> None:
     leader = Leader(rules(2, 2))
-    leader.state = replace(leader.state, doubtful=True)
-    leader.feed(Joined(peer=peer(0)))
-    assert not leader.feed(Joined(peer=peer(1)))
-    leader.state = replace(leader.state, doubtful=False)
+    leader.state = replace(leader.state, lacks_lease=True)
+    leader.feed(Joined(member=member(0)))
+    assert not leader.feed(Joined(member=member(1)))
+    leader.state = replace(leader.state, lacks_lease=False)
     leader.feed(Tick())
     assert leader.only(FormRound).number == 1
 
 
 def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    leader.feed(Joined(peer=replace(peer(2, carry=carry(2, ended=[0])), is_leader=True)))
+    leader.feed(Joined(member=replace(member(2, recovery_state=recovery_state(2, ended=[0])), is_leader=True)))
     assert not leader.feed(Tick(), after_s=30.0)
     leader.feed(Tick(), after_s=31.0)
-    assert "cannot be heard" in leader.only(FailRendezvous).reason
+    assert "are unreachable" in leader.only(FailRendezvous).reason
 
 
-def test_takeover_gives_the_missing_time_to_come_and_their_leases_time_to_end() -> None:
+def test_takeover_waits_for_missing_members_to_rejoin_or_lose_their_leases() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    leader.feed(Joined(peer=replace(peer(1, carry=carry(1, ended=[0])), is_leader=True)))
+    leader.feed(Joined(member=replace(member(1, recovery_state=recovery_state(1, ended=[0])), is_leader=True)))
     assert not leader.feed(Tick(), after_s=4.0)
     leader.feed(Tick(), after_s=0.5)
-    assert [seat.id for seat in leader.only(FormRound).seats] == ["m1"]
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m1"]
 
 
-def test_numbers_go_up_for_a_member_that_knows_a_later_round() -> None:
+def test_round_number_is_above_that_of_every_member() -> None:
     leader = Leader(rules(1, 3))
-    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(member=member(0)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Joined(peer=peer(1, carry=RecoveryState(round=9, attempt=1))), after_s=1.0)
+    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round=9, attempt=1))), after_s=1.0)
     leader.feed(Tick(), after_s=0.3)
     leader.stop_all(0)
     form = leader.only(FormRound)
     assert (form.number, form.attempt) == (10, 1)
 
 
-def test_a_newcomer_after_the_end_is_told_the_end() -> None:
+def test_a_member_that_joins_after_the_end_receives_the_end() -> None:
     leader = Leader(rules(1, 1))
     leader.form(1)
     leader.feed(Succeeded(id="m0", round=1))
-    leader.feed(Joined(peer=peer(5)))
+    leader.feed(Joined(member=member(5)))
     assert leader.only(EndJob).ids == ("m5",)
 
 
 def test_surplus_members_are_announced() -> None:
     leader = Leader(rules(1, 1))
-    leader.feed(Joined(peer=replace(peer(3), is_leader=False)))
-    leader.feed(Joined(peer=peer(0)))
+    leader.feed(Joined(member=replace(member(3), is_leader=False)))
+    leader.feed(Joined(member=member(0)))
     assert "1 more than --nnodes allows (1)" in leader.only(Notify).text

@@ -35,16 +35,16 @@ class Wire:
 
 
 @pytest.mark.parametrize("token", [None, "secret"])
-def test_a_circular_reads_like_any_other_message(token) -> None:
+def test_a_broadcast_reads_like_any_other_message(token) -> None:
     wire = Wire(token, token)
     wire.pump()
-    circular = Broadcast({"t": "round", "text": 'ü"}', "list": [1]})
-    plain = [{"t": "round", "text": 'ü"}', "list": [1], "rank": rank, "bases": []} for rank in range(2)]
-    letters = [circular.address(), *(circular.address(rank=rank, bases=[]) for rank in range(2))]
-    assert letters[1:] == plain
-    for letter in letters:
-        wire.to_client.extend(wire.server.encode(letter))
-    assert wire.pump() == ([], [circular.common, *plain])
+    broadcast = Broadcast({"type": "round", "text": 'ü"}', "list": [1]})
+    plain = [{"type": "round", "text": 'ü"}', "list": [1], "rank": rank, "quorum_bases": []} for rank in range(2)]
+    copies = [broadcast.build_copy(), *(broadcast.build_copy(rank=rank, quorum_bases=[]) for rank in range(2))]
+    assert copies[1:] == plain
+    for copy in copies:
+        wire.to_client.extend(wire.server.encode(copy))
+    assert wire.pump() == ([], [broadcast.common, *plain])
 
 
 @pytest.mark.parametrize("token", [None, "secret"])
@@ -53,23 +53,23 @@ def test_messages_pass_both_ways(token) -> None:
     wire.pump()
     assert wire.client.open
     assert wire.server.open
-    wire.to_server.extend(wire.client.encode({"t": "join", "text": "ü"}))
-    wire.to_client.extend(wire.server.encode({"t": "welcome"}))
-    assert wire.pump() == ([{"t": "join", "text": "ü"}], [{"t": "welcome"}])
+    wire.to_server.extend(wire.client.encode({"type": "join", "text": "ü"}))
+    wire.to_client.extend(wire.server.encode({"type": "welcome"}))
+    assert wire.pump() == ([{"type": "join", "text": "ü"}], [{"type": "welcome"}])
 
 
 @pytest.mark.parametrize(("client", "server"), [("a", "b"), ("a", None), (None, "b")])
-def test_strangers_are_refused_in_words(client, server) -> None:
+def test_a_client_without_the_token_is_refused_with_a_reason(client, server) -> None:
     wire = Wire(client, server)
     with pytest.raises(ProtocolError, match="MUSTER_TOKEN"):
         wire.pump()
 
 
-def test_a_server_that_cannot_prove_itself_is_not_believed() -> None:
+def test_a_server_that_cannot_prove_the_token_is_refused() -> None:
     wire = Wire("secret", "secret")
     wire.to_server.clear()
     wire.to_client.extend(build_frame(encode_json({"nonce": "00" * 16, "mac": "00" * 32})))
-    with pytest.raises(ProtocolError, match="another job token"):
+    with pytest.raises(ProtocolError, match="different job token"):
         list(wire.client.receive(bytes(wire.to_client)))
 
 
@@ -79,33 +79,33 @@ def authenticated() -> Wire:
     return wire
 
 
-def test_a_changed_frame_is_noticed() -> None:
+def test_a_changed_frame_is_detected() -> None:
     wire = authenticated()
-    frame = bytearray(wire.client.encode({"t": "done", "round": 1}))
+    frame = bytearray(wire.client.encode({"type": "succeeded", "round": 1}))
     frame[-2] ^= 1
     with pytest.raises(ProtocolError, match="changed"):
         list(wire.server.receive(bytes(frame)))
 
 
-def test_a_replayed_frame_is_noticed() -> None:
+def test_a_replayed_frame_is_detected() -> None:
     wire = authenticated()
-    frame = wire.client.encode({"t": "done", "round": 1})
-    assert list(wire.server.receive(frame)) == [{"t": "done", "round": 1}]
+    frame = wire.client.encode({"type": "succeeded", "round": 1})
+    assert list(wire.server.receive(frame)) == [{"type": "succeeded", "round": 1}]
     with pytest.raises(ProtocolError, match="changed"):
         list(wire.server.receive(frame))
 
 
-def test_a_reflected_frame_is_noticed() -> None:
+def test_a_reflected_frame_is_detected() -> None:
     wire = authenticated()
     with pytest.raises(ProtocolError, match="changed"):
-        list(wire.client.receive(wire.client.encode({"t": "done"})))
+        list(wire.client.receive(wire.client.encode({"type": "succeeded"})))
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "bytes, at most"),
-        (struct.pack(">I", HANDSHAKE_LIMIT_BYTES + 1), "bytes, at most"),
+        (b"GET / HTTP/1.1\r\n\r\n", "is too long"),
+        (struct.pack(">I", HANDSHAKE_LIMIT_BYTES + 1), "is too long"),
         (build_frame(b"\x80\x04K\x01."), "not JSON"),
         (build_frame(b"[1, 2]"), "not a JSON object"),
         (build_frame(b"[" * 900), "not JSON"),
@@ -118,17 +118,17 @@ def test_garbage_is_refused(data, why) -> None:
         list(server.receive(data))
 
 
-def test_a_trickle_of_bytes_makes_the_same_messages() -> None:
+def test_single_bytes_make_the_same_messages() -> None:
     wire = Wire("secret", "secret")
     wire.pump()
-    frame = wire.client.encode({"t": "x", "n": list(range(50))})
+    frame = wire.client.encode({"type": "x", "n": list(range(50))})
     got = []
     for byte in frame:
         got += wire.server.receive(bytes([byte]))
-    assert got == [{"t": "x", "n": list(range(50))}]
+    assert got == [{"type": "x", "n": list(range(50))}]
 
 
-def test_a_refusal_that_is_no_text_is_one() -> None:
+def test_a_refusal_without_text_is_a_refusal() -> None:
     wire = authenticated()
-    with pytest.raises(ProtocolError, match="without words"):
+    with pytest.raises(ProtocolError, match="without a reason"):
         list(wire.client.receive(wire.server.encode({"refused": [["\x1b[2J"]]})))

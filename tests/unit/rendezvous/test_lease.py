@@ -29,7 +29,7 @@ def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s:
         max_restarts=0,
         join_timeout_s=10.0,
         last_call_s=1.0,
-        gather_s=silence_s,
+        rejoin_wait_s=silence_s,
     )
     config = RendezvousConfig(backend="muster", run_id="run", host="h", port=1, node_index=0, min_nodes=1, max_nodes=2)
     options = LeaderOptions(
@@ -38,7 +38,7 @@ def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s:
         silence_s=silence_s,
         takeover=False,
         local_addr=None,
-        tell=print,
+        notify=print,
         own_id="a",
         listen_port=0,
     )

@@ -1,4 +1,4 @@
-"""The job's report fits into one letter, however many ranks have failed and however much they had to say."""
+"""The job's report fits into one frame, however many ranks have failed and however long their texts are."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, encode_j
 from muster.agent.rendezvous.protocol.leader_messages import build_job_end
 
 
-@pytest.mark.parametrize("letter", ["x", "\n", "ü", "\U0001f40c", "\x1b"])
-def test_thousands_of_talkative_ranks(letter: str) -> None:
+@pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f40c", "\x1b"])
+def test_a_report_of_thousands_of_ranks_with_long_texts_fits_into_one_frame(character: str) -> None:
     seen = [
         DatedFailure(
             when_s=float(rank),
@@ -24,23 +24,23 @@ def test_thousands_of_talkative_ranks(letter: str) -> None:
                 pid=1,
                 time_s=0.0,
                 exit_code=1,
-                exception=letter * 500,
-                traceback=letter * 4000,
-                stderr_tail=(letter * 200,) * 20,
+                exception=character * 500,
+                traceback=character * 4000,
+                stderr_tail=(character * 200,) * 20,
             ),
         )
         for rank in range(4096)
     ]
-    stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=letter * 5000) for rank in range(4096))
+    stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=character * 5000) for rank in range(4096))
     report = build_report("run", "why", 0, 1, seen, stacks)
-    frame = encode_json(build_job_end(succeeded=False, report=report).address(prints=True))
+    frame = encode_json(build_job_end(succeeded=False, report=report).build_copy(prints_report=True))
     assert len(frame) < FRAME_LIMIT_BYTES
-    assert report.failures[0].traceback == letter * 4000  # the root cause is whole
+    assert report.failures[0].traceback == character * 4000  # the root cause is whole
     assert (len(report.failures), len(report.stacks)) == (4096, 4096)
     assert report.stacks[-1].text == LEFT_OUT
 
 
-def test_an_ordinary_report_is_left_as_it_is() -> None:
+def test_an_ordinary_report_is_not_shortened() -> None:
     stacks = (
         Stack(global_rank=1, node=0, local_rank=1, text="b"),
         Stack(global_rank=0, node=0, local_rank=0, text="a"),

@@ -1,4 +1,4 @@
-"""Agents of one job are started with the same rules; one with others takes no part, and the job does not notice."""
+"""All agents of a job must have the same rules; one with other rules is refused without effect on the job."""
 
 import json
 from collections.abc import Iterator
@@ -59,11 +59,11 @@ def expect_success(*processes: Process) -> None:
 
 
 @pytest.mark.parametrize(("changes", "difference"), OTHERS)
-def test_another_setting_is_named_with_both_values(changes, difference) -> None:
+def test_a_different_setting_is_named_with_both_values(changes, difference) -> None:
     job = build_job_rules(RendezvousConfig(**SETTINGS, join_timeout_s=120.0))
     own = build_job_rules(RendezvousConfig(**{**SETTINGS, "join_timeout_s": 120.0, **changes}))
     line = describe_difference(own, job)
-    assert line == f"{difference}; all agents of a job must be started with the same"
+    assert line == f"{difference}; all agents of a job must be started with the same values"
     assert read_job_rules(json.loads(json.dumps(describe_job_rules(own)))) == own
 
 
@@ -74,20 +74,20 @@ def test_what_may_differ_makes_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "difference"), OTHERS)
-def test_a_stranger_is_refused_and_the_job_goes_on(changes, difference) -> None:
+def test_an_agent_with_other_rules_is_refused_and_the_job_continues(changes, difference) -> None:
     world = make_world()
     job = [world.boot(0), world.boot(1)]
     world.run_until(20.0)
     assert [process.numbers for process in job] == [[1], [1]]
-    stranger = world.boot(2, **changes)
+    refused_node = world.boot(2, **changes)
     world.run_until(30.0)
-    expect_refused(stranger, f"{difference}; all agents of a job must be started with the same")
+    expect_refused(refused_node, f"{difference}; all agents of a job must be started with the same values")
     world.run_until(200.0)
     expect_success(*job)
     assert [process.numbers for process in job] == [[1], [1]]
 
 
-def test_two_that_begin_together_with_other_sizes_make_no_round() -> None:
+def test_two_agents_with_different_sizes_form_no_round() -> None:
     world = make_world(min_nodes=2)
     job = [world.boot(0), world.boot(1, min_nodes=1)]
     world.run_until(30.0)
@@ -99,8 +99,8 @@ def test_two_that_begin_together_with_other_sizes_make_no_round() -> None:
     expect_success(job[0], job[2])
 
 
-def test_a_successor_refuses_as_the_first_leader_did() -> None:
-    """Node 0 comes back with another budget, finds the endpoint free, and is called by the acting leader."""
+def test_a_successor_refuses_other_rules_like_the_first_leader() -> None:
+    """Node 0 returns with another budget and finds the endpoint free; the acting leader announces itself there."""
     world = make_world()
     job = [world.boot(index) for index in range(3)]
     world.run_until(10.0)
@@ -109,33 +109,35 @@ def test_a_successor_refuses_as_the_first_leader_did() -> None:
     world.run_until(20.0)
     rounds = [process.numbers for process in job[1:]]
     assert rounds == [[1, 2]] * 2
-    stranger = world.boot(0, max_restarts=9)
+    refused_node = world.boot(0, max_restarts=9)
     world.run_until(40.0)
-    expect_refused(stranger, "--max-restarts 9 (the job: 2); all agents of a job must be started with the same")
+    expect_refused(
+        refused_node, "--max-restarts 9 (the job: 2); all agents of a job must be started with the same values"
+    )
     world.run_until(200.0)
     expect_success(*job[1:])
     assert [process.numbers for process in job[1:]] == rounds
 
 
-def test_a_node_of_the_job_is_not_refused_by_a_stranger_at_its_endpoint() -> None:
-    """Below `min` there is no acting leader: node 1 waits for its own kind, and is not ended by the wrong node 0."""
+def test_a_node_of_the_job_is_not_refused_by_a_leader_with_other_rules_at_the_endpoint() -> None:
+    """Below `min` there is no acting leader: node 1 waits for a node with its rules, whatever node 0 has."""
     world = make_world(min_nodes=2)
     job = [world.boot(0), world.boot(1)]
     world.run_until(10.0)
     job[0].crash()
-    stranger = world.boot(0, max_restarts=9)
+    refused_node = world.boot(0, max_restarts=9)
     world.run_until(30.0)
     assert job[1].outcome is None
-    assert (job[1].numbers, stranger.numbers) == ([1], [])
-    stranger.crash()
+    assert (job[1].numbers, refused_node.numbers) == ([1], [])
+    refused_node.crash()
     job.append(world.boot(0))
     world.run_until(200.0)
     expect_success(job[1], job[2])
     assert job[1].numbers == [1, 2]
 
 
-class Node:
-    """A leader that holds a round alone, and whoever comes to its door."""
+class LeaderHarness:
+    """A leader that is alone in its round; the test connects to it."""
 
     def __init__(self) -> None:
         self.loop = Loop(StandingClock())
@@ -171,27 +173,34 @@ class Node:
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    made = Node()
+def node() -> Iterator[LeaderHarness]:
+    made = LeaderHarness()
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("max_restarts", [2, 9])
-def test_a_running_job_gives_way_to_no_job_with_other_rules(node: Node, max_restarts: int) -> None:
-    """Two jobs of one name share an endpoint by mistake; the acting leader of the one calls where the other runs."""
+def test_a_leader_does_not_resign_in_favour_of_one_with_other_rules(node: LeaderHarness, max_restarts: int) -> None:
+    """Two jobs of one name share an endpoint by mistake: the acting leader of one announces itself to the other."""
     node.form_round()
     rules = {**node.rules, "max_restarts": max_restarts}
-    link = node.receive({"t": "acting", "run_id": "sim", "id": "m4", "round": 7, "port": 5004, "rules": rules})
-    assert (link.kinds() == ["heard"]) == (max_restarts == 9)
+    link = node.receive({"type": "announcement", "run_id": "sim", "id": "m4", "round": 7, "port": 5004, "rules": rules})
+    assert (link.kinds() == ["announcement_acknowledged"]) == (max_restarts == 9)
     assert (node.member._session.server.leader is not None) == (max_restarts == 9)
 
 
-def test_an_agent_that_does_not_say_its_rules_gets_no_seat(node: Node) -> None:
-    """As those before this version would: their handshake is refused already."""
-    join = {"t": "join", "run_id": "sim", "id": "m1", "index": 1, "nproc": 1, "role": "default", "host": "h1"}
-    join |= {"port": 1, "listen": 2, "local_addr": None, "prepared": True}
-    carry = {"round": 0, "attempt": 0, "early": None, "final": None, "leader": None, "bases": []}
-    refused = node.receive({**join, "carry": carry})
+def test_a_join_without_rules_is_malformed(node: LeaderHarness) -> None:
+    """Agents of protocol version 1 sent none; the handshake already refuses them."""
+    join = {"type": "join", "run_id": "sim", "id": "m1", "index": 1, "nproc": 1, "role": "default", "host": "h1"}
+    join |= {"port": 1, "listen_port": 2, "local_addr": None, "is_prepared": True}
+    recovery = {
+        "round": 0,
+        "attempt": 0,
+        "startup_signature": None,
+        "final_reason": None,
+        "leader_id": None,
+        "quorum_bases": [],
+    }
+    refused = node.receive({**join, "recovery_state": recovery})
     assert (refused.kinds(), refused.closed) == ([], True)
-    assert node.receive({**join, "carry": carry, "rules": node.rules}).kinds() == ["welcome"]
+    assert node.receive({**join, "recovery_state": recovery, "rules": node.rules}).kinds() == ["welcome"]

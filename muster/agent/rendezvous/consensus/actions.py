@@ -1,4 +1,4 @@
-"""Actions of the leader: what `decisions` asks it to send."""
+"""Actions of the leader: what `decisions.decide` asks it to send."""
 
 from muster.agent.diagnosis.report import Report
 from muster.agent.rendezvous.consensus.members import RankAssignment
@@ -9,22 +9,22 @@ from muster.agent.runtime.records import record
 
 @record
 class FormRound:
-    """Send every seat its round; rank 0's port is `master_port`."""
+    """Send each member of the round its ranks; rank 0's port is `master_port`."""
 
     number: int
     attempt: int
     restarts_left: int
     world_size: int
     master_port: int
-    seats: tuple[RankAssignment, ...]
+    assignments: tuple[RankAssignment, ...]
     """In order of group rank."""
-    bases: tuple[QuorumBase, ...]
-    early: str | None
+    quorum_bases: tuple[QuorumBase, ...]
+    startup_signature: str | None
 
 
 @record
 class BreakRound:
-    """Tell these members to stop the workers of the round."""
+    """Ask these members to stop the workers of the round."""
 
     ids: tuple[str, ...]
     number: int
@@ -32,30 +32,30 @@ class BreakRound:
     reason: str
     want_stacks: bool
     next_attempt: int
-    early: str | None
+    startup_signature: str | None
 
 
 @record
 class CommitRound:
-    """Every member of the round has confirmed it: older rounds are no base for anybody any more."""
+    """Every member of the round has acknowledged it: no member needs older rounds as a quorum base any more."""
 
     number: int
 
 
 @record
 class EndJob:
-    """The job is over for these members."""
+    """The job has ended for these members."""
 
     ids: tuple[str, ...]
     succeeded: bool
     report: Report | None
-    printer: str | None
+    printer_id: str | None
     """The member that prints the report."""
 
 
 @record
 class FailRendezvous:
-    """The nodes did not come together in time."""
+    """No round could be formed within the join timeout."""
 
     reason: str
 

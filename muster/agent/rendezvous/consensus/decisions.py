@@ -1,14 +1,25 @@
-"""The job as its leader sees it: a pure function `decide(state, event, now_s) -> (state, outputs)`.
+"""The leader's state machine: a pure function `decide(state, event, now_s) -> (state, actions)`.
 
-No sockets, no clocks, no randomness: the leader feeds what it learns and sends what comes out. A round goes
+The leader turns every message and every lost connection into an event and sends the actions that result. The job is in
+one of three phases:
 
-    FORMING --(enough members, all stopped, allowed by quorum)--> RUNNING --(loss, join, failure)--> FORMING ...
-                                                                     |--(all done)--> ENDING
-    FORMING --(final failure and all stopped)--> ENDING
+    FORMING --(enough members, all workers stopped, quorum)--> RUNNING --(loss, join, failure)--> FORMING ...
+                                                                  |--(all members succeeded)--> ENDING
+    FORMING --(final failure, all workers stopped)--> ENDING
 
-The state is in `job`, the words are in `terms`. What follows from an event is in `attendance` (who is there) and
-`breaking` (why a round ends), what comes next in `forming`; the arithmetic of quorums is in `quorum`, root cause and
-report in `verdict`.
+The rules:
+
+- A round is formed only after every member of the last one has stopped its workers or was lost. The fence time must
+  have passed since a loss: the lost member's guard kills its workers within it.
+- A round is formed only with a quorum of the last round (`quorum`) and while the leader holds its lease.
+- Each member acknowledges a new round. The round is committed when all have; until then the next round also needs a
+  quorum of the one before.
+- A join or a loss makes a new round. Only a worker's failure makes a new attempt, and not if a loss explains it.
+- A failure that would end the job is final only after a short wait for the report of a loss that explains it.
+- The job succeeds when the workers of all members of one round have succeeded.
+
+`membership` handles joins, losses and recovery state; `failures` breaks rounds; `formation` forms them and ends the
+job; `diagnosis.root_cause` finds the root cause and builds the report.
 """
 
 from collections.abc import Callable
@@ -36,7 +47,7 @@ from muster.agent.rendezvous.consensus.membership import (
     break_for_joins,
     on_joined,
     on_leaving,
-    on_lost,
+    on_member_lost,
     on_prepared,
     on_process_ended,
 )
@@ -46,80 +57,82 @@ from muster.agent.runtime.records import replace
 
 
 def decide(state: JobState, event: Event, now_s: float) -> Decision:
-    """Take in one event. Events of members that are not there, and of old rounds, change nothing.
+    """Handle one event. Events of absent members and of old rounds change nothing.
 
-    Only a `Tick` makes a failure final or gives up: what arrived before may explain the one and avert the other.
+    Only a `Tick` makes a failure final or fails the rendezvous: an event already received may still explain the failure
+    or complete the round.
     """
-    state, outputs = _HANDLERS[type(event)](state, event, now_s)
+    state, actions = _HANDLERS[type(event)](state, event, now_s)
     state, broken = break_for_joins(state, now_s)
     state, more = form_or_end(state, now_s)
-    outputs = (*outputs, *broken, *more)
+    actions = (*actions, *broken, *more)
     if isinstance(event, Tick):
         state, more = _check_join_timeout(state, now_s)
-        outputs += more
-    return state, outputs
+        actions += more
+    return state, actions
 
 
 def next_due_s(state: JobState, now_s: float) -> float:
-    """When the leader must send a `Tick` at the latest; infinity when nothing is due.
+    """When the leader must feed a `Tick` at the latest; infinity when nothing is due.
 
-    In the past where only a `Tick` will do and an event has overtaken it; everything else was looked at with the event.
+    The time lies in the past when an event overtook a `Tick` that is still needed. All else was decided with the event.
     """
-    if state.phase is JobPhase.ENDING or state.pending:
+    if state.phase is JobPhase.ENDING or state.stopping:
         return FOREVER
     if state.phase is JobPhase.RUNNING:
-        last_s = FOREVER if state.blame_until_s is None else state.blame_until_s
-        dues = [state.end_until_s, batch_due_s(state) if last_s == FOREVER else FOREVER]
+        last_s = FOREVER if state.loss_wait_until_s is None else state.loss_wait_until_s
+        dues = [state.end_wait_until_s, batch_due_s(state) if last_s == FOREVER else FOREVER]
     else:
         last_s = _join_deadline_s(state)
-        dues = [state.last_join_s + state.rules.last_call_s]
-        dues += [state.fence_until_s, state.quiet_until_s, state.gather_until_s, state.end_until_s]
+        dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s, state.end_wait_until_s]
+        dues.append(state.last_join_s + state.rules.last_call_s)
     return min([last_s, *(due for due in dues if due > now_s)])
 
 
 def _on_round_acknowledged(state: JobState, event: RoundAcknowledged, _now_s: float) -> Decision:
-    if event.round != state.round or event.id not in state.unconfirmed:
+    if event.round != state.round or event.id not in state.unacknowledged:
         return state, ()
-    state = replace(state, unconfirmed=state.unconfirmed.without(event.id))
-    whole = state.bases and len(state.bases[-1].held) == state.bases[-1].size
-    if state.unconfirmed or not whole:
+    state = replace(state, unacknowledged=state.unacknowledged.without(event.id))
+    is_complete = state.quorum_bases and len(state.quorum_bases[-1].connected) == state.quorum_bases[-1].size
+    if state.unacknowledged or not is_complete:
         return state, ()
-    late = tuple(base for base in state.bases if base.late)
-    return replace(state, bases=(*late, *state.bases[-1:])), (CommitRound(number=state.round),)
+    late = tuple(base for base in state.quorum_bases if base.is_late)
+    return replace(state, quorum_bases=(*late, *state.quorum_bases[-1:])), (CommitRound(number=state.round),)
 
 
 def _on_succeeded(state: JobState, event: Succeeded, _now_s: float) -> Decision:
-    if event.round == state.round and state.phase is JobPhase.RUNNING and event.id in state.seats:
-        # The others may have waited for just this: who is still idle after another timeout says so again.
-        return replace(state, idle=PersistentMap(), done=state.done.with_one(event.id), batch_since_s=None), ()
+    if event.round == state.round and state.phase is JobPhase.RUNNING and event.id in state.assignments:
+        # The others may have waited for this node: one that stays idle for another timeout reports it again.
+        succeeded = state.succeeded.with_item(event.id)
+        return replace(state, idle=PersistentMap(), succeeded=succeeded, batch_since_s=None), ()
     return state, ()
 
 
 def _on_tick(state: JobState, _event: Tick, now_s: float) -> Decision:
-    """Perhaps no loss has explained a failure in time."""
-    if state.phase is JobPhase.RUNNING and state.blame_until_s is not None and now_s >= state.blame_until_s:
+    """A failure that no loss has explained in time becomes final."""
+    if state.phase is JobPhase.RUNNING and state.loss_wait_until_s is not None and now_s >= state.loss_wait_until_s:
         return break_for_failure(state, now_s)
     return state, ()
 
 
 def _check_join_timeout(state: JobState, now_s: float) -> Decision:
-    """No round came about within the join timeout."""
-    if state.phase is not JobPhase.FORMING or state.pending or now_s < _join_deadline_s(state):
+    """Fail when no round was formed within the join timeout."""
+    if state.phase is not JobPhase.FORMING or state.stopping or now_s < _join_deadline_s(state):
         return state, ()
     return fail_rendezvous(state)
 
 
 def _join_deadline_s(state: JobState) -> float:
-    """When the nodes have not come together in time: those who came last had a moment to make a round."""
-    if state.final is not None:
+    """When rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
+    if state.final_reason is not None:
         return FOREVER
-    timeout_s = state.since_s + state.rules.join_timeout_s
-    return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.last_chance_s)
+    timeout_s = state.forming_since_s + state.rules.join_timeout_s
+    return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)
 
 
 _HANDLERS: dict[type, Callable[[JobState, Any, float], Decision]] = {
     Joined: on_joined,
-    MemberLost: on_lost,
+    MemberLost: on_member_lost,
     ProcessEnded: on_process_ended,
     Leaving: on_leaving,
     Prepared: on_prepared,

@@ -1,22 +1,20 @@
-"""The words of membership: rules, members, the events a leader feeds to `membership.advance` and what comes out."""
+"""Events of the leader: what it feeds to `decisions.decide`."""
 
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.runtime.records import record
 
-# -- events -------------------------------------------------------------------------------------------------------
-
 
 @record
 class Joined:
-    """A member asks to take part; its workers of earlier rounds are gone."""
+    """A member asks to take part; its workers of earlier rounds have ended."""
 
-    peer: MemberRecord
+    member: MemberRecord
 
 
 @record
 class MemberLost:
-    """A member's connection closed, or it fell silent."""
+    """A member's connection closed, or the member was silent for too long."""
 
     id: str
     reason: str
@@ -31,7 +29,7 @@ class ProcessEnded:
 
 @record
 class Leaving:
-    """A member said that it goes. Its workers may still be stopping: `MemberLost` follows when it is gone."""
+    """A member announced that it leaves. Its workers may still be stopping: `MemberLost` follows when it is gone."""
 
     id: str
     reason: str
@@ -59,14 +57,14 @@ class Failed:
     id: str
     round: int
     failures: tuple[Failure, ...]
-    excuse_s: float = 0.0
-    """How long it may take until a node that has been silent for suspiciously long is given up. Its guard kills its
-    workers before that, and that is what the others' workers fail of."""
+    suspicion_s: float = 0.0
+    """How long until the leader declares every node lost that it suspects now; 0: it suspects none. A suspected node's
+    guard kills its workers before that, which makes the workers of other nodes fail."""
 
 
 @record
 class Idle:
-    """No worker of a member shows life; without failures: one does again."""
+    """All workers of a member are idle. Without failures: one of them is active again."""
 
     id: str
     round: int
@@ -75,7 +73,7 @@ class Idle:
 
 @record
 class Succeeded:
-    """All workers of a member ended well."""
+    """All workers of a member succeeded."""
 
     id: str
     round: int
@@ -110,5 +108,3 @@ Event = (
     | Stopped
     | Tick
 )
-
-# -- outputs ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who takes part: the job's rules, a member, what it brings along, and its ranks in a round."""
+"""Records of members: the job's rules, a member, its recovery state, and its ranks in a round."""
 
 from muster.agent.rendezvous.consensus.quorum import CarriedBase
 from muster.agent.runtime.records import record
@@ -16,36 +16,36 @@ class ConsensusRules:
     max_restarts: int
     join_timeout_s: float
     last_call_s: float
-    gather_s: float
-    """How long a takeover waits for those of the last round who have not come: their leases, which the old leader may
-    have renewed in its last moment, must have run out before a round is formed without them."""
+    rejoin_wait_s: float
+    """How long a takeover waits for members of the last round that have not joined. The old leader may have renewed
+    their leases just before it ended; a round without them is formed only after those leases have expired."""
     batch_s: float = 0.2
     """Joins to a running round within this time of one another make one new round."""
     batch_limit_s: float = 1.0
     import_limit_s: float = 10.0
-    """How long a node that could join a running job at once waits for others that still import: one restart spared."""
-    last_chance_s: float = 1.0
-    """How long a node that comes just before the join timeout has to make a round."""
+    """How long a node that is ready to join a running job waits for others that still import: this saves a restart."""
+    late_join_grace_s: float = 1.0
+    """How long a node that joins just before the join timeout has to make a round."""
     fence_s: float = FENCE_S
-    """A lost member kills its workers within this time; no round is formed earlier."""
-    quiet_s: float = 2.0
-    """A leader with empty state forms no round of fewer than max nodes before: an acting leader may call."""
-    blame_s: float = 0.3
-    """A failure so shortly before a loss was caused by it: the last attempt is not given up earlier."""
+    """A lost member's workers are killed within this time; no round is formed earlier."""
+    announcement_wait_s: float = 2.0
+    """How long a leader with empty state forms only rounds of max nodes: an acting leader may announce itself."""
+    loss_wait_s: float = 0.3
+    """How long a failure that would end the job waits for the report of a loss that explains it."""
 
 
 @record
 class RecoveryState:
-    """What a member brings along: the job's state as far as it knows, so that no leader takes it to its grave."""
+    """What a member knows of the job and brings when it joins, so that no state is lost with a leader."""
 
     round: int = 0
     attempt: int = 0
-    early: str | None = None
-    final: str | None = None
-    """Why the last round was the job's last one; None while it may go on."""
-    leader: str | None = None
-    """Id of the last leader it joined: one that may have formed rounds which it never heard of."""
-    bases: tuple[CarriedBase, ...] = ()
+    startup_signature: str | None = None
+    final_reason: str | None = None
+    """Why the job failed for good in its last round; None while it may continue."""
+    leader_id: str | None = None
+    """The last leader that it joined. That leader may have formed rounds that this member never received."""
+    quorum_bases: tuple[CarriedBase, ...] = ()
 
 
 @record
@@ -60,18 +60,18 @@ class MemberRecord:
     port: int
     """The MASTER_PORT it reserved for the next round, used when it gets rank 0."""
     is_leader: bool = False
-    leaving: bool = False
-    """It said that it goes; it gets no seat any more."""
+    is_leaving: bool = False
+    """It announced that it leaves; it gets no assignment any more."""
     is_prepared: bool = True
-    """False while it imports what its workers need, when it joins; `Prepared` follows."""
-    carry: RecoveryState = RecoveryState()
-    order: int = 0
-    """Order of joining; set by `advance`."""
+    """False when it joins while it imports what its workers need; `Prepared` follows."""
+    recovery_state: RecoveryState = RecoveryState()
+    join_order: int = 0
+    """Set by `membership.on_joined`."""
 
 
 @record
 class RankAssignment:
-    """One member's place in a round."""
+    """One member's ranks in a round."""
 
     id: str
     index: int | None

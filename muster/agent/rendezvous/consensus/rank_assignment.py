@@ -1,4 +1,4 @@
-"""Who gets which rank. Pure."""
+"""Rank assignment: which member gets which rank. Pure."""
 
 from collections.abc import Iterable
 
@@ -9,46 +9,48 @@ from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, QuorumBase
 def assign_ranks(
     members: Iterable[MemberRecord], base: QuorumBase | None, max_nodes: int
 ) -> tuple[RankAssignment, ...]:
-    """Node index decides; without one, the order of the last round, then of joining. Survivors go before spares.
+    """Assign ranks by node index; without one, by rank in the last round, then by order of joining.
+
+    Members of the last round go before new ones.
 
     Args:
-        members: who may get a seat, the leader among them.
+        members: those that may get an assignment, the leader among them.
         base: the last round; None before the first.
-        max_nodes: seats there are at most.
+        max_nodes: how many assignments there are at most.
     """
     ready = list(members)
     last = len(ready) + (base.size if base else 0)
 
-    def rank_before(peer: MemberRecord) -> int:
-        return base.held.get(peer.id, last) if base else last
+    def rank_before(member: MemberRecord) -> int:
+        return base.connected.get(member.id, last) if base else last
 
     chosen = sorted(
         ready,
-        key=lambda p: (not p.is_leader, rank_before(p) == last, p.index is None, p.index or 0, p.order),
+        key=lambda p: (not p.is_leader, rank_before(p) == last, p.index is None, p.index or 0, p.join_order),
     )[:max_nodes]
-    chosen.sort(key=lambda p: (p.index is None, p.index or 0, rank_before(p), p.order))
+    chosen.sort(key=lambda p: (p.index is None, p.index or 0, rank_before(p), p.join_order))
     role_sizes: dict[str, int] = {}
     places = []
     offset = 0
-    for peer in chosen:
-        places.append((peer, offset, role_sizes.get(peer.role, 0)))
-        offset += peer.nproc
-        role_sizes[peer.role] = role_sizes.get(peer.role, 0) + peer.nproc
+    for member in chosen:
+        places.append((member, offset, role_sizes.get(member.role, 0)))
+        offset += member.nproc
+        role_sizes[member.role] = role_sizes.get(member.role, 0) + member.nproc
     return tuple(
         RankAssignment(
-            id=peer.id,
-            index=peer.index,
+            id=member.id,
+            index=member.index,
             group_rank=group_rank,
             rank_offset=rank_offset,
             role_rank_offset=role_offset,
-            role_world_size=role_sizes[peer.role],
+            role_world_size=role_sizes[member.role],
         )
-        for group_rank, (peer, rank_offset, role_offset) in enumerate(places)
+        for group_rank, (member, rank_offset, role_offset) in enumerate(places)
     )
 
 
-def keep_indices(seats: tuple[RankAssignment, ...]) -> tuple[int | None, ...]:
-    """Node index by group rank; empty when the two are the same, cut where it would grow with the job."""
-    if all(seat.index == seat.group_rank for seat in seats):
+def list_node_indices(assignments: tuple[RankAssignment, ...]) -> tuple[int | None, ...]:
+    """Node index by group rank, at most `INDICES_KEPT`; empty when every group rank is its node's index."""
+    if all(assignment.index == assignment.group_rank for assignment in assignments):
         return ()
-    return tuple(seat.index for seat in seats[:INDICES_KEPT])
+    return tuple(assignment.index for assignment in assignments[:INDICES_KEPT])

@@ -1,6 +1,6 @@
-"""The job as its leader knows it: one frozen record, and how it begins.
+"""The job as its leader knows it: one frozen record, and its initial value.
 
-What is kept of every member is in ledgers, so that no event costs more because there are many.
+Per-member facts are in persistent maps and sets, so that the cost of an event does not grow with the number of members.
 """
 
 import math
@@ -31,76 +31,83 @@ class JobState:
     """All the leader knows. `build_initial_state` makes the first one."""
 
     rules: ConsensusRules
-    since_s: float
-    """When this forming began; the join timeout counts from here."""
+    forming_since_s: float
+    """When this phase FORMING began; the join timeout counts from here."""
     phase: JobPhase = JobPhase.FORMING
     members: PersistentMap[str, MemberRecord] = PersistentMap()
-    joins: int = 0
+    join_count: int = 0
     round: int = 0
-    floor: int = 0
-    """The highest round any member knew: numbers only go up, for everybody."""
+    highest_known_round: int = 0
+    """The highest round that any member knew: the next number is above it."""
     attempt: int = 0
-    early: str | None = None
+    startup_signature: str | None = None
     """Signature of the start-up failure that ended the attempt before this one."""
-    doubtful: bool = False
-    """Members that are counted on may be free to follow others: no round is formed. Kept up by the leader, which knows
-    who was heard when."""
-    in_office: bool = False
-    """True once this leader has formed a round itself."""
-    bases: tuple[QuorumBase, ...] = ()
-    """The last formed round, preceded by those it has not yet replaced for all of its members."""
-    seats: PersistentMap[str, RankAssignment] = PersistentMap()
+    lacks_lease: bool = False
+    """The leader would have no lease on a new round, because members may be free to join another leader: no round is
+    formed. Set by the leader, which knows what each member has promised."""
+    has_formed_round: bool = False
+    """This leader has formed a round itself."""
+    quorum_bases: tuple[QuorumBase, ...] = ()
+    """The last formed round, preceded by those that it has not yet replaced for all of its members."""
+    assignments: PersistentMap[str, RankAssignment] = PersistentMap()
     """Of the current round; empty before the first."""
-    unconfirmed: PersistentSet[str] = PersistentSet()
-    pending: PersistentSet[str] = PersistentSet()
+    unacknowledged: PersistentSet[str] = PersistentSet()
+    """Members that have not acknowledged the current round."""
+    stopping: PersistentSet[str] = PersistentSet()
     """Members whose workers must still stop before a round can be formed."""
-    done: PersistentSet[str] = PersistentSet()
-    """Members whose workers of this round all ended well, also those that vanished afterwards."""
+    succeeded: PersistentSet[str] = PersistentSet()
+    """Members whose workers of this round all succeeded, also those that were lost afterwards."""
     failures: tuple[DatedFailure, ...] = ()
     stacks: tuple[Stack, ...] = ()
     idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
-    """Members without a sign of life, and what they will be blamed for if it is all of them."""
+    """Members whose workers are all idle, and the failures to record if the whole job hangs."""
     failed_by: PersistentSet[str] = PersistentSet()
-    excused_until_s: float = -FOREVER
+    """Members that reported failures in this round."""
+    loss_explains_until_s: float = -FOREVER
     """A loss until then explains the round's first failure."""
-    charged: bool = False
+    is_new_attempt: bool = False
     """The next round is a new attempt."""
-    final: str | None = None
+    final_reason: str | None = None
     """Why the job has failed for good."""
-    reform: bool = False
-    """The next round need not wait for a last call."""
+    skips_last_call: bool = False
+    """The next round need not wait for the last call."""
     fence_until_s: float = -FOREVER
-    quiet_until_s: float = -FOREVER
-    gather_until_s: float = -FOREVER
+    announcement_wait_until_s: float = -FOREVER
+    rejoin_wait_until_s: float = -FOREVER
     last_join_s: float = -FOREVER
     batch_since_s: float | None = None
-    """Since when there is a member that could take part in a new round."""
+    """Since when a member is ready to join the running job in a new round."""
     importing: PersistentSet[str] = PersistentSet()
-    """Members without a seat whose workers could not start yet: they still import."""
-    importing_seated: PersistentSet[str] = PersistentSet()
-    """Members of the current round that still import what they need for it."""
-    blame_until_s: float | None = None
-    """When a failure that spends the last attempt becomes final, unless a loss explains it."""
-    end_until_s: float = FOREVER
-    """When the job's success need not wait any longer for members that vanished after theirs."""
-    verdict: EndJob | None = None
-    """How the job ended, for those who come late."""
+    """Members without an assignment that still import what their workers need."""
+    importing_in_round: PersistentSet[str] = PersistentSet()
+    """Members of the current round that still import what their workers need."""
+    loss_wait_until_s: float | None = None
+    """When a failure that would end the job becomes final, unless a loss explains it before."""
+    end_wait_until_s: float = FOREVER
+    """Until when the job's end waits for members that were lost and may continue with another leader."""
+    job_end: EndJob | None = None
+    """How the job ended, for members that join late."""
 
 
 Decision = tuple[JobState, tuple[Action, ...]]
 
 
 def build_initial_state(rules: ConsensusRules, now_s: float, *, takeover: bool) -> JobState:
-    """A leader's first state: empty for the named leader, gathering for a candidate."""
+    """A leader's first state: it waits for an acting leader's announcement, a candidate for members to rejoin."""
     if takeover:
-        # Workers of the node whose end made way for this takeover die within the fence as everywhere.
-        fence_s, gather_s = now_s + rules.fence_s, now_s + rules.gather_s
-        return JobState(rules=rules, since_s=now_s, reform=True, fence_until_s=fence_s, gather_until_s=gather_s)
-    return JobState(rules=rules, since_s=now_s, quiet_until_s=now_s + rules.quiet_s)
+        # The node whose end caused this takeover has a guard, too: its workers are killed within the fence time.
+        return JobState(
+            rules=rules,
+            forming_since_s=now_s,
+            skips_last_call=True,
+            fence_until_s=now_s + rules.fence_s,
+            rejoin_wait_until_s=now_s + rules.rejoin_wait_s,
+        )
+    return JobState(rules=rules, forming_since_s=now_s, announcement_wait_until_s=now_s + rules.announcement_wait_s)
 
 
-def describe_member(state: JobState, peer: MemberRecord) -> str:
-    """How people know a node: "node 1 (host-b)"."""
-    seat = state.seats.get(peer.id)
-    number = peer.index if peer.index is not None else seat.group_rank if seat else None
-    return f"a new node ({peer.host})" if number is None else f"node {number} ({peer.host})"
+def describe_member(state: JobState, member: MemberRecord) -> str:
+    """A member's name in messages: "node 1 (host-b)"."""
+    assignment = state.assignments.get(member.id)
+    number = member.index if member.index is not None else assignment.group_rank if assignment else None
+    return f"a new node ({member.host})" if number is None else f"node {number} ({member.host})"

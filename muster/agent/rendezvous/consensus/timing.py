@@ -1,4 +1,4 @@
-"""How long a silent node keeps its place, and how much earlier its lease ends. Pure."""
+"""How long a node may be silent, and how much earlier its lease ends. Pure."""
 
 from muster.agent.config import RendezvousConfig
 
@@ -6,10 +6,10 @@ MARGIN_S = 1.0
 
 
 def find_silence_s(config: RendezvousConfig) -> float:
-    """How long a node may be silent before it is given up."""
+    """The silence limit: a node that is silent for this long counts as lost."""
     return config.keep_alive_interval_s * config.keep_alive_max_attempt
 
 
 def find_margin_s(silence_s: float) -> float:
-    """How long before the leader's limit a lease ends: a second, less when the limit itself is short."""
+    """How long before the silence limit a lease ends: a second, less when the limit itself is short."""
     return min(MARGIN_S, silence_s / 3)

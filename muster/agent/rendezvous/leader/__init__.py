@@ -1,7 +1,7 @@
-"""The node that leads: it carries messages to `consensus.decisions`, and the resulting actions back to the members.
+"""The leader: feeds messages to `consensus.decisions` as events, and sends the resulting actions to the members.
 
-`leader` is the leader itself, `connections` holds the members' connections, `outgoing` sends rounds, breaks and the
-end, `announcement` tells a returning node 0 where the acting leader is.
+`leader` is the leader itself, `connections` holds the members' connections, `outgoing` sends rounds, round breaks and
+the job's end, `announcement` announces an acting leader to a node 0 that returns with empty state.
 
 From outside, import `leader` and `announcement`; `member.server` does.
 """

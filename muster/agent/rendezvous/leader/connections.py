@@ -1,4 +1,4 @@
-"""Who is connected to the leader, under which names; and what a leader is made of."""
+"""The members connected to the leader, the nodes that claim their indices, and a leader's options."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ from muster.agent.runtime.records import record
 
 
 class MemberConnection:
-    """One member's connection. Made when it joins; the leader keeps the two times up."""
+    """One member's connection. Made when it joins; the leader updates the two times."""
 
-    __slots__ = ("heard_s", "host", "id", "index", "link", "listen_port", "local_addr", "promise_s")
+    __slots__ = ("host", "id", "index", "link", "listen_port", "local_addr", "promise_s", "received_s")
 
     def __init__(self, join: Join, link: Link, now_s: float) -> None:
         self.id = join.id
@@ -20,13 +20,13 @@ class MemberConnection:
         self.host = join.host
         self.link = link
         self.local_addr = join.local_addr
-        self.listen_port = join.listen
-        """Where it accepts links after a takeover; 0: nowhere."""
-        self.heard_s = now_s
-        """When anything was last heard, CLOCK_BOOTTIME."""
+        self.listen_port = join.listen_port
+        """Port where it accepts links after a takeover; 0: none."""
+        self.received_s = now_s
+        """When its last message was received, CLOCK_BOOTTIME."""
         self.promise_s = now_s
-        """The leader's own time stamp that the member last sent back: it stays with this leader for the silence limit
-        from then on. CLOCK_BOOTTIME."""
+        """The leader's own time stamp that the member last sent back. The member joins no other leader for the silence
+        limit from then on. CLOCK_BOOTTIME."""
 
     @property
     def is_local(self) -> bool:
@@ -42,21 +42,21 @@ class MemberConnections:
         self._by_link: dict[Link, MemberConnection] = {}
         self._by_index: dict[int, MemberConnection] = {}
 
-    def add(self, contact: MemberConnection) -> None:
-        """A member is here. Another of the same id must have been removed."""
-        self._by_id[contact.id] = contact
-        self._by_link[contact.link] = contact
-        if contact.index is not None:
-            self._by_index[contact.index] = contact
+    def add(self, connection: MemberConnection) -> None:
+        """Add a member. Another of the same id must have been removed."""
+        self._by_id[connection.id] = connection
+        self._by_link[connection.link] = connection
+        if connection.index is not None:
+            self._by_index[connection.index] = connection
 
-    def remove(self, contact: MemberConnection) -> bool:
-        """A member is gone; False when it was not here any more."""
-        if self._by_id.get(contact.id) is not contact:
+    def remove(self, connection: MemberConnection) -> bool:
+        """Remove a member; False when it was removed already."""
+        if self._by_id.get(connection.id) is not connection:
             return False
-        del self._by_id[contact.id]
-        del self._by_link[contact.link]
-        if contact.index is not None and self._by_index.get(contact.index) is contact:
-            del self._by_index[contact.index]
+        del self._by_id[connection.id]
+        del self._by_link[connection.link]
+        if connection.index is not None and self._by_index.get(connection.index) is connection:
+            del self._by_index[connection.index]
         return True
 
     def find(self, member_id: str) -> MemberConnection | None:
@@ -77,12 +77,12 @@ class MemberConnections:
 
     def list_remote(self) -> list[MemberConnection]:
         """All but the member of the leader's own process."""
-        return [contact for contact in self._by_id.values() if not contact.is_local]
+        return [connection for connection in self._by_id.values() if not connection.is_local]
 
-    def hang_up(self) -> None:
-        """Close all links and forget everybody."""
-        for contact in self._by_id.values():
-            contact.link.close()
+    def close_all(self) -> None:
+        """Close all links and remove all members."""
+        for connection in self._by_id.values():
+            connection.link.close()
         self._by_id.clear()
         self._by_link.clear()
         self._by_index.clear()
@@ -90,7 +90,7 @@ class MemberConnections:
 
 @record
 class IndexClaim:
-    """A member that came with the index of one that is still here."""
+    """A node that joined with the index of a member that is still connected."""
 
     link: Link
     join: Join
@@ -99,21 +99,21 @@ class IndexClaim:
 
 @record
 class LeaderOptions:
-    """What a leader is made of besides the loop."""
+    """A leader's options."""
 
     rules: ConsensusRules
     job_rules: JobRules
-    """What every member must have been started with."""
+    """The rules that every member must have been started with."""
     silence_s: float
     takeover: bool
     local_addr: str | None
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     own_id: str
-    """Of the member on the leader's node, which is the leader's id too."""
+    """Id of the member on the leader's node, and of the leader."""
     listen_port: int
-    """Where this process, and nothing but this process, listens: what is dialled to see whether it has ended."""
+    """A port that only this process listens on: a refused connection there proves that it has ended."""
 
 
-def name_newcomer(join: Join) -> str:
-    """How people know a node that is no member: "node 1 (host-b)"."""
+def describe_newcomer(join: Join) -> str:
+    """The name in messages of a node that is not a member: "node 1 (host-b)"."""
     return f"a new node ({join.host[:80]})" if join.index is None else f"node {join.index} ({join.host[:80]})"

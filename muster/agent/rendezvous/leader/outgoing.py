@@ -1,6 +1,6 @@
-"""What goes out to the members: the outputs of `membership.advance` as letters, to whoever is connected.
+"""Sending to the members: the actions of `decisions.decide` as messages to the members that are connected.
 
-Where a rank can be reached is found out here, and that every member has the end before anybody leaves.
+This module also finds the address of each rank, and lets no member exit before all have acknowledged the job's end.
 """
 
 from muster.agent.rendezvous.consensus.actions import (
@@ -31,121 +31,123 @@ from muster.agent.runtime.loop import Loop, Timer
 
 SUCCESSORS = 8
 ACKNOWLEDGE_SILENCES = 3
-"""How many silence limits the end waits for members that have not confirmed it. One that cannot be heard may come back
-and must then find somebody who knows; else it would go on with others of its kind, and train what is trained."""
+"""How many silence limits the end waits for members that have not acknowledged it. An unreachable member may come back
+and must then find a node that knows the end; otherwise it would continue with others and repeat finished work."""
 
 
 class OutgoingMessages:
-    """One leader's outgoing post. Close it with the leader."""
+    """One leader's outgoing messages. Close it with the leader."""
 
-    def __init__(self, loop: Loop, contacts: MemberConnections, options: LeaderOptions) -> None:
+    def __init__(self, loop: Loop, connections: MemberConnections, options: LeaderOptions) -> None:
         self._loop = loop
-        self._contacts = contacts
+        self._connections = connections
         self._options = options
-        self._roster: tuple[FormRound, tuple[Successor, ...]] | None = None
-        """The running round and its successors, for who comes late."""
-        self._awaiting: set[str] | None = None
+        self._running_round: tuple[FormRound, tuple[Successor, ...]] | None = None
+        """The running round and its successors, for members that join late."""
+        self._unacknowledged: set[str] | None = None
         self._end_timer: Timer | None = None
 
-    def carry_out(self, output: Action, state: JobState) -> None:
-        """Send what `advance` made, in the state that it left."""
-        if isinstance(output, FormRound):
-            self._send_round(output, state)
-        elif isinstance(output, BreakRound):
-            self._send(output.ids, build_round_break(output))
-        elif isinstance(output, CommitRound):
-            self._send(tuple(state.seats), build_round_committed(output.number))
-        elif isinstance(output, EndJob):
-            self._send_end(output)
-        elif isinstance(output, FailRendezvous):
-            self._send(self._contacts.list_ids(), build_rendezvous_failure(output.reason))
-        elif isinstance(output, Notify):
-            self._options.tell(output.text)
+    def send_action(self, action: Action, state: JobState) -> None:
+        """Send one action. `state` is the state that `decide` returned with it."""
+        if isinstance(action, FormRound):
+            self._send_round(action, state)
+        elif isinstance(action, BreakRound):
+            self._send(action.ids, build_round_break(action))
+        elif isinstance(action, CommitRound):
+            self._send(tuple(state.assignments), build_round_committed(action.number))
+        elif isinstance(action, EndJob):
+            self._send_end(action)
+        elif isinstance(action, FailRendezvous):
+            self._send(self._connections.list_ids(), build_rendezvous_failure(action.reason))
+        elif isinstance(action, Notify):
+            self._options.notify(action.text)
 
     def _send(self, ids: tuple[str, ...], message: Message) -> None:
-        copy = Broadcast(message).address()
+        copy = Broadcast(message).build_copy()
         for member_id in ids:
-            contact = self._contacts.find(member_id)
-            if contact is not None:
-                contact.link.send(copy)
+            connection = self._connections.find(member_id)
+            if connection is not None:
+                connection.link.send(copy)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _send_round(self, form: FormRound, state: JobState) -> None:
-        found = [self._contacts.find(seat.id) for seat in form.seats]
-        contacts = [contact for contact in found if contact is not None]  # all of them: `advance` was told who left
-        own_host = self._own_host()
-        hosts = [self._host_of(contact, own_host) for contact in contacts]
+        found = [self._connections.find(assignment.id) for assignment in form.assignments]
+        connections = [each for each in found if each is not None]  # all of them: a lost member gets no assignment
+        own_host = self._find_own_host()
+        hosts = [self._find_host(connection, own_host) for connection in connections]
         successors = tuple(
-            Successor(group_rank=seat.group_rank, index=seat.index, host=host, port=contact.listen_port)
-            for seat, host, contact in zip(form.seats, hosts, contacts, strict=True)
-            if not contact.is_local
+            Successor(group_rank=assignment.group_rank, index=assignment.index, host=host, port=connection.listen_port)
+            for assignment, host, connection in zip(form.assignments, hosts, connections, strict=True)
+            if not connection.is_local
         )[:SUCCESSORS]
-        for contact, message in zip(contacts, build_round_starts(form, hosts[0], successors), strict=True):
-            contact.link.send(message)
-        self._roster = (form, successors)
-        is_full = len(state.seats) >= state.rules.max_nodes
-        for spare_id in [member_id for member_id in self._contacts.list_ids() if member_id not in state.seats]:
+        for connection, message in zip(connections, build_round_starts(form, hosts[0], successors), strict=True):
+            connection.link.send(message)
+        self._running_round = (form, successors)
+        is_full = len(state.assignments) >= state.rules.max_nodes
+        for spare_id in [each for each in self._connections.list_ids() if each not in state.assignments]:
             self._send((spare_id,), build_round_summary(form, spare_id, successors, is_spare=is_full))
 
-    def open_round(self, number: int, member_id: str, state: JobState) -> None:
-        """A member has started its workers: when it has global rank 0, the others may start theirs."""
-        seat = state.seats.get(member_id)
-        if seat is None or seat.group_rank != 0 or number != state.round or state.phase is not JobPhase.RUNNING:
+    def send_rank0_started(self, number: int, member_id: str, state: JobState) -> None:
+        """A member has started its workers. When it has global rank 0, the other members may start theirs."""
+        assignment = state.assignments.get(member_id)
+        if assignment is None or assignment.group_rank != 0:
             return
-        self._send(tuple(other for other in state.seats if other != member_id), build_rank0_started(number))
-
-    def send_late_roster(self, contact: MemberConnection, state: JobState) -> None:
-        """Who comes while a round runs must know of it: its next leader may not be where this one was found."""
-        if self._roster is None or state.phase is not JobPhase.RUNNING or contact.id in state.seats:
+        if number != state.round or state.phase is not JobPhase.RUNNING:
             return
-        form, successors = self._roster
-        is_full = len(state.seats) >= state.rules.max_nodes
-        contact.link.send(build_round_summary(form, contact.id, successors, is_spare=is_full))
+        self._send(tuple(other for other in state.assignments if other != member_id), build_rank0_started(number))
 
-    def _own_host(self) -> str:
-        """This node's address as the others see it; loopback when all are on this machine."""
+    def send_running_round(self, connection: MemberConnection, state: JobState) -> None:
+        """Send the running round to a member that joins during it: it needs the successors to find the next leader."""
+        if self._running_round is None or state.phase is not JobPhase.RUNNING or connection.id in state.assignments:
+            return
+        form, successors = self._running_round
+        is_full = len(state.assignments) >= state.rules.max_nodes
+        connection.link.send(build_round_summary(form, connection.id, successors, is_spare=is_full))
+
+    def _find_own_host(self) -> str:
+        """This node's address as the other nodes see it; loopback when all are on this machine."""
         if self._options.local_addr:
             return self._options.local_addr
-        seen = (contact.link.local_host for contact in self._contacts.list_remote())
+        seen = (connection.link.local_host for connection in self._connections.list_remote())
         return next((host for host in seen if not is_loopback(host)), "127.0.0.1")
 
-    def _host_of(self, contact: MemberConnection, own_host: str) -> str:
-        if contact.local_addr:
-            return contact.local_addr
-        peer = contact.link.peer_host
-        # Seen through loopback it is on this machine, and the others know this machine by another address.
-        return own_host if not peer or is_loopback(peer) else peer
+    def _find_host(self, connection: MemberConnection, own_host: str) -> str:
+        if connection.local_addr:
+            return connection.local_addr
+        peer_host = connection.link.peer_host
+        # Connected through loopback, it is on this machine, which other nodes reach at another address.
+        return own_host if not peer_host or is_loopback(peer_host) else peer_host
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _send_end(self, end: EndJob) -> None:
-        circular = build_job_end(succeeded=end.succeeded, report=end.report)
+        broadcast = build_job_end(succeeded=end.succeeded, report=end.report)
         for member_id in end.ids:
-            contact = self._contacts.find(member_id)
-            if contact is not None:
-                contact.link.send(circular.address(prints=member_id == end.printer))
-        if self._awaiting is None:
-            self._awaiting = set(end.ids)
+            connection = self._connections.find(member_id)
+            if connection is not None:
+                connection.link.send(broadcast.build_copy(prints_report=member_id == end.printer_id))
+        if self._unacknowledged is None:
+            self._unacknowledged = set(end.ids)
             limit_s = ACKNOWLEDGE_SILENCES * self._options.silence_s
             self._end_timer = self._loop.call_later(limit_s, self._send_exit)
-        elif not self._awaiting:
-            self._send(end.ids, build_exit())  # the others have left already
+        elif not self._unacknowledged:
+            self._send(end.ids, build_exit())  # the other members have exited already
 
-    def acknowledge(self, member_id: str) -> None:
-        """A member has the end, or its process has ended."""
-        if self._awaiting is None or member_id not in self._awaiting:
+    def record_acknowledgement(self, member_id: str) -> None:
+        """Record that a member has acknowledged the end, or that its process has ended."""
+        if self._unacknowledged is None or member_id not in self._unacknowledged:
             return
-        self._awaiting.discard(member_id)
-        if not self._awaiting:
+        self._unacknowledged.discard(member_id)
+        if not self._unacknowledged:
             self._send_exit()
 
     def _send_exit(self) -> None:
-        """All have the end, or had their time: everybody leaves now, so that no exit code comes long before others."""
-        self._awaiting = set()
-        self._send(self._contacts.list_ids(), build_exit())
+        """Let all members exit together, when all have acknowledged the end or the limit has passed."""
+        self._unacknowledged = set()
+        self._send(self._connections.list_ids(), build_exit())
 
     def close(self) -> None:
-        """Nothing is sent any more. Idempotent."""
+        """Stop the timer. Idempotent."""
         if self._end_timer is not None:
             self._end_timer.cancel()

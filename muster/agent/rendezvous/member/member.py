@@ -116,7 +116,7 @@ class Member:
 
     def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`."""
-        self._session.send(up.build_leave(reason))
+        self._session.send(up.build_leaving(reason))
 
     def close(self) -> None:
         """See `Rendezvous`."""
@@ -161,11 +161,11 @@ class Member:
             role=self._role,
             host=self._node_name,
             port=self._ports.offered,
-            listen=listen_port,
+            listen_port=listen_port,
             local_addr=self._config.local_addr or None,
             rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
-            carry=replace(self._recovery.state, leader=self._recovery.leader_id),
+            recovery_state=replace(self._recovery.state, leader_id=self._recovery.leader_id),
         )
 
     def send_prepared(self) -> None:
@@ -187,7 +187,7 @@ class Member:
 
     def _on_round_start(self, start: down.RoundStart) -> None:
         self._round = self._localize(start.round)
-        self._recovery.record_round(start.roster, self._round.group_rank)
+        self._recovery.record_round(start.summary, self._round.group_rank)
         self._is_running = True
         self._has_reported_spare = False
         self._kinds_posted = set()
@@ -259,7 +259,9 @@ class Member:
             return
         self._has_ended = True
         self._session.stop()
-        self._loop.post(JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints))
+        self._loop.post(
+            JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints_report)
+        )
 
     def fail(self, reason: str, *, usage: bool = False) -> None:
         """See `SessionOwner`."""

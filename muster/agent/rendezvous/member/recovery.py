@@ -34,7 +34,7 @@ class RecoveryTracker:
 
     def record_round(self, summary: RoundSummary, rank: int | None) -> None:
         """A round was formed; `rank` is None when this node does not take part in it."""
-        self.state = summary.carry
+        self.state = summary.recovery_state
         self.successors = summary.successors
         self.rank = rank
         self.leader_rounds.add(self.round)
@@ -42,30 +42,33 @@ class RecoveryTracker:
     def record_commit(self, number: int) -> None:
         """All members have acknowledged the round: earlier rounds are no quorum base any more."""
         if number == self.round:
-            bases = tuple(base for base in self.state.bases if base.number >= number)
-            self.state = replace(self.state, bases=bases)
+            bases = tuple(base for base in self.state.quorum_bases if base.number >= number)
+            self.state = replace(self.state, quorum_bases=bases)
 
     def record_break(self, broken: RoundBreak) -> None:
         """The round has ended: remember the number of the next attempt, for the next leader too."""
-        final = broken.reason if broken.kind is BreakKind.FINAL else self.state.final
-        self.state = replace(self.state, attempt=broken.next_attempt, early=broken.early, final=final)
+        final = broken.reason if broken.kind is BreakKind.FINAL else self.state.final_reason
+        self.state = replace(
+            self.state, attempt=broken.next_attempt, startup_signature=broken.startup_signature, final_reason=final
+        )
 
     def record_ended(self, number: int, ranks: frozenset[int]) -> None:
         """Processes of these ranks of a round were seen to end."""
         bases = tuple(
-            replace(base, ended=base.ended | ranks) if base.number == number else base for base in self.state.bases
+            replace(base, ended=base.ended | ranks) if base.number == number else base
+            for base in self.state.quorum_bases
         )
-        self.state = replace(self.state, bases=bases)
+        self.state = replace(self.state, quorum_bases=bases)
 
     def record_leader_end(self, rounds: set[int]) -> None:
         """The process that led these rounds was seen to end."""
-        for base in self.state.bases:
+        for base in self.state.quorum_bases:
             if base.number in rounds:
-                self.record_ended(base.number, frozenset({base.leader}))
+                self.record_ended(base.number, frozenset({base.leader_rank}))
 
     def is_leaders_index(self, index: int | None) -> bool:
         """True when the last leader had this node index."""
         if index is None:
             return False
-        led = [base for base in self.state.bases if base.number in self.leader_rounds]
-        return any(build_base(base).find_rank(index) == base.leader for base in led)
+        led = [base for base in self.state.quorum_bases if base.number in self.leader_rounds]
+        return any(build_base(base).find_rank(index) == base.leader_rank for base in led)

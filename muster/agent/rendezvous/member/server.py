@@ -68,7 +68,7 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
         max_restarts=config.max_restarts,
         join_timeout_s=config.join_timeout_s,
         last_call_s=config.last_call_timeout_s,
-        gather_s=silence_s - find_margin_s(silence_s) + FENCE_S,
+        rejoin_wait_s=silence_s - find_margin_s(silence_s) + FENCE_S,
     )
 
 
@@ -185,7 +185,7 @@ class Server:
             silence_s=self._options.silence_s,
             takeover=takeover,
             local_addr=self._options.local_addr,
-            tell=self._post_notice,
+            notify=self._post_notice,
             own_id=self._options.own_id,
             listen_port=self.port,
         )
@@ -195,7 +195,7 @@ class Server:
     @property
     def is_candidate(self) -> bool:
         """True while this node attempts a takeover and has formed no round."""
-        return self.leader is not None and self._is_takeover and not self.leader.state.in_office
+        return self.leader is not None and self._is_takeover and not self.leader.state.has_formed_round
 
     def stop_leading(self, host: str, port: int) -> None:
         """Stop leading; send the members to another leader."""
@@ -293,7 +293,7 @@ class Server:
         elif self.job_end is not None:
             link.send(build_welcome(self._options.own_id, self.port))
             job_end = build_job_end(succeeded=self.job_end.succeeded, report=self.job_end.report)
-            link.send(job_end.address(prints=False))
+            link.send(job_end.build_copy(prints_report=False))
             link.send(build_exit())
             self._connections[link] = True
         else:
@@ -309,10 +309,10 @@ class Server:
             link.send(build_announcement_acknowledgement())
             return
         state = self.leader.state
-        if state.in_office and describe_difference(announcement.rules, self._options.job_rules) is not None:
+        if state.has_formed_round and describe_difference(announcement.rules, self._options.job_rules) is not None:
             link.send(build_announcement_acknowledgement())
             return
-        if state.in_office and state.round > announcement.round:
+        if state.has_formed_round and state.round > announcement.round:
             link.send(build_announcement_refusal(self.port))
         else:
             self._on_other_leader(link.peer_host, announcement.port)

@@ -341,7 +341,7 @@ class Session:
         if self._link is None:
             return
         if not isinstance(self._link, LocalLink):
-            address = self._recovery.leader_address = (self._link.peer_host, welcome.listen)
+            address = self._recovery.leader_address = (self._link.peer_host, welcome.listen_port)
             self.server.leader_address = address if address[1] else None
             self._heartbeats.follow(self._link, since_s=self._join_sent_s)
         elif self.server.leader is not None:

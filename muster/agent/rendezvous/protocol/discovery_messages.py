@@ -1,4 +1,4 @@
-"""What nodes write to one another before they are leader and member: who is there, and who leads."""
+"""Messages between nodes before they are leader and member: leader queries, and announcements after a takeover."""
 
 from muster.agent.rendezvous.protocol.fields import (
     MalformedMessageError,
@@ -20,14 +20,14 @@ ROLES = frozenset({"leader", "candidate", "following", "seeking"})
 
 @record
 class LeaderQuery:
-    """Who are you, and who leads?"""
+    """Asks a node what its role is and where its leader is."""
 
     run_id: str
 
 
 @record
 class Announcement:
-    """An acting leader calls at the job's endpoint."""
+    """An acting leader announces itself at the job's endpoint."""
 
     run_id: str
     id: str
@@ -39,7 +39,7 @@ class Announcement:
 
 @record
 class QueryReply:
-    """The answer to a question."""
+    """The reply to a `LeaderQuery`."""
 
     role: str
     """One of `ROLES`."""
@@ -49,44 +49,44 @@ class QueryReply:
     id: str
     index: int | None
     leader: tuple[str, int] | None
-    """Where its leader is."""
+    """Address of its leader, if that is another node."""
     rules: JobRules
     """What it was started with."""
 
 
 @record
 class AnnouncementAcknowledged:
-    """The answer to a call: lead on."""
+    """The reply to an `Announcement`: this node accepts it."""
 
 
 @record
 class AnnouncementRefused:
-    """The answer to a call: a leader of a later round is here."""
+    """The reply to an `Announcement`: this node leads a later round."""
 
     port: int
 
 
 def read_run_id(message: Message) -> str:
-    """Which job a visitor speaks of: the one thing that a visitor of another version must write as we do.
+    """The job that a first message is for: the one field that every version must write alike.
 
     Raises:
-        NonsenseError: it is missing, or no text.
+        MalformedMessageError: it is missing, or not text.
     """
     return read_field(message, "run_id", text)
 
 
 def read_first_message(message: Message) -> LeaderQuery | Announcement | Join | None:
-    """What somebody wants who has come to our door; None for kinds of newer versions.
+    """Parse the first message on a new connection; None for types of newer versions.
 
     Raises:
-        NonsenseError: nobody of ours writes such a letter.
+        MalformedMessageError: it is malformed.
     """
-    kind = read_field(message, "t", text)
-    if kind == "ask":
+    kind = read_field(message, "type", text)
+    if kind == "leader_query":
         return LeaderQuery(run_id=read_run_id(message))
     if kind == "join":
         return read_join(message)
-    if kind == "acting":
+    if kind == "announcement":
         return Announcement(
             run_id=read_run_id(message),
             id=read_field(message, "id", text),
@@ -99,45 +99,45 @@ def read_first_message(message: Message) -> LeaderQuery | Announcement | Join | 
 
 def build_leader_query(run_id: str) -> Message:
     """See `LeaderQuery`."""
-    return {"t": "ask", "run_id": run_id}
+    return {"type": "leader_query", "run_id": run_id}
 
 
-def build_announcement(call: Announcement) -> Message:
+def build_announcement(announcement: Announcement) -> Message:
     """See `Announcement`."""
     return {
-        "t": "acting",
-        "run_id": call.run_id,
-        "id": call.id,
-        "round": call.round,
-        "port": call.port,
-        "rules": describe_job_rules(call.rules),
+        "type": "announcement",
+        "run_id": announcement.run_id,
+        "id": announcement.id,
+        "round": announcement.round,
+        "port": announcement.port,
+        "rules": describe_job_rules(announcement.rules),
     }
 
 
-def build_query_reply(status: QueryReply) -> Message:
+def build_query_reply(reply: QueryReply) -> Message:
     """See `QueryReply`."""
     return {
-        "t": "status",
-        "role": status.role,
-        "round": status.round,
-        "rank": status.rank,
-        "id": status.id,
-        "index": status.index,
-        "leader": status.leader,
-        "rules": describe_job_rules(status.rules),
+        "type": "query_reply",
+        "role": reply.role,
+        "round": reply.round,
+        "rank": reply.rank,
+        "id": reply.id,
+        "index": reply.index,
+        "leader": reply.leader,
+        "rules": describe_job_rules(reply.rules),
     }
 
 
 def read_query_reply(message: Message) -> QueryReply | Rejected | None:
-    """The answer to a question; None for kinds of newer versions.
+    """Parse the reply to a `LeaderQuery`; None for types of newer versions.
 
     Raises:
-        NonsenseError: nobody of ours writes such a letter.
+        MalformedMessageError: it is malformed.
     """
-    kind = read_field(message, "t", text)
-    if kind == "reject":
+    kind = read_field(message, "type", text)
+    if kind == "rejected":
         return read_rejection(message)
-    if kind != "status":
+    if kind != "query_reply":
         return None
     role = read_field(message, "role", text)
     if role not in ROLES:
@@ -155,21 +155,21 @@ def read_query_reply(message: Message) -> QueryReply | Rejected | None:
 
 def build_announcement_acknowledgement() -> Message:
     """See `AnnouncementAcknowledged`."""
-    return {"t": "heard"}
+    return {"type": "announcement_acknowledged"}
 
 
 def build_announcement_refusal(own_port: int) -> Message:
     """See `AnnouncementRefused`."""
-    return {"t": "yield", "port": own_port}
+    return {"type": "announcement_refused", "port": own_port}
 
 
 def read_announcement_reply(message: Message) -> AnnouncementAcknowledged | AnnouncementRefused | None:
-    """The answer to a call; None for kinds of newer versions.
+    """Parse the reply to an `Announcement`; None for types of newer versions.
 
     Raises:
-        NonsenseError: nobody of ours writes such a letter.
+        MalformedMessageError: it is malformed.
     """
-    kind = read_field(message, "t", text)
-    if kind == "yield":
+    kind = read_field(message, "type", text)
+    if kind == "announcement_refused":
         return AnnouncementRefused(port=read_field(message, "port", port))
-    return AnnouncementAcknowledged() if kind == "heard" else None
+    return AnnouncementAcknowledged() if kind == "announcement_acknowledged" else None

@@ -1,8 +1,8 @@
-"""Reading what others wrote, one field at a time: each is of the type and in the range it must be, or it is nonsense.
+"""Validating the fields of a message, one at a time: type and range.
 
-Whoever can reach the port may write to it, and a member may be garbled: what these functions let through can be used
-without another look. JSON as Python reads it has numbers that are infinite or none, numbers of any length, and text
-that no console can print; none of them get past here.
+Any process that can reach the port may write to it. A value that these functions return needs no further check.
+Python's JSON parser accepts infinite numbers and NaN, integers of any length, and text that cannot be printed; these
+functions reject or replace them.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST = 2**53 - 1
-"""Whole numbers are exact in everybody's JSON up to here."""
+"""Integers up to here are exact in every JSON implementation."""
 MOST_SECONDS = 1e12
 MOST_PROCESSES = 1 << 20
 """Of one node."""
@@ -19,17 +19,17 @@ HOST_LIMIT = 255
 
 
 class MalformedMessageError(Exception):
-    """A letter that nobody of ours writes: a field is missing, of a wrong type, or out of range. `str()` says which.
+    """A field of a message is missing, of a wrong type, or out of range. `str()` says which.
 
-    The only error that a letter may cause: its sender loses the connection. Everything else is a bug of ours.
+    The only error that a message may cause: its sender is disconnected. Every other error is a bug in muster.
     """
 
 
 def read_field(message: Mapping[str, Any], key: str, read: Callable[[Any], T]) -> T:
-    """One field, read.
+    """Read one field.
 
     Raises:
-        NonsenseError: it is missing, or `read` says that it is not what it must be.
+        MalformedMessageError: it is missing, or `read` rejects it.
     """
     if key not in message:
         raise MalformedMessageError(f"{key!r} is missing")
@@ -40,12 +40,12 @@ def read_field(message: Mapping[str, Any], key: str, read: Callable[[Any], T]) -
 
 
 def optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    """A reader that lets None through."""
+    """A reader that also accepts None."""
     return lambda value: None if value is None else read(value)
 
 
 def list_of(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
-    """A reader of lists. Inside a process they may be tuples: what a member writes to itself makes no trip as JSON."""
+    """A reader of lists. Tuples are accepted: messages of a leader to its own node are not encoded as JSON."""
 
     def read_many(value: Any) -> tuple[T, ...]:
         if not isinstance(value, list | tuple):
@@ -56,11 +56,11 @@ def list_of(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
 
 
 def between(least: int, most: int) -> Callable[[Any], int]:
-    """A reader of whole numbers from `least` to `most`. True is no number here."""
+    """A reader of integers from `least` to `most`. Booleans are rejected."""
 
     def read_whole(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise MalformedMessageError(f"not a whole number from {least} to {most}")
+            raise MalformedMessageError(f"not an integer from {least} to {most}")
         return value
 
     return read_whole
@@ -81,24 +81,24 @@ def seconds(value: Any) -> float:
 
 
 def boolean(value: Any) -> bool:
-    """True or False, and nothing that only counts as such."""
+    """True or False; no value that is merely truthy or falsy."""
     if not isinstance(value, bool):
-        raise MalformedMessageError("neither true nor false")
+        raise MalformedMessageError("not true or false")
     return value
 
 
 def text(value: Any) -> str:
-    """Text that can be printed: half a pair of surrogates (a byte of a file name that is no UTF-8) becomes "?"."""
+    """Text that can be printed: a lone surrogate (from a byte of a file name that is not UTF-8) becomes "?"."""
     if not isinstance(value, str):
         raise MalformedMessageError("not text")
     return value if value.isascii() else value.encode(errors="replace").decode()
 
 
 def host(value: Any) -> str:
-    """What may be looked up or dialled."""
+    """A host name or address."""
     name = text(value)
     if not name or len(name) > HOST_LIMIT or not name.isprintable() or " " in name:
-        raise MalformedMessageError("not the name or address of a host")
+        raise MalformedMessageError("not a host name or address")
     return name
 
 
@@ -109,7 +109,7 @@ def address(value: Any) -> tuple[str, int]:
 
 
 def items(length: int) -> Callable[[Any], Any]:
-    """A reader of lists of a given length, whose items are still to be read."""
+    """A reader of lists of a given length. Their items are not checked."""
 
     def read_items(value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != length:
@@ -120,7 +120,7 @@ def items(length: int) -> Callable[[Any], Any]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """An object, whose fields are still to be read."""
+    """A JSON object. Its fields are not checked."""
     if not isinstance(value, dict):
         raise MalformedMessageError("not an object")
     return value

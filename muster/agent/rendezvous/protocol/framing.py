@@ -1,15 +1,15 @@
-"""Frames on a stream, and proof of who sent them. Pure: bytes in, messages out; the sockets are in `network`.
+"""Frames on a stream. Pure: bytes in, messages out; the sockets are in `transport`.
 
-A frame is a 4-byte big-endian length and that many bytes of JSON, never pickle: whoever can reach the port may write
-to it. With a job token both sides prove that they hold it before anything else is read, and every later frame carries
-a MAC over its number and content, so that nothing can be changed, replayed, dropped or reordered unnoticed::
+A frame is a 4-byte big-endian length and that many bytes of JSON, never pickle: any process that can reach the port may
+write to it. With a job token both sides prove that they hold it before anything else is read, and every later frame
+carries a MAC over its number and content, so that a changed, replayed, dropped or reordered frame is detected::
 
     client  {"hello": 1, "auth": true, "nonce": c}
     server  {"nonce": s, "mac": HMAC(token, "server" c s)}
     client  {"mac": HMAC(token, "client" c s)}
     both    MAC(direction's key, number + payload) + payload ...
 
-Without a token the hello alone opens the stream.
+Without a token the handshake is the hello alone.
 """
 
 import json
@@ -21,14 +21,14 @@ Message = dict[str, Any]
 HEADER_BYTES = 4
 MAC_BYTES = 32
 HANDSHAKE_LIMIT_BYTES = 1024
-"""A stranger's frame may not be longer."""
+"""Limit for a frame before the handshake is complete."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
-"""A job's whole report with the stacks of thousands of ranks fits."""
-VERSION = 2
+"""The job's report with the stacks of thousands of ranks fits."""
+VERSION = 3
 
 
 class ProtocolError(Exception):
-    """The other side does not speak our language, or is not who it must be. `str()` says which."""
+    """The other side does not follow the protocol, or could not prove the job token. `str()` says which."""
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` with separators makes an encoder every time
@@ -36,14 +36,14 @@ _decode = json.JSONDecoder().decode
 
 
 class Broadcast:
-    """What a message to many says to all of them: encoded once, however many there are."""
+    """The common part of a message to many members, encoded only once."""
 
     def __init__(self, common: Message) -> None:
         self.common = common
         self._text = ""
 
-    def address(self, **own: Any) -> Message:
-        """The message with what it says to one of them."""
+    def build_copy(self, **own: Any) -> Message:
+        """The message to one member: the common part and its own fields."""
         return AddressedCopy(self, own)
 
     def encode(self, own: Message) -> bytes:
@@ -53,16 +53,16 @@ class Broadcast:
 
 
 class AddressedCopy(dict[str, Any]):
-    """One member's message of a circular; a message like any other to whoever reads it. Never changed."""
+    """One member's copy of a broadcast. It reads like any other message; never changed."""
 
-    def __init__(self, circular: Broadcast, own: Message) -> None:
-        super().__init__(circular.common, **own)
-        self._circular = circular
+    def __init__(self, broadcast: Broadcast, own: Message) -> None:
+        super().__init__(broadcast.common, **own)
+        self._broadcast = broadcast
         self._own = own
 
     def encode(self) -> bytes:
         """Like `encode_json`."""
-        return self._circular.encode(self._own)
+        return self._broadcast.encode(self._own)
 
 
 def encode_json(message: Message) -> bytes:
@@ -71,17 +71,17 @@ def encode_json(message: Message) -> bytes:
 
 
 def decode_json(payload: bytes) -> Message:
-    """A JSON object, nothing else.
+    """Parse a JSON object.
 
     Raises:
-        WireError: it is not one.
+        ProtocolError: it is not one.
     """
     try:
         message = _decode(payload.decode())
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("a frame was not JSON") from error
+        raise ProtocolError("a frame is not JSON") from error
     if not isinstance(message, dict):
-        raise ProtocolError("a frame was not a JSON object")
+        raise ProtocolError("a frame is not a JSON object")
     return message
 
 
@@ -92,21 +92,21 @@ class FrameReader:
         self.limit_bytes = limit_bytes
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        """Add bytes as they came."""
+    def add(self, data: bytes) -> None:
+        """Add bytes as received."""
         self._buffer += data
 
     def next_payload(self) -> bytes | None:
-        """The next whole payload, None until it has come.
+        """The next complete payload; None until all of it was received.
 
         Raises:
-            WireError: a frame announces more bytes than allowed. Nothing of that size is ever buffered.
+            ProtocolError: a frame is longer than allowed. Such a frame is never buffered.
         """
         if len(self._buffer) < HEADER_BYTES:
             return None
         (size,) = struct.unpack_from(">I", self._buffer)
         if size > self.limit_bytes:
-            raise ProtocolError(f"a frame of {size} bytes, at most {self.limit_bytes} are allowed")
+            raise ProtocolError(f"a frame of {size} bytes is too long: at most {self.limit_bytes} bytes are allowed")
         end = HEADER_BYTES + size
         if len(self._buffer) < end:
             return None
@@ -116,5 +116,5 @@ class FrameReader:
 
 
 def build_frame(payload: bytes) -> bytes:
-    """Length and payload."""
+    """A frame: length and payload."""
     return struct.pack(">I", len(payload)) + payload

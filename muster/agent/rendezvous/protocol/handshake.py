@@ -1,4 +1,4 @@
-"""Proof of who sent a frame: a handshake with the job's token, then a MAC on every frame. Pure."""
+"""Authentication: a handshake with the job's token, then a MAC on every frame. Pure."""
 
 import os
 import struct
@@ -19,7 +19,7 @@ from muster.agent.rendezvous.protocol.framing import (
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
-    import hashlib  # only jobs with a token pay for it
+    import hashlib  # only jobs with a token import it
     import hmac
 
     return hmac.new(key, b"\0".join(parts), hashlib.sha256).digest()
@@ -34,8 +34,8 @@ def _matches(given: bytes, right: bytes) -> bool:
 class Codec:
     """One side of one stream: handshake first, then messages.
 
-    Feed it what comes in; it answers through `write` and hands over messages from `receive`. It is `open` once the
-    other side has proved itself; messages given to `encode` before that are an error of the caller.
+    `receive` takes the bytes that arrive and returns messages; the handshake's replies go to `write`. `open` is True
+    once the other side has proved the token; to call `encode` before that is a mistake of the caller.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Codec:
         self._nonces: tuple[bytes, bytes] = (b"", b"")
         self._send_key = self._receive_key = b""
         self._sent = self._received = 0
-        self._greeted = False
+        self._has_hello = False
         self.open = False
 
     def start(self) -> None:
-        """The client speaks first; without a token it need not wait for an answer."""
+        """Send the client's hello. Without a token the client does not wait for a reply."""
         if self._is_server:
             return
         hello = {"hello": VERSION, "auth": self._key is not None, "nonce": self._nonce.hex()}
         self._write(build_frame(encode_json(hello)))
-        self._greeted = True
+        self._has_hello = True
         if self._key is None:
             self._open()
 
@@ -79,47 +79,47 @@ class Codec:
         return build_frame(mac + payload)
 
     def receive(self, data: bytes) -> Iterator[Message]:
-        """Messages made whole by these bytes.
+        """The messages that are complete with these bytes.
 
         Raises:
-            WireError: the stream must be closed.
+            ProtocolError: the stream must be closed.
         """
-        self._reader.feed(data)
+        self._reader.add(data)
         while (payload := self._reader.next_payload()) is not None:
             if self.open:
                 yield self._unpack(payload)
             else:
-                self._shake(decode_json(payload))
+                self._handle_handshake(decode_json(payload))
 
     def _unpack(self, payload: bytes) -> Message:
         if self._key is not None:
             mac, payload = payload[:MAC_BYTES], payload[MAC_BYTES:]
             right = _hmac(self._receive_key, struct.pack(">Q", self._received), payload)
             if not _matches(mac, right):
-                raise ProtocolError("a frame was changed on its way")
+                raise ProtocolError("a frame was changed in transit")
             self._received += 1
         message = decode_json(payload)
         if "refused" in message:
             raise ProtocolError(_read_refusal(message))
         return message
 
-    def _shake(self, message: Message) -> None:
+    def _handle_handshake(self, message: Message) -> None:
         if "refused" in message:
             raise ProtocolError(_read_refusal(message))
         if not self._is_server:
             self._check_server(message)
-        elif not self._greeted:
-            self._greet(message)
+        elif not self._has_hello:
+            self._handle_hello(message)
         else:
-            self._check(message, b"client")
+            self._check_mac(message, b"client")
             self._open()
 
-    def _greet(self, message: Message) -> None:
+    def _handle_hello(self, message: Message) -> None:
         if message.get("hello") != VERSION:
-            self._refuse(f"this node speaks version {VERSION} of the protocol, not {str(message.get('hello'))[:20]!r}")
+            self._refuse(f"this node uses version {VERSION} of the protocol, not {str(message.get('hello'))[:20]!r}")
         if bool(message.get("auth")) != (self._key is not None):
-            self._refuse("one of the two nodes has a job token (MUSTER_TOKEN) and the other has none")
-        self._greeted = True
+            self._refuse("one of the two nodes has a job token (MUSTER_TOKEN), the other has none")
+        self._has_hello = True
         if self._key is None:
             self._open()
             return
@@ -133,15 +133,14 @@ class Codec:
 
     def _check_server(self, message: Message) -> None:
         self._nonces = (self._nonce, _read_hex(message, "nonce"))
-        self._check(message, b"server")
+        self._check_mac(message, b"server")
         mac = _hmac(self._key or b"", b"client", *self._nonces)
         self._write(build_frame(encode_json({"mac": mac.hex()})))
         self._open()
 
-    def _check(self, message: Message, side: bytes) -> None:
+    def _check_mac(self, message: Message, side: bytes) -> None:
         if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
-            self._write(build_frame(encode_json({"refused": "the other node has another job token (MUSTER_TOKEN)"})))
-            raise ProtocolError("the other node has another job token (MUSTER_TOKEN)")
+            self._refuse("the other node has a different job token (MUSTER_TOKEN)")
 
     def _open(self) -> None:
         self.open = True
@@ -162,4 +161,4 @@ def _read_hex(message: Message, key: str) -> bytes:
 
 def _read_refusal(message: Message) -> str:
     why = message["refused"]
-    return why[:200] if isinstance(why, str) and why.isprintable() else "it refused, without words"
+    return why[:200] if isinstance(why, str) and why.isprintable() else "it refused without a reason"

@@ -1,8 +1,8 @@
-"""What every agent of a job must be started with alike, and how a difference is told.
+"""The settings that must be equal for all agents of a job, and the message about a difference.
 
-Each agent brings its rules along when it joins or leads. Two sides of a split that count with different sizes, or give
-each other up at different times, could both go on; so an agent with other rules takes no part. What may differ from
-node to node (workers, roles, folders for logs, names) is none of them.
+Each agent sends its rules when it joins or leads. Two sides of a partition that count with different sizes, or with
+different silence limits, could both continue; so an agent with other rules is refused. Settings that may differ from
+node to node (workers, roles, log folders, names) are not among them.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from muster.agent.rendezvous.protocol.fields import (
 from muster.agent.runtime.records import record
 
 BACKENDS = ("muster", "static")
-"""Those that this protocol serves."""
+"""The backends that use this protocol."""
 
 
 @record
@@ -38,7 +38,7 @@ class JobRules:
 
 
 def build_job_rules(config: RendezvousConfig) -> JobRules:
-    """The rules that one node's configuration says."""
+    """The rules in one node's configuration."""
     return JobRules(
         backend="static" if config.backend == "static" else "muster",
         min_nodes=config.min_nodes,
@@ -52,16 +52,16 @@ def build_job_rules(config: RendezvousConfig) -> JobRules:
 
 
 def describe_difference(own: JobRules, jobs: JobRules) -> str | None:
-    """What an agent was started with, and its job with instead: one line; None when the two are equal."""
+    """One line that names each setting that differs, with both values; None when the rules are equal."""
     pairs = zip(_list_settings(own), _list_settings(jobs), strict=True)
-    unlike = [f"{flag}{mine} (the job: {theirs})" for (flag, mine), (_, theirs) in pairs if mine != theirs]
-    if not unlike:
+    different = [f"{flag}{mine} (the job: {theirs})" for (flag, mine), (_, theirs) in pairs if mine != theirs]
+    if not different:
         return None
-    return f"{', '.join(unlike)}; all agents of a job must be started with the same"
+    return f"{', '.join(different)}; all agents of a job must be started with the same values"
 
 
 def _list_settings(rules: JobRules) -> list[tuple[str, str]]:
-    """As people write them: what stands before the value, and the value."""
+    """Pairs of flag and value, as on the command line."""
     is_fixed = rules.min_nodes == rules.max_nodes
     return [
         ("--rdzv-backend ", rules.backend),
@@ -83,7 +83,7 @@ def read_job_rules(value: Any) -> JobRules:
     """The inverse of `describe_job_rules`.
 
     Raises:
-        NonsenseError: a field is not what it must be.
+        MalformedMessageError: a field is invalid.
     """
     data = mapping(value)
     return JobRules(

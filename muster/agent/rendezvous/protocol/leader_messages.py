@@ -1,4 +1,4 @@
-"""What the leader writes to its members, and how they read it."""
+"""Messages from the leader to its members."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +29,7 @@ from muster.agent.runtime.records import record
 
 @record
 class Successor:
-    """Where a member of the round can be found that may lead when the leader is gone."""
+    """The address of a member of the round that may take over when the leader is lost."""
 
     group_rank: int
     index: int | None
@@ -39,16 +39,16 @@ class Successor:
 
 @record
 class Welcome:
-    """The leader has taken the member in."""
+    """The leader has accepted the member."""
 
     leader_id: str
-    listen: int
-    """Where the leader's process, and nothing but it, listens; 0: nowhere."""
+    listen_port: int
+    """A port that only the leader's process listens on; 0: none."""
 
 
 @record
 class HeartbeatReply:
-    """The leader has heard a heartbeat."""
+    """The leader has received a heartbeat."""
 
     number: int
     at_s: float
@@ -59,77 +59,77 @@ class HeartbeatReply:
 
 @record
 class RoundSummary:
-    """What every member must know of a round to find its next leader, also one without a seat."""
+    """What every member, also one without an assignment, must know of a round to find the next leader."""
 
-    carry: RecoveryState
+    recovery_state: RecoveryState
     successors: tuple[Successor, ...]
     is_spare: bool = False
-    """There is no seat as long as the others stay."""
+    """The job is full: the member waits as a spare."""
 
 
 @record
 class RoundStart:
-    """A round in which the member has a seat."""
+    """A round in which the member has an assignment."""
 
-    roster: RoundSummary
+    summary: RoundSummary
     round: Round
-    """Without the node index, which the member knows best."""
+    """Without the node index: the member fills it in."""
 
 
 @record
 class Rank0Started:
-    """Global rank 0 of the round has been started: see `RoundOpened`."""
+    """The workers of the node with global rank 0 have been started: see `interface.GlobalRank0Started`."""
 
     round: int
 
 
 @record
 class RoundCommitted:
-    """Every member of the round has it: older ones are forgotten."""
+    """Every member of the round has acknowledged it: older rounds are no quorum bases any more."""
 
     round: int
 
 
 @record
 class RoundBreak:
-    """The round is over: stop its workers."""
+    """The round has ended: stop its workers."""
 
     round: int
     kind: BreakKind
     reason: str
     want_stacks: bool
     next_attempt: int
-    early: str | None
+    startup_signature: str | None
 
 
 @record
 class JobEnd:
-    """The job is over."""
+    """The job has ended."""
 
     succeeded: bool
     report: Report | None
-    prints: bool
+    prints_report: bool
 
 
 @record
 class Exit:
-    """All have the verdict: go."""
+    """All members have acknowledged the job's end: exit."""
 
 
 @record
 class RendezvousFailure:
-    """The nodes did not come together in time."""
+    """No round was formed within the join timeout."""
 
     reason: str
 
 
 @record
 class Rejected:
-    """This node cannot take part."""
+    """This node is not accepted."""
 
     reason: str
     usage: bool
-    """It is the caller's mistake."""
+    """It is a mistake of the caller."""
 
 
 @record
@@ -142,7 +142,7 @@ class Redirect:
 
 @record
 class Goodbye:
-    """The leader closes this connection, and lives on."""
+    """The leader closes this connection; its process has not ended."""
 
     reason: str
 
@@ -165,39 +165,40 @@ LeaderMessage = (
 
 
 def read_leader_message(message: Message) -> LeaderMessage | None:
-    """What the leader's letter means; None for kinds of newer versions.
+    """Parse a leader's message; None for types of newer versions.
 
     Raises:
-        NonsenseError: nobody of ours writes such a letter.
+        MalformedMessageError: it is malformed.
     """
-    read = _READERS.get(read_field(message, "t", text))
+    read = _READERS.get(read_field(message, "type", text))
     return None if read is None else read(message)
 
 
-# -- members come -------------------------------------------------------------------------------------------------
+# -- membership ---------------------------------------------------------------------------------------------------
 
 
-def build_welcome(leader_id: str, listen: int) -> Message:
+def build_welcome(leader_id: str, listen_port: int) -> Message:
     """See `Welcome`."""
-    return {"t": "welcome", "id": leader_id, "listen": listen}
+    return {"type": "welcome", "id": leader_id, "listen_port": listen_port}
 
 
 def _read_welcome(message: Message) -> Welcome:
-    return Welcome(leader_id=read_field(message, "id", text), listen=read_field(message, "listen", port))
+    return Welcome(leader_id=read_field(message, "id", text), listen_port=read_field(message, "listen_port", port))
 
 
-def build_heartbeat_reply(answer: HeartbeatReply) -> Message:
+def build_heartbeat_reply(reply: HeartbeatReply) -> Message:
     """See `HeartbeatReply`."""
-    message: Message = {"t": "beat", "n": answer.number, "at": answer.at_s}
-    if answer.ended is not None:
-        number, ranks = answer.ended
+    message: Message = {"type": "heartbeat_reply", "number": reply.number, "at_s": reply.at_s}
+    if reply.ended is not None:
+        number, ranks = reply.ended
         message["ended"] = [number, sorted(ranks)]
     return message
 
 
 def _read_heartbeat_reply(message: Message) -> HeartbeatReply:
     ended = read_field(message, "ended", _read_ended) if "ended" in message else None
-    return HeartbeatReply(number=read_field(message, "n", count), at_s=read_field(message, "at", seconds), ended=ended)
+    number, at_s = read_field(message, "number", count), read_field(message, "at_s", seconds)
+    return HeartbeatReply(number=number, at_s=at_s, ended=ended)
 
 
 def _read_ended(value: Any) -> tuple[int, frozenset[int]]:
@@ -213,46 +214,51 @@ def build_round_summary(
 ) -> Message:
     """See `RoundSummary`."""
     shared = _describe_round(form, successors)
-    return {"t": "roster", **shared, "bases": _list_bases(form, member_id), "spare": is_spare}
+    return {"type": "round_summary", **shared, "quorum_bases": _list_bases(form, member_id), "is_spare": is_spare}
 
 
 def _describe_round(form: FormRound, successors: tuple[Successor, ...]) -> Message:
     places = [[one.group_rank, one.index, one.host, one.port] for one in successors]
-    return {"round": form.number, "attempt": form.attempt, "early": form.early, "successors": places}
+    return {
+        "round": form.number,
+        "attempt": form.attempt,
+        "startup_signature": form.startup_signature,
+        "successors": places,
+    }
 
 
 def _list_bases(form: FormRound, member_id: str) -> list[dict[str, Any]]:
-    return [build_base(base.carried_by(member_id)) for base in form.bases]
+    return [build_base(base.build_carried(member_id)) for base in form.quorum_bases]
 
 
 def build_round_starts(form: FormRound, master_addr: str, successors: tuple[Successor, ...]) -> Iterator[Message]:
-    """A `RoundStart` for each seat, in their order; each of constant size, whatever the number of members."""
-    circular = Broadcast(
+    """One `RoundStart` per assignment, in order. The size of each does not grow with the number of members."""
+    broadcast = Broadcast(
         {
-            "t": "round",
+            "type": "round_start",
             **_describe_round(form, successors),
             "restarts_left": form.restarts_left,
-            "size": len(form.seats),
+            "size": len(form.assignments),
             "world_size": form.world_size,
             "master_addr": master_addr,
             "master_port": form.master_port,
         }
     )
-    for seat in form.seats:
-        yield circular.address(
-            group_rank=seat.group_rank,
-            rank_offset=seat.rank_offset,
-            role_rank_offset=seat.role_rank_offset,
-            role_world_size=seat.role_world_size,
-            bases=_list_bases(form, seat.id),
+    for assignment in form.assignments:
+        yield broadcast.build_copy(
+            group_rank=assignment.group_rank,
+            rank_offset=assignment.rank_offset,
+            role_rank_offset=assignment.role_rank_offset,
+            role_world_size=assignment.role_world_size,
+            quorum_bases=_list_bases(form, assignment.id),
         )
 
 
 def _read_round_summary(message: Message) -> RoundSummary:
     return RoundSummary(
-        carry=read_recovery_state(message),
+        recovery_state=read_recovery_state(message),
         successors=read_field(message, "successors", list_of(_read_successor)),
-        is_spare=read_field(message, "spare", boolean) if "spare" in message else False,
+        is_spare=read_field(message, "is_spare", boolean) if "is_spare" in message else False,
     )
 
 
@@ -262,10 +268,10 @@ def _read_successor(value: Any) -> Successor:
 
 
 def _read_round_start(message: Message) -> RoundStart:
-    roster = _read_round_summary(message)
+    summary = _read_round_summary(message)
     round_ = Round(
-        number=roster.carry.round,
-        attempt=roster.carry.attempt,
+        number=summary.recovery_state.round,
+        attempt=summary.recovery_state.attempt,
         restarts_left=read_field(message, "restarts_left", count),
         group_rank=read_field(message, "group_rank", count),
         group_world_size=read_field(message, "size", size),
@@ -278,29 +284,29 @@ def _read_round_start(message: Message) -> RoundStart:
     )
     if round_.group_rank >= round_.group_world_size or round_.rank_offset >= round_.world_size:
         raise MalformedMessageError(f"group rank {round_.group_rank} of {round_.group_world_size}")
-    return RoundStart(roster=roster, round=round_)
+    return RoundStart(summary=summary, round=round_)
 
 
 def build_rank0_started(number: int) -> Message:
     """See `Rank0Started`."""
-    return {"t": "opened", "round": number}
+    return {"type": "rank0_started", "round": number}
 
 
 def build_round_committed(number: int) -> Message:
     """See `RoundCommitted`."""
-    return {"t": "settled", "round": number}
+    return {"type": "round_committed", "round": number}
 
 
-def build_round_break(output: BreakRound) -> Message:
+def build_round_break(action: BreakRound) -> Message:
     """See `RoundBreak`."""
     return {
-        "t": "break",
-        "round": output.number,
-        "kind": output.kind.value,
-        "reason": output.reason,
-        "want_stacks": output.want_stacks,
-        "next_attempt": output.next_attempt,
-        "early": output.early,
+        "type": "round_break",
+        "round": action.number,
+        "kind": action.kind.value,
+        "reason": action.reason,
+        "want_stacks": action.want_stacks,
+        "next_attempt": action.next_attempt,
+        "startup_signature": action.startup_signature,
     }
 
 
@@ -311,7 +317,7 @@ def _read_round_break(message: Message) -> RoundBreak:
         reason=read_field(message, "reason", text),
         want_stacks=read_field(message, "want_stacks", boolean),
         next_attempt=read_field(message, "next_attempt", count),
-        early=read_field(message, "early", optional(text)),
+        startup_signature=read_field(message, "startup_signature", optional(text)),
     )
 
 
@@ -319,73 +325,74 @@ def _read_kind(value: Any) -> BreakKind:
     try:
         return BreakKind(text(value))
     except ValueError:
-        raise MalformedMessageError("no kind of break") from None
+        raise MalformedMessageError("not a kind of round break") from None
 
 
 # -- the end ------------------------------------------------------------------------------------------------------
 
 
 def build_job_end(*, succeeded: bool, report: Report | None) -> Broadcast:
-    """See `JobEnd`; only `prints` is each member's own."""
-    return Broadcast({"t": "end", "succeeded": succeeded, "report": None if report is None else report.to_json()})
+    """See `JobEnd`; only `prints_report` differs between members."""
+    report_json = None if report is None else report.to_json()
+    return Broadcast({"type": "job_end", "succeeded": succeeded, "report": report_json})
 
 
 def _read_job_end(message: Message) -> JobEnd:
     return JobEnd(
         succeeded=read_field(message, "succeeded", boolean),
         report=read_field(message, "report", optional(read_report)),
-        prints=read_field(message, "prints", boolean),
+        prints_report=read_field(message, "prints_report", boolean),
     )
 
 
 def build_exit() -> Message:
     """See `Exit`."""
-    return {"t": "exit"}
+    return {"type": "exit"}
 
 
 def build_rendezvous_failure(reason: str) -> Message:
     """See `RendezvousFailure`."""
-    return {"t": "give_up", "reason": reason}
+    return {"type": "rendezvous_failure", "reason": reason}
 
 
 def build_rejection(reason: str, *, usage: bool = False) -> Message:
     """See `Rejected`."""
-    return {"t": "reject", "reason": reason, "usage": usage}
+    return {"type": "rejected", "reason": reason, "usage": usage}
 
 
 def read_rejection(message: Message) -> Rejected:
     """The inverse of `build_rejection`.
 
     Raises:
-        NonsenseError: a field is not what it must be.
+        MalformedMessageError: a field is invalid.
     """
     return Rejected(reason=read_field(message, "reason", text), usage=read_field(message, "usage", boolean))
 
 
 def build_redirect(to_host: str, to_port: int) -> Message:
     """See `Redirect`."""
-    return {"t": "redirect", "host": to_host, "port": to_port}
+    return {"type": "redirect", "host": to_host, "port": to_port}
 
 
 def build_goodbye(reason: str) -> Message:
     """See `Goodbye`."""
-    return {"t": "bye", "reason": reason}
+    return {"type": "goodbye", "reason": reason}
 
 
 _READERS: dict[str, Callable[[Message], LeaderMessage]] = {
     "welcome": _read_welcome,
-    "beat": _read_heartbeat_reply,
-    "round": _read_round_start,
-    "roster": _read_round_summary,
-    "opened": lambda message: Rank0Started(round=read_field(message, "round", count)),
-    "settled": lambda message: RoundCommitted(round=read_field(message, "round", count)),
-    "break": _read_round_break,
-    "end": _read_job_end,
+    "heartbeat_reply": _read_heartbeat_reply,
+    "round_start": _read_round_start,
+    "round_summary": _read_round_summary,
+    "rank0_started": lambda message: Rank0Started(round=read_field(message, "round", count)),
+    "round_committed": lambda message: RoundCommitted(round=read_field(message, "round", count)),
+    "round_break": _read_round_break,
+    "job_end": _read_job_end,
     "exit": lambda _message: Exit(),
-    "give_up": lambda message: RendezvousFailure(reason=read_field(message, "reason", text)),
-    "reject": read_rejection,
+    "rendezvous_failure": lambda message: RendezvousFailure(reason=read_field(message, "reason", text)),
+    "rejected": read_rejection,
     "redirect": lambda message: Redirect(
         host=read_field(message, "host", host), port=read_field(message, "port", port)
     ),
-    "bye": lambda message: Goodbye(reason=read_field(message, "reason", text)),
+    "goodbye": lambda message: Goodbye(reason=read_field(message, "reason", text)),
 }

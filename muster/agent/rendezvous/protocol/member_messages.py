@@ -1,4 +1,4 @@
-"""What members write to their leader, and how the leader reads it."""
+"""Messages from a member to its leader."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ from muster.agent.runtime.records import record
 
 @record
 class Join:
-    """A node asks to take part; it has no workers."""
+    """A node asks to take part; none of its workers is alive."""
 
     run_id: str
     id: str
@@ -50,23 +50,23 @@ class Join:
     host: str
     port: int
     """The MASTER_PORT it reserved for the next round."""
-    listen: int
-    """Where it accepts links after a takeover; 0: nowhere."""
+    listen_port: int
+    """Port where it accepts links after a takeover; 0: none."""
     local_addr: str | None
     rules: JobRules
     """What it was started with."""
-    carry: RecoveryState
+    recovery_state: RecoveryState
     is_prepared: bool = True
     """False while it still imports what its workers need."""
 
 
 @record
 class Heartbeat:
-    """A sign of life."""
+    """The member is alive. The reply renews its lease."""
 
     number: int
     echo_s: float | None
-    """The leader's own time stamp of its last answer; None before the first."""
+    """The leader's own time stamp from its last reply; None before the first."""
 
 
 @record
@@ -78,26 +78,26 @@ class Started:
 
 @record
 class EndAcknowledged:
-    """The member has the job's end."""
+    """The member has received the job's end."""
 
 
 MemberMessage = Join | Heartbeat | Started | EndAcknowledged | Event
 
 
 def read_member_message(member_id: str, message: Message) -> MemberMessage | None:
-    """What a member's letter means; None for kinds of newer versions.
+    """Parse a member's message; None for types of newer versions.
 
     Raises:
-        NonsenseError: nobody of ours writes such a letter.
+        MalformedMessageError: it is malformed.
     """
-    read = _READERS.get(read_field(message, "t", text))
+    read = _READERS.get(read_field(message, "type", text))
     return None if read is None else read(member_id, message)
 
 
 def build_join(join: Join) -> Message:
     """See `Join`."""
     return {
-        "t": "join",
+        "type": "join",
         "run_id": join.run_id,
         "id": join.id,
         "index": join.index,
@@ -105,11 +105,11 @@ def build_join(join: Join) -> Message:
         "role": join.role,
         "host": join.host,
         "port": join.port,
-        "listen": join.listen,
+        "listen_port": join.listen_port,
         "local_addr": join.local_addr,
-        "prepared": join.is_prepared,
+        "is_prepared": join.is_prepared,
         "rules": describe_job_rules(join.rules),
-        "carry": build_recovery_state(join.carry),
+        "recovery_state": build_recovery_state(join.recovery_state),
     }
 
 
@@ -117,7 +117,7 @@ def read_join(message: Message) -> Join:
     """The inverse of `build_join`.
 
     Raises:
-        NonsenseError: a field is not what it must be.
+        MalformedMessageError: a field is invalid.
     """
     return Join(
         run_id=read_field(message, "run_id", text),
@@ -127,55 +127,55 @@ def read_join(message: Message) -> Join:
         role=read_field(message, "role", text),
         host=read_field(message, "host", text),
         port=read_field(message, "port", port),
-        listen=read_field(message, "listen", port),
+        listen_port=read_field(message, "listen_port", port),
         local_addr=read_field(message, "local_addr", optional(host)),
         rules=read_field(message, "rules", read_job_rules),
-        carry=read_field(message, "carry", read_recovery_state),
-        is_prepared=read_field(message, "prepared", boolean),
+        recovery_state=read_field(message, "recovery_state", read_recovery_state),
+        is_prepared=read_field(message, "is_prepared", boolean),
     )
 
 
 def build_heartbeat(number: int, echo_s: float | None) -> Message:
     """See `Heartbeat`."""
-    return {"t": "beat", "n": number, "echo": echo_s}
+    return {"type": "heartbeat", "number": number, "echo_s": echo_s}
 
 
 def build_round_acknowledgement(number: int) -> Message:
-    """See `terms.RoundAcknowledged`."""
-    return {"t": "got", "round": number}
+    """See `events.RoundAcknowledged`."""
+    return {"type": "round_acknowledged", "round": number}
 
 
 def build_started(number: int) -> Message:
     """See `Started`."""
-    return {"t": "started", "round": number}
+    return {"type": "started", "round": number}
 
 
 def build_prepared() -> Message:
-    """See `terms.Prepared`."""
-    return {"t": "prepared"}
+    """See `events.Prepared`."""
+    return {"type": "prepared"}
 
 
 def build_succeeded(number: int) -> Message:
-    """See `terms.Succeeded`."""
-    return {"t": "done", "round": number}
+    """See `events.Succeeded`."""
+    return {"type": "succeeded", "round": number}
 
 
 def build_failed(number: int, failures: tuple[Failure, ...]) -> Message:
-    """See `terms.Failed`."""
-    return {"t": "failed", "round": number, "failures": [failure.to_json() for failure in failures]}
+    """See `events.Failed`."""
+    return {"type": "failed", "round": number, "failures": [failure.to_json() for failure in failures]}
 
 
 def build_idle(number: int, failures: tuple[Failure, ...]) -> Message:
-    """See `terms.Idle`."""
-    return {"t": "idle", "round": number, "failures": [failure.to_json() for failure in failures]}
+    """See `events.Idle`."""
+    return {"type": "idle", "round": number, "failures": [failure.to_json() for failure in failures]}
 
 
 def build_stopped(
     number: int, master_port: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
 ) -> Message:
-    """See `terms.Stopped`."""
+    """See `events.Stopped`."""
     return {
-        "t": "stopped",
+        "type": "stopped",
         "round": number,
         "port": master_port,
         "failures": [failure.to_json() for failure in failures],
@@ -183,18 +183,19 @@ def build_stopped(
     }
 
 
-def build_leave(reason: str) -> Message:
-    """See `terms.Leaving`."""
-    return {"t": "leave", "reason": reason}
+def build_leaving(reason: str) -> Message:
+    """See `events.Leaving`."""
+    return {"type": "leaving", "reason": reason}
 
 
 def build_end_acknowledgement() -> Message:
     """See `EndAcknowledged`."""
-    return {"t": "ended"}
+    return {"type": "end_acknowledged"}
 
 
 def _read_heartbeat(_member_id: str, message: Message) -> Heartbeat:
-    return Heartbeat(number=read_field(message, "n", count), echo_s=read_field(message, "echo", optional(seconds)))
+    echo_s = read_field(message, "echo_s", optional(seconds))
+    return Heartbeat(number=read_field(message, "number", count), echo_s=echo_s)
 
 
 def _read_round_acknowledgement(member_id: str, message: Message) -> RoundAcknowledged:
@@ -205,7 +206,7 @@ def _read_succeeded(member_id: str, message: Message) -> Succeeded:
     return Succeeded(id=member_id, round=read_field(message, "round", count))
 
 
-def _read_leave(member_id: str, message: Message) -> Leaving:
+def _read_leaving(member_id: str, message: Message) -> Leaving:
     return Leaving(id=member_id, reason=read_field(message, "reason", text))
 
 
@@ -233,14 +234,14 @@ def _read_failures(message: Message) -> tuple[Failure, ...]:
 
 _READERS: dict[str, Callable[[str, Message], MemberMessage]] = {
     "join": lambda _member_id, message: read_join(message),
-    "beat": _read_heartbeat,
+    "heartbeat": _read_heartbeat,
     "prepared": lambda member_id, _message: Prepared(id=member_id),
-    "got": _read_round_acknowledgement,
+    "round_acknowledged": _read_round_acknowledgement,
     "started": lambda _member_id, message: Started(round=read_field(message, "round", count)),
-    "done": _read_succeeded,
-    "leave": _read_leave,
+    "succeeded": _read_succeeded,
+    "leaving": _read_leaving,
     "failed": _read_failed,
     "idle": _read_idle,
     "stopped": _read_stopped,
-    "ended": lambda _member_id, _message: EndAcknowledged(),
+    "end_acknowledged": lambda _member_id, _message: EndAcknowledged(),
 }

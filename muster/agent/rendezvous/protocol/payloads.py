@@ -1,4 +1,4 @@
-"""What letters enclose: failures, stacks, the job's report, and what a member carries of the job."""
+"""Larger parts of messages: failures, stacks, the job's report, and a member's recovery state."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -22,7 +22,7 @@ from muster.agent.rendezvous.protocol.fields import (
 )
 
 OOM = {"certain": boolean, "limit_bytes": optional(count), "peak_bytes": optional(count), "source": text}
-"""How each field of `OomEvidence` is read; the others likewise."""
+"""Reader of each field of `OomEvidence`. `FAILURE` and `STACK` are alike."""
 
 
 def _read_oom(value: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ STACK = {"global_rank": count, "node": count, "local_rank": count, "text": text}
 
 
 def _read_fields(value: Any, readers: dict[str, Callable[[Any], Any]], kind: type) -> dict[str, Any]:
-    """The known fields of a record: what has a default may be missing, and what newer versions add is left out."""
+    """Read the known fields of a record. Fields with a default may be missing; fields of newer versions are ignored."""
     data = mapping(value)
     needed = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
     return {key: read_field(data, key, read) for key, read in readers.items() if key in data or key in needed}
@@ -95,10 +95,10 @@ def build_base(base: CarriedBase) -> dict[str, Any]:
     """A dict of JSON types."""
     return {
         "number": base.number,
-        "by": base.by,
+        "leader_id": base.leader_id,
         "size": base.size,
-        "leader": base.leader,
-        "indices": list(base.indices),
+        "leader_rank": base.leader_rank,
+        "node_indices": list(base.node_indices),
         "rank": base.rank,
         "ended": sorted(base.ended),
     }
@@ -109,41 +109,41 @@ def read_base(value: Any) -> CarriedBase:
     data = mapping(value)
     base = CarriedBase(
         number=read_field(data, "number", count),
-        by=read_field(data, "by", text),
+        leader_id=read_field(data, "leader_id", text),
         size=read_field(data, "size", size),
-        leader=read_field(data, "leader", count),
-        indices=read_field(data, "indices", list_of(optional(count))),
+        leader_rank=read_field(data, "leader_rank", count),
+        node_indices=read_field(data, "node_indices", list_of(optional(count))),
         rank=read_field(data, "rank", optional(count)),
         ended=frozenset(read_field(data, "ended", list_of(count))),
     )
-    highest = max(base.leader, base.rank or 0, *base.ended)
+    highest = max(base.leader_rank, base.rank or 0, *base.ended)
     if highest >= base.size:
-        raise MalformedMessageError(f"rank {highest} of only {base.size}")
-    if len(base.indices) > INDICES_KEPT:
+        raise MalformedMessageError(f"rank {highest} in a round of {base.size}")
+    if len(base.node_indices) > INDICES_KEPT:
         raise MalformedMessageError(f"more than {INDICES_KEPT} indices")
     return base
 
 
-def build_recovery_state(carry: RecoveryState) -> dict[str, Any]:
+def build_recovery_state(recovery_state: RecoveryState) -> dict[str, Any]:
     """A dict of JSON types."""
     return {
-        "round": carry.round,
-        "attempt": carry.attempt,
-        "early": carry.early,
-        "final": carry.final,
-        "leader": carry.leader,
-        "bases": [build_base(base) for base in carry.bases],
+        "round": recovery_state.round,
+        "attempt": recovery_state.attempt,
+        "startup_signature": recovery_state.startup_signature,
+        "final_reason": recovery_state.final_reason,
+        "leader_id": recovery_state.leader_id,
+        "quorum_bases": [build_base(base) for base in recovery_state.quorum_bases],
     }
 
 
 def read_recovery_state(value: Any) -> RecoveryState:
-    """The inverse of `build_recovery_state`. Letters that hold the same fields among others are read with it too."""
+    """The inverse of `build_recovery_state`. It also reads messages that hold the same fields among others."""
     data = mapping(value)
     return RecoveryState(
         round=read_field(data, "round", count),
         attempt=read_field(data, "attempt", count),
-        early=read_field(data, "early", optional(text)),
-        final=read_field(data, "final", optional(text)) if "final" in data else None,
-        leader=read_field(data, "leader", optional(text)) if "leader" in data else None,
-        bases=read_field(data, "bases", list_of(read_base)),
+        startup_signature=read_field(data, "startup_signature", optional(text)),
+        final_reason=read_field(data, "final_reason", optional(text)) if "final_reason" in data else None,
+        leader_id=read_field(data, "leader_id", optional(text)) if "leader_id" in data else None,
+        quorum_bases=read_field(data, "quorum_bases", list_of(read_base)),
     )

@@ -75,8 +75,8 @@ def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
     # `-m` and `-c` put the working directory in front, where a user's selectors.py would shadow the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
-        "from muster.schedulers.supervision import process\n"
-        "process.main(sys.argv[1], int(sys.argv[2]))"
+        "from muster.schedulers.supervision import supervisor\n"
+        "supervisor.main(sys.argv[1], int(sys.argv[2]))"
     )
     said_before = folder.log_file.stat().st_size if folder.log_file.exists() else 0
     try:

@@ -14,7 +14,7 @@ from harness import Outcome, run_tree
 
 from muster.schedulers.agent_command import AGENT_ENTRY
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LINES = {"stable": Path(sys.executable).parent, "nightly": ROOT / ".venv-nightly" / "bin"}
 NAMES = ("types", "operator", "collections", "functools", "contextlib", "warnings", "keyword")
 MAIN = """\

@@ -111,7 +111,7 @@ class Apps:
         """Wait for the end of its supervisor, which starts again when it died; returns TorchX's status."""
         from muster.schedulers.supervision import client
 
-        client.look(folder := self.scheduler._folder(app_id))
+        client.read_app(folder := self.scheduler._folder(app_id))
         assert client.wait_ended(folder, limit_s=deadline_s), f"end of {app_id}: not within {deadline_s:g} s"
         return self.status(app_id)
 

@@ -35,7 +35,7 @@ def port_of(apps, app_id):
 
 def test_gangs_that_would_like_one_port_get_two_and_none_that_a_stranger_has(apps, submit, monkeypatch):
     wished = HOST_PORTS[0]
-    monkeypatch.setattr("muster.schedulers.docker.request._host_port", lambda *_: wished)
+    monkeypatch.setattr("muster.schedulers.docker.request._choose_host_port", lambda *_: wished)
     with socket.create_server(("", wished)), concurrent.futures.ThreadPoolExecutor(2) as pool:
         ids = list(pool.map(submit, range(2)))
         ports = sorted(port_of(apps, app_id) for app_id in ids)

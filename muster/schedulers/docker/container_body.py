@@ -35,24 +35,24 @@ class EngineFacts:
     cpus: int
 
 
-def container_name(container: ContainerRequest, incarnation: int) -> str:
+def build_container_name(container: ContainerRequest, incarnation: int) -> str:
     """`APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: the engine wants names unique."""
     return f"{container.name}-r{incarnation}" if incarnation else container.name
 
 
-def working_dir(container: ContainerRequest, image: ImageFacts) -> str:
+def choose_working_dir(container: ContainerRequest, image: ImageFacts) -> str:
     """Where the command starts and the workspace goes."""
-    if not copies_workspace(container) or image.working_dir not in ("", "/"):
+    if not needs_workspace_copy(container) or image.working_dir not in ("", "/"):
         return image.working_dir or "/"
     return WORKSPACE_DIR
 
 
-def copies_workspace(container: ContainerRequest) -> bool:
+def needs_workspace_copy(container: ContainerRequest) -> bool:
     """Whether the user's code is copied in, not built into the image."""
     return container.workspace is not None and container.base_image is None
 
 
-def agent_volume(app: AppRequest) -> str:
+def build_agent_volume_name(app: AppRequest) -> str:
     """Name of the volume that carries the agent where the container's root is read-only."""
     return f"{app.app_id}-agent"
 
@@ -65,7 +65,7 @@ def build_body(
         "Image": image.id,
         "Cmd": list(container.command),
         "Env": [f"{name}={value}" for name, value in container.env.items()],
-        "WorkingDir": working_dir(container, image),
+        "WorkingDir": choose_working_dir(container, image),
         "Labels": {
             **app.labels,
             Label.ROLE: container.role,
@@ -74,7 +74,7 @@ def build_body(
         },
         "StopSignal": "SIGTERM",
         "StopTimeout": max(1, round(app.grace_s)),
-        "HostConfig": _host_config(app, container, image, engine),
+        "HostConfig": _build_host_config(app, container, image, engine),
     }
     if app.network != HOST_NETWORK:
         body["Hostname"] = container.hostname
@@ -85,7 +85,7 @@ def build_body(
 
 def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
     """A container that never runs: through it the agent is copied onto its volume."""
-    mount = {"Type": "volume", "Source": agent_volume(app), "Target": AGENT_DIR}
+    mount = {"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR}
     return {
         "Image": image.id,
         "Cmd": ["true"],
@@ -94,7 +94,7 @@ def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
     }
 
 
-def _host_config(
+def _build_host_config(
     app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
@@ -103,7 +103,7 @@ def _host_config(
         "AutoRemove": False,
         "NetworkMode": app.network,
         "Init": app.init,
-        "Mounts": [*container.mounts, *(_read_only_mounts(app, container, image) if container.read_only else ())],
+        "Mounts": [*container.mounts, *(_build_read_only_mounts(app, container, image) if container.read_only else ())],
         "Devices": list(container.devices),
         "Ulimits": list(container.ulimits),
         "Privileged": container.privileged,
@@ -127,16 +127,16 @@ def _host_config(
     return config
 
 
-def _read_only_mounts(app: AppRequest, container: ContainerRequest, image: ImageFacts) -> list[dict[str, Any]]:
+def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image: ImageFacts) -> list[dict[str, Any]]:
     """Nothing can be copied into a read-only root: the agent comes on a volume, and two folders stay writable."""
     mounts = []
     if container.bundled:
-        mounts.append({"Type": "volume", "Source": agent_volume(app), "Target": AGENT_DIR, "ReadOnly": True})
+        mounts.append({"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR, "ReadOnly": True})
     if container.runs_agent:
         mounts.append({"Type": "volume", "Target": STATE_DIR})
-    folder = working_dir(container, image)
+    folder = choose_working_dir(container, image)
     taken = {mount["Target"] for mount in container.mounts}
-    if copies_workspace(container) and folder not in taken:
+    if needs_workspace_copy(container) and folder not in taken:
         # Without a source the engine makes a volume, fills it from the image, and removes it with the container.
         mounts.append({"Type": "volume", "Target": folder})
     return mounts
@@ -174,7 +174,7 @@ def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755) -> bytes:
     return buffer.getvalue()
 
 
-def give_owner(bundle: bytes, uid: int, gid: int) -> bytes:
+def set_owner(bundle: bytes, uid: int, gid: int) -> bytes:
     """The same archive with every entry owned by the image's user, who must be able to read and write its code."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(bundle)) as source, tarfile.open(fileobj=buffer, mode="w") as target:

@@ -61,7 +61,7 @@ def assign_gpus(wanted: Sequence[int], free: Sequence[str], taken: Collection[st
         One tuple of ids per replica, disjoint.
 
     Raises:
-        DockerFault: there are fewer than wanted.
+        DockerError: there are fewer than wanted.
     """
     pool = [device for device in free if device not in taken]
     if sum(wanted) > len(pool):
@@ -81,7 +81,7 @@ def check_host(address: str) -> None:
         address: as DOCKER_HOST has it.
 
     Raises:
-        DockerFault: it is another machine's.
+        DockerError: it is another machine's.
     """
     url = urlsplit(address)
     if url.scheme not in ("unix", "fd") and url.hostname not in ("localhost", "127.0.0.1", "::1"):
@@ -95,7 +95,7 @@ def list_gpus() -> dict[str, str]:
     """Ask the driver of this machine.
 
     Raises:
-        DockerFault: there is no driver here, or it does not answer within 30 s.
+        DockerError: there is no driver here, or it does not answer within 30 s.
     """
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
@@ -111,7 +111,7 @@ def check_runtime(info: Mapping[str, object]) -> None:
         info: what the engine says of itself (`GET /info`).
 
     Raises:
-        DockerFault: NVIDIA's runtime, its hook and a CDI description of devices are all missing.
+        DockerError: NVIDIA's runtime, its hook and a CDI description of devices are all missing.
 
     Source: moby, daemon/nvidia_linux.go: with the hook on its PATH the engine serves DeviceRequests, even when nobody
     has written the runtime into its configuration.

@@ -18,7 +18,7 @@ from typing import Any, Final
 from muster._contract import LogNames
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerError, EngineGone, NotThere
+from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
@@ -54,9 +54,9 @@ class _Replica:
     """Id of its newest container; None while there is none yet."""
     starting: bool = False
     stopping: bool = False
-    told: bool = True
-    """Its end was told; False from start or adoption on."""
-    owed_signal: str | None = None
+    end_reported: bool = True
+    """Its end was end_reported; False from start or adoption on."""
+    pending_signal: str | None = None
     """Could not be sent because the engine was away."""
     exit_code: int | None = None
 
@@ -68,30 +68,30 @@ class DockerDriver:
         engine: where; stays the caller's to close.
         app: what was submitted.
         folder: of the app's state, with its cargo in it; gets the first agent's error file.
-        mailbox: where ends are told.
+        event_queue: where ends are end_reported.
     """
 
-    def __init__(self, engine: Engine, app: AppRequest, folder: Path, mailbox: EventQueue) -> None:
+    def __init__(self, engine: Engine, app: AppRequest, folder: Path, event_queue: EventQueue) -> None:
         self._engine = engine
         self._app = app
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._creator = Creator(engine, app, read_payload(folder, app))
         self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
         self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
-        self._stop_signs = EngineShutdown(engine)
+        self._shutdown = EngineShutdown(engine)
         self._watcher: threading.Thread | None = None
 
     # -- what the supervisor asks, in its own thread ------------------------------------------------------------------
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
-        """See `ReplicaDriver`. Returns at once: a container that cannot be started is told as an end that is final."""
+        """See `ReplicaDriver`. Returns at once: a container that cannot be started is end_reported as an end that is final."""
         known = self._replicas[replica]
         with self._lock:
-            known.told, known.starting, known.stopping = False, True, False
-            known.container = known.owed_signal = None
+            known.end_reported, known.starting, known.stopping = False, True, False
+            known.container = known.pending_signal = None
         self._submit(self._start, replica)
         self._ensure_watcher()
         return {"start": start_number}
@@ -103,14 +103,14 @@ class DockerDriver:
         """
         known = self._replicas[replica]
         try:
-            newest = self._newest(replica)
-        except EngineGone:
+            newest = self._find_newest(replica)
+        except EngineUnavailable:
             newest = None
         else:
             if newest is None:
                 return False
         with self._lock:
-            known.told = False
+            known.end_reported = False
             if newest is not None and newest.status != "created":
                 known.container = newest.id
         self._ensure_watcher()
@@ -150,60 +150,60 @@ class DockerDriver:
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
         if known.stopping:
-            self._tell(replica, known.container, _PREEMPTED, "stopped before it was started")
+            self._report_end(replica, known.container, _PREEMPTED, "stopped before it was started")
             return
         container = None
         try:
-            container = self._created(replica)
+            container = self._find_or_create(replica)
             with self._lock:
                 known.container = container
             self._engine.start_container(container)
-        except EngineGone:
+        except EngineUnavailable:
             # The watcher starts it when an engine answers again.
             with self._lock:
                 known.container, known.starting = None, False
             return
         except DockerError as error:
-            self._take_start_failure(replica, container, error)
+            self._report_start_failure(replica, container, error)
             return
         with self._lock:
             known.starting = False
             stopping = known.stopping
         if stopping:
             self._signal(replica, "SIGTERM")
-        self._look(replica)  # its end may have come, and been passed over, while it was starting
+        self._check_end(replica)  # its end may have come, and been passed over, while it was starting
 
-    def _created(self, replica: ReplicaId) -> str:
+    def _find_or_create(self, replica: ReplicaId) -> str:
         """A container of the replica to start: the one the submission made, or a new one in its place."""
-        newest = self._newest(replica)
+        newest = self._find_newest(replica)
         if newest is not None and newest.status == "created" and not newest.error:
             return newest.id
         incarnation = 0 if newest is None else int(newest.labels[Label.INCARNATION]) + 1
         return self._creator.create(self._replicas[replica].request, incarnation)
 
-    def _take_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
+    def _report_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
-            with suppress(DockerError):  # it goes with the app; the end must be told in any case
+            with suppress(DockerError):  # it goes with the app; the end must be end_reported in any case
                 self._engine.remove_container(container)
-        self._tell(replica, container, _COULD_NOT_START, reason, final=True)
+        self._report_end(replica, container, _COULD_NOT_START, reason, final=True)
 
     def _signal(self, replica: ReplicaId, name: str) -> None:
         known = self._replicas[replica]
         with self._lock:
             known.stopping = True
             container = known.container
-            if known.told or known.starting:
+            if known.end_reported or known.starting:
                 return  # `_start` looks at `stopping` when it is through
             if container is None:
-                known.owed_signal = name
+                known.pending_signal = name
                 return
         try:
             self._engine.signal_container(container, name)
-        except EngineGone:
+        except EngineUnavailable:
             with self._lock:
-                known.owed_signal = name
+                known.pending_signal = name
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -221,27 +221,27 @@ class DockerDriver:
                 self._catch_up(was_away)
                 was_away = False
                 for event in self._engine.events(("die", "destroy", "kill"), since_s=since_s):
-                    self._take_event(event)
+                    self._handle_event(event)
                 was_away = True  # it closes the stream when it stops
-            except EngineGone:
+            except EngineUnavailable:
                 was_away = True
-            except DockerError as fault:
+            except DockerError as error:
                 # It answers, but not this: whoever watches must go on, and says so in the supervisor's log.
-                print(f"looking again: {fault}", file=sys.stderr, flush=True)
+                print(f"looking again: {error}", file=sys.stderr, flush=True)
             self._closing.wait(RECONNECT_S)
 
-    def _take_event(self, event: dict[str, Any]) -> None:
+    def _handle_event(self, event: dict[str, Any]) -> None:
         """One container of the engine, ours or not, was sent a signal through the engine, has died or was removed."""
         container, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
         if event.get("Action") == "kill":
-            self._stop_signs.note(container, attributes.get("signal"))
+            self._shutdown.record_signal(container, attributes.get("signal"))
             return
         for replica, known in self._replicas.items():
             if known.container == container and not known.starting:
                 code = attributes.get("exitCode")
-                self._look(replica, exit_code=None if code is None else int(code))
+                self._check_end(replica, exit_code=None if code is None else int(code))
 
-    def _hold(self, replica: ReplicaId, container: str) -> None:
+    def _wait_for_shutdown(self, replica: ReplicaId, container: str) -> None:
         """Find out whether a container was ended with all others because the engine stops.
 
         It says nothing of that, and answers until its last container is gone. Then the watcher sees it go, and starts
@@ -249,10 +249,10 @@ class DockerDriver:
         """
         known = self._replicas[replica]
         while not self._closing.wait(SETTLE_S):
-            if known.told or known.container != container:
+            if known.end_reported or known.container != container:
                 return
-            if not self._stop_signs.seen_on_the_last():
-                self._look(replica, settled=True)
+            if not self._shutdown.is_in_progress():
+                self._check_end(replica, settled=True)
                 return
 
     def _catch_up(self, was_away: bool) -> None:
@@ -262,24 +262,24 @@ class DockerDriver:
     def _catch_up_one(self, replica: ReplicaId, was_away: bool) -> None:
         known = self._replicas[replica]
         with self._lock:
-            if known.told or known.starting:
+            if known.end_reported or known.starting:
                 return
             missing = known.container is None
-            owed, known.owed_signal = known.owed_signal, None
+            pending, known.pending_signal = known.pending_signal, None
             known.starting = missing
         if missing:
-            self._submit(self._find, replica)
+            self._submit(self._resume, replica)
             return
-        if owed is not None:
-            self._signal(replica, owed)
-        self._look(replica, was_away=was_away)
+        if pending is not None:
+            self._signal(replica, pending)
+        self._check_end(replica, was_away=was_away)
 
-    def _find(self, replica: ReplicaId) -> None:
+    def _resume(self, replica: ReplicaId) -> None:
         """Start a replica whose start or adoption the engine's absence cut short, unless its container runs."""
         known = self._replicas[replica]
         try:
-            newest = self._newest(replica)
-        except EngineGone:
+            newest = self._find_newest(replica)
+        except EngineUnavailable:
             with self._lock:
                 known.starting = False
             return
@@ -290,9 +290,9 @@ class DockerDriver:
             known.container, known.starting = newest.id, False
         if known.stopping:
             self._signal(replica, "SIGTERM")
-        self._look(replica)
+        self._check_end(replica)
 
-    def _look(
+    def _check_end(
         self, replica: ReplicaId, *, was_away: bool = False, settled: bool = False, exit_code: int | None = None
     ) -> None:
         """See whether a replica's container has ended, and tell.
@@ -305,46 +305,46 @@ class DockerDriver:
         """
         known = self._replicas[replica]
         container = known.container
-        if container is None or known.told:
+        if container is None or known.end_reported:
             return
         try:
             facts = self._engine.inspect_container(container)
-        except NotThere:
-            self._tell(replica, container, exit_code, "its container was removed")
+        except NotFound:
+            self._report_end(replica, container, exit_code, "its container was removed")
             return
         if facts.exit_code is None:
             return
         runs_agent = known.request.runs_agent
         if not known.stopping and ended_by_engine(facts, runs_agent=runs_agent):
             if was_away:
-                self._start_anew(replica, container)
+                self._restart(replica, container)
                 return
-            if not settled and self._stop_signs.seen_on(container):
-                self._submit(self._hold, replica, container)
+            if not settled and self._shutdown.may_have_ended(container):
+                self._submit(self._wait_for_shutdown, replica, container)
                 return
         ending = self._evidence.explain(facts, known.request)
-        self._tell(replica, container, facts.exit_code, ending.reason, final=ending.final)
+        self._report_end(replica, container, facts.exit_code, ending.reason, final=ending.final)
 
-    def _start_anew(self, replica: ReplicaId, container: str) -> None:
+    def _restart(self, replica: ReplicaId, container: str) -> None:
         """What the engine took, it gives back, and nobody is charged for it."""
         known = self._replicas[replica]
         with self._lock:
-            if known.told or known.container != container:
+            if known.end_reported or known.container != container:
                 return
             known.container, known.starting = None, True
         self._submit(self._start, replica)
 
-    def _tell(
+    def _report_end(
         self, replica: ReplicaId, container: str | None, exit_code: int | None, reason: str, *, final: bool = False
     ) -> None:
         known = self._replicas[replica]
         with self._lock:
-            if known.told or known.container != container:
+            if known.end_reported or known.container != container:
                 return
-            known.told, known.starting, known.exit_code = True, False, exit_code
-        self._mailbox.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
+            known.end_reported, known.starting, known.exit_code = True, False, exit_code
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
 
-    def _newest(self, replica: ReplicaId) -> ContainerFacts | None:
+    def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:
         labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
         found = self._engine.list_containers(labels)
         return max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
@@ -354,11 +354,11 @@ def _log_failure(call: "Future[None]") -> None:
     """A pool keeps what its calls raise to itself; the supervisor's log must have it."""
     error = None if call.cancelled() else call.exception()
     # Of an engine that is away nothing need be said: the watcher sees to everybody when one answers again.
-    if error is not None and not isinstance(error, EngineGone):
+    if error is not None and not isinstance(error, EngineUnavailable):
         traceback.print_exception(error)
 
 
-def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> DockerDriver:
+def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> DockerDriver:
     """The factory that an app's spec names."""
     app = AppRequest.from_json(spec.details["request"])
-    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, AppFolder(spec.folder).state_dir, mailbox)
+    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, AppFolder(spec.folder).state_dir, event_queue)

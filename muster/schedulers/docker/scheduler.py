@@ -44,7 +44,7 @@ from muster.schedulers.runner.versions import (
     check_replica,
     get_workspace_path,
 )
-from muster.schedulers.runner.waiting import look_for_wait
+from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -122,7 +122,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             parse_options(cfg),
             name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
             token=naming.make_secret(),
-            user=_user(),
+            user=_build_user_id(),
             adapter=self.backend,
             environ=os.environ,
         )
@@ -142,31 +142,31 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             SchedulerError: there is such an app already.
         """
         submission: Submission = dryrun_info.request
-        tell = _be_quiet if submission.quiet else _tell
-        with _one_line(), ExitStack() as undo:
-            gpus = self._look_for_gpus(submission.request)
-            request = self._prepare(submission.request, tell)
-            cargo = self._cargo(request)
-            request = creation.create_app(self._engine, request, cargo, gpus)
+        report_progress = _discard_progress if submission.quiet else _print_progress
+        with _translate_errors(), ExitStack() as undo:
+            gpus = self._find_gpus(submission.request)
+            request = self._prepare(submission.request, report_progress)
+            payload = self._build_payload(request)
+            request = creation.create_app(self._engine, request, payload, gpus)
             undo.callback(creation.remove_app, self._engine, request.labels)
-            spec = self._spec(submission, request)
-            client.submit(spec, self._registry(), files=build_payload(cargo))
-            undo.callback(self._take_back, spec)
-            self._await_started(spec, request)
+            spec = self._build_spec(submission, request)
+            client.submit(spec, self._registry(), files=build_payload(payload))
+            undo.callback(self._roll_back, spec)
+            self._wait_started(spec, request)
             undo.pop_all()
         if not self._detached:
             self._attached.append(AppFolder(spec.folder))
         return request.app_id
 
-    def _prepare(self, request: AppRequest, tell: Callable[[str], None]) -> AppRequest:
+    def _prepare(self, request: AppRequest, report_progress: Callable[[str], None]) -> AppRequest:
         """Everything that can be found wrong before anything is made."""
         if self._registry().find(request.app_id) is not None:
             raise SchedulerError(f"there is an app {request.app_id!r} already; give this one another name")
-        creation.fetch_images(self._engine, request, tell)
-        creation.build_images(self._engine, request, self._workspaces, tell)
+        creation.ensure_images(self._engine, request, report_progress)
+        creation.build_images(self._engine, request, self._workspaces, report_progress)
         return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
 
-    def _look_for_gpus(self, request: AppRequest) -> list[str]:
+    def _find_gpus(self, request: AppRequest) -> list[str]:
         """Ids of the GPUs that the app may have; looked at before an image is pulled for nothing."""
         if not any(container.gpus for container in request.containers):
             return []
@@ -175,7 +175,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         visible = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         return reservations.check_gpus(self._engine, request, visible)
 
-    def _cargo(self, request: AppRequest) -> Payload:
+    def _build_payload(self, request: AppRequest) -> Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces))
         if missing:
@@ -185,7 +185,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             agent=build_agent_bundle() if bundled else b"", workspaces={key: self._workspaces[key] for key in keys}
         )
 
-    def _spec(self, submission: Submission, request: AppRequest) -> AppSpec:
+    def _build_spec(self, submission: Submission, request: AppRequest) -> AppSpec:
         folder = find_state_dir(os.environ) / "docker-apps" / request.app_id
         return AppSpec(
             app_id=request.app_id,
@@ -199,19 +199,19 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             details={"request": request.to_json()},
         )
 
-    def _await_started(self, spec: AppSpec, request: AppRequest) -> None:
+    def _wait_started(self, spec: AppSpec, request: AppRequest) -> None:
         """Wait until every container was started once; when one could not be, take all back."""
         folder = AppFolder(spec.folder)
-        _, record = client.look(folder)
-        # Two things end the wait, the engine's doing and the supervisor's, which has no other way to tell us.
-        while not client.is_over(record) and self._engine.has_unstarted(request.labels):
+        _, record = client.read_app(folder)
+        # Two things end the wait, the engine's doing and the supervisor's, which has no other way to report_progress us.
+        while not client.has_ended(record) and self._engine.has_created_containers(request.labels):
             time.sleep(_POLL_S)
-            _, record = client.look(folder)  # starts the supervisor again when that has died
-        if record is None or record.gang.outcome is None or COULD_NOT_START not in record.gang.reason:
+            _, record = client.read_app(folder)  # starts the supervisor again when that has died
+        if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
             return
-        raise EngineError(record.gang.reason)
+        raise EngineError(record.app.reason)
 
-    def _take_back(self, spec: AppSpec) -> None:
+    def _roll_back(self, spec: AppSpec) -> None:
         """A submission that failed, or was interrupted, after its supervisor began."""
         folder = AppFolder(spec.folder)
         client.request_stop(folder, "kill")
@@ -222,26 +222,26 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """See TorchX; an app of another user is not there."""
-        folder = self._folder(app_id)
-        with _one_line():
+        folder = self._find_folder(app_id)
+        with _translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id, _user())
+                containers = unregistered.find_app(self._engine, app_id, _build_user_id())
                 return unregistered.describe_app(app_id, containers) if containers else None
-            found = look_for_wait(folder)
+            found = read_app_for_wait(folder)
             return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""
-        with _one_line():
-            states = {app_id: self._state(app_id) for app_id in self._registry()}
-            if self._engine.answers():
-                for app_id, containers in unregistered.list_apps(self._engine, _user()).items():
-                    states.setdefault(app_id, unregistered.judge_app(containers))
+        with _translate_errors():
+            states = {app_id: self._read_state(app_id) for app_id in self._registry()}
+            if self._engine.is_available():
+                for app_id, containers in unregistered.list_apps(self._engine, _build_user_id()).items():
+                    states.setdefault(app_id, unregistered.find_app_state(containers))
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
 
-    def _state(self, app_id: str) -> AppState:
-        folder = self._folder(app_id)
-        response = None if folder is None else build_describe_response(*client.look(folder))
+    def _read_state(self, app_id: str) -> AppState:
+        folder = self._find_folder(app_id)
+        response = None if folder is None else build_describe_response(*client.read_app(folder))
         return AppState.UNKNOWN if response is None else response.state
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
@@ -249,7 +249,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,
-                Label.USER: _user(),
+                Label.USER: _build_user_id(),
                 Label.ROLE: request.role,
                 Label.REPLICA: str(request.index),
             },
@@ -258,39 +258,39 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             since_s=None if request.since is None else request.since.timestamp(),
             until_s=None if request.until is None else request.until.timestamp(),
         )
-        folder = self._folder(app_id)
+        folder = self._find_folder(app_id)
         if folder is not None:
             check_replica(folder.read_spec(), request)
-        is_over = client.EndCheck(folder) if request.follow and folder is not None else None
-        reader = LogReader(self._engine_of(folder), query, wait=time.sleep, is_over=is_over)
+        has_ended = client.EndCheck(folder) if request.follow and folder is not None else None
+        reader = LogReader(self._open_engine(folder), query, wait=time.sleep, has_ended=has_ended)
         return filter(request.matches, _translate_each(reader.lines()))
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _cancel_existing(self, app_id: str) -> None:
-        folder = self._folder(app_id)
-        with _one_line():
+        folder = self._find_folder(app_id)
+        with _translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id, _user())
+                containers = unregistered.find_app(self._engine, app_id, _build_user_id())
                 unregistered.stop_app(self._engine, containers, DEFAULT_GRACE_S)
             else:
                 client.request_stop(folder)
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
-        folder = self._folder(app_id)
-        with _one_line():
-            engine = self._engine_of(folder)
+        folder = self._find_folder(app_id)
+        with _translate_errors():
+            engine = self._open_engine(folder)
             if folder is not None:
                 client.delete(folder, self._registry(), app_id)
-            creation.remove_app(engine, {Label.APP: app_id, Label.USER: _user()})
+            creation.remove_app(engine, {Label.APP: app_id, Label.USER: _build_user_id()})
 
-    def _engine_of(self, folder: AppFolder | None) -> Engine:
+    def _open_engine(self, folder: AppFolder | None) -> Engine:
         """The engine an app runs on: this shell's DOCKER_HOST may be another's."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
         return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
 
-    def _folder(self, app_id: str) -> AppFolder | None:
+    def _find_folder(self, app_id: str) -> AppFolder | None:
         path = self._registry().find(app_id)
         return None if path is None else AppFolder(path)
 
@@ -306,30 +306,30 @@ def read_error(folder: Path) -> str | None:
         return None
 
 
-def _user() -> str:
+def _build_user_id() -> str:
     """Who submits: user ids mean something on one machine only, and an engine may serve several."""
     return f"{os.geteuid()}@{socket.gethostname()}"
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(f"docker: {line}", file=sys.stderr, flush=True)
 
 
-def _be_quiet(line: str) -> None:  # noqa: ARG001
+def _discard_progress(line: str) -> None:  # noqa: ARG001
     return
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Make our own faults what TorchX prints as one line."""
     try:
         yield
-    except (DockerError, client.SupervisorError) as fault:
-        raise EngineError(str(fault)) from fault
+    except (DockerError, client.SupervisorError) as error:
+        raise EngineError(str(error)) from error
     except FileExistsError as error:
         raise SchedulerError(f"there is an app of this name already: {error.filename}") from error
 
 
 def _translate_each(lines: Iterator[str]) -> Iterator[str]:
-    with _one_line():
+    with _translate_errors():
         yield from lines

@@ -138,7 +138,7 @@ class AppRequest:
         return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
 
 
-def move_gang(request: AppRequest, role: str, port: int) -> AppRequest:
+def set_rendezvous_port(request: AppRequest, role: str, port: int) -> AppRequest:
     """The same app with the agents of a role meeting at this port of the host."""
     containers = tuple(
         replace(container, host_port=port, env={**container.env, Env.RDZV_PORT: str(port)})

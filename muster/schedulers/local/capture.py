@@ -4,10 +4,10 @@ How the order is known: each stream is a pipe in packet mode (O_DIRECT) with roo
 to the same stream blocks until the first was read, so at any time at most one write of each stream is pending, and the
 kernel tells which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
 ordinary pipes, for 40 to 55 microseconds per write. A stream that floods gets a large pipe until it calms down: then
-the writer no longer waits for us, and order is kept by batches.
+the writer no longer has_partial_line for us, and order is kept by batches.
 
 A pipe cuts a write that is longer than a packet, and the other stream's writes come in between. In the file of both,
-the beginning of a line that was cut so waits for its end.
+the beginning of a line that was cut so has_partial_line for its end.
 
 Source: pipe(7), fcntl(2) F_SETPIPE_SZ, epoll(7).
 """
@@ -30,7 +30,7 @@ TIMES_RECORD: Final = struct.Struct("<dQ")
 
 _ONE_PACKET_BYTES: Final = 4096
 _CUT_LIMIT_S: Final = 2.0
-"""How long the beginning of a line that the pipe cut waits for more: the rest of a write comes at once, if the writer
+"""How long the beginning of a line that the pipe cut has_partial_line for more: the rest of a write comes at once, if the writer
 gets a core."""
 
 _CUT_LIMIT_BYTES: Final = 16 << 20
@@ -89,12 +89,12 @@ class CombinedLog:
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
-        self._cut: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
+        self._partial_lines: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
         """The beginning of a line whose end is still to come."""
 
-    def waits(self, stream: str) -> bool:
-        """Whether the beginning of a line of this stream waits for its end."""
-        return bool(self._cut[stream])
+    def has_partial_line(self, stream: str) -> bool:
+        """Whether the beginning of a line of this stream has_partial_line for its end."""
+        return bool(self._partial_lines[stream])
 
     def write(self, stream: str, data: bytes, now_s: float, *, cut: bool) -> None:
         """Append what a stream brought.
@@ -109,15 +109,15 @@ class CombinedLog:
         Raises:
             OSError: see `LogFile.write`; what was to be written is lost.
         """
-        held = self._cut[stream]
+        partial = self._partial_lines[stream]
         end = len(data)
-        if cut and len(held) + len(data) < _CUT_LIMIT_BYTES:
+        if cut and len(partial) + len(data) < _CUT_LIMIT_BYTES:
             end = data.rfind(b"\n") + 1
             if not end:
-                held += data
+                partial += data
                 return
-        whole = bytes(held) + data[:end]
-        held[:] = data[end:]
+        whole = bytes(partial) + data[:end]
+        partial[:] = data[end:]
         if whole:
             self._file.write(whole, now_s)
 
@@ -134,23 +134,23 @@ class Notice:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NOTICE
-        self._told = read_notice(folder) != b""
-        if not self._told:
+        self._written = read_notice(folder) != b""
+        if not self._written:
             with contextlib.suppress(OSError):
                 self._path.write_bytes(bytes(_NOTICE_BYTES))
 
-    def tell(self, error: OSError) -> None:
+    def write(self, error: OSError) -> None:
         """Write the line, once."""
-        if self._told:
+        if self._written:
             return
-        self._told = True
+        self._written = True
         text = f"[muster] output of this node is being lost: {error.strerror}; the job goes on\n"
         with contextlib.suppress(OSError), open(self._path, "r+b") as file:
             file.write(text.encode()[:_NOTICE_BYTES])
 
     def close(self) -> None:
         """Keep the file only if there is something in it."""
-        if not self._told:
+        if not self._written:
             self._path.unlink(missing_ok=True)
 
 
@@ -163,14 +163,14 @@ def read_notice(folder: Path) -> bytes:
 
 
 class Capture:
-    """Reads one start of a replica. `write_fds` are given to the process and closed by `started`.
+    """Reads one start of a replica. `write_fds` are given to the process and closed by `close_write_ends`.
 
     A full disk loses output, not the job; a line says so to whoever reads the log.
     """
 
-    def __init__(self, mailbox: EventQueue, folder: Path) -> None:
+    def __init__(self, event_queue: EventQueue, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}
         self._combined = CombinedLog(self._files[COMBINED])
         self._notice = Notice(folder)
@@ -186,10 +186,10 @@ class Capture:
             self._streams[read_fd] = stream
             self._epoll.register(read_fd, _ARMED)
             self.write_fds += (write_fd,)
-        # An epoll descriptor is itself readable when something in it is: our order survives the mailbox's selector.
-        mailbox.watch_readable(self._epoll.fileno(), self._take_ready)
+        # An epoll descriptor is itself readable when something in it is: our order survives the event_queue's selector.
+        event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
 
-    def started(self) -> None:
+    def close_write_ends(self) -> None:
         """The process has its ends; close ours, so that the streams can end."""
         for fd in self.write_fds:
             os.close(fd)
@@ -197,14 +197,14 @@ class Capture:
 
     def close(self) -> None:
         """Read what is left, then release everything. After all writers are gone."""
-        self.started()
+        self.close_write_ends()
         while ready := self._epoll.poll(0):
             for fd, _ in ready:
                 self._read(fd)
         for stream in STREAMS:
             self._write_rest(stream)
-            self._mailbox.clear_timer(self._timers[stream])
-        self._mailbox.unwatch(self._epoll.fileno())
+            self._event_queue.clear_timer(self._timers[stream])
+        self._event_queue.unwatch(self._epoll.fileno())
         self._epoll.close()
         for fd in self._streams:
             os.close(fd)
@@ -213,7 +213,7 @@ class Capture:
             file.close()
         self._notice.close()
 
-    def _take_ready(self) -> None:
+    def _read_ready(self) -> None:
         for fd, _ in self._epoll.poll(0):
             self._read(fd)
 
@@ -226,29 +226,29 @@ class Capture:
             del self._streams[fd]
             return
         if chunks:
-            self._store(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
+            self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
         # Armed again only now: a write that came meanwhile takes its place behind the other stream's.
         self._epoll.modify(fd, _ARMED)
 
-    def _store(self, stream: str, data: bytes, *, cut: bool) -> None:
+    def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
         now_s = time.time()
         try:
             self._combined.write(stream, data, now_s, cut=cut)  # first: it is what people look at
             self._files[stream].write(data, now_s)
         except OSError as error:
-            self._notice.tell(error)
-        if self._combined.waits(stream):
-            self._mailbox.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write_rest(stream))
+            self._notice.write(error)
+        if self._combined.has_partial_line(stream):
+            self._event_queue.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write_rest(stream))
 
     def _write_rest(self, stream: str) -> None:
         try:
             self._combined.write_rest(stream, time.time())
         except OSError as error:
-            self._notice.tell(error)
+            self._notice.write(error)
 
     def _receive(self, fd: int) -> list[bytes] | None:
         """What can be read now, write by write; None once the stream has ended."""
-        self._count(fd)
+        self._update_flood_state(fd)
         chunks: list[bytes] = []
         for _ in range(256 if fd in self._flooding else 1):
             try:
@@ -260,9 +260,9 @@ class Capture:
             chunks.append(chunk)
         return chunks
 
-    def _count(self, fd: int) -> None:
+    def _update_flood_state(self, fd: int) -> None:
         """Notice the beginning and the end of a flood."""
-        now_s = self._mailbox.now_s()
+        now_s = self._event_queue.now_s()
         if now_s - self._second_s.get(fd, 0.0) >= 1.0:
             if fd in self._flooding and self._packets.get(fd, 0) < _FLOOD_PACKETS // 16:
                 self._resize(fd, _ONE_PACKET_BYTES)

@@ -26,7 +26,7 @@ from muster.schedulers.supervision.state import ReplicaId
 LOOPBACK = "127.0.0.1"
 ADOPTED_LIMIT_S = 5.0
 """How long replicas of a dead supervisor may take to go; they were told so by their death signal."""
-STRAY_LIMIT_S = 5.0
+ORPHAN_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class _Running:
 class LocalDriver:
     """See `driver.ReplicaDriver`. Lives in the supervisor's main thread: the death signal is bound to it."""
 
-    def __init__(self, *, spec: AppSpec, mailbox: EventQueue) -> None:
+    def __init__(self, *, spec: AppSpec, event_queue: EventQueue) -> None:
         self._spec = spec
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._folder = AppFolder(spec.folder)
         self._running: dict[ReplicaId, _Running] = {}
         # Bound here and kept: nobody can take the port between choosing and using it, and agent 0 gets the same
@@ -57,7 +57,7 @@ class LocalDriver:
         """See `ReplicaDriver`."""
         del start_number
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
-        capture = Capture(self._mailbox, self._folder.replica_dir(replica))
+        capture = Capture(self._event_queue, self._folder.replica_dir(replica))
         listener = self._listeners.get(replica.role)
         launch = Launch(
             command=plan["command"] if plan["is_agent"] else _guard_command(self._spec, plan["command"]),
@@ -72,7 +72,7 @@ class LocalDriver:
         except (StartError, OSError) as error:
             capture.close()
             raise StartError(str(error)) from error
-        capture.started()
+        capture.close_write_ends()
         self._watch(replica, pid, capture)
         process = ProcessId.of(pid)
         return {"pid": pid, "start_ticks": "" if process is None else process.start_ticks}
@@ -83,7 +83,7 @@ class LocalDriver:
         if not process.is_alive():
             return False
         self._watch(replica, process.pid, None)
-        self._mailbox.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
+        self._event_queue.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
         return True
 
     def stop(self, replica: ReplicaId) -> None:
@@ -111,21 +111,21 @@ class LocalDriver:
     def _watch(self, replica: ReplicaId, pid: int, capture: Capture | None) -> None:
         running = _Running(pid=pid, pidfd=os.pidfd_open(pid), capture=capture)
         self._running[replica] = running
-        self._mailbox.watch_readable(running.pidfd, lambda: self._take_end(replica))
+        self._event_queue.watch_readable(running.pidfd, lambda: self._handle_end(replica))
 
-    def _take_end(self, replica: ReplicaId) -> None:
+    def _handle_end(self, replica: ReplicaId) -> None:
         running = self._running.pop(replica)
-        self._mailbox.unwatch(running.pidfd)
-        self._mailbox.clear_timer(f"adopted {replica}")
+        self._event_queue.unwatch(running.pidfd)
+        self._event_queue.clear_timer(f"adopted {replica}")
         os.close(running.pidfd)
         if running.capture is None:
             reason = "its supervisor had died"
-            self._mailbox.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
+            self._event_queue.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
             return
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
-        kill_strays({each.pid for each in self._running.values()})
+        kill_orphans({each.pid for each in self._running.values()})
         running.capture.close()  # after the last writer is gone, so that nothing is lost
-        self._mailbox.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
         running = self._running.get(replica)
@@ -142,10 +142,10 @@ class LocalDriver:
             self._signal(replica, signal.SIGKILL)
 
 
-def kill_strays(guards: set[int]) -> None:
+def kill_orphans(guards: set[int]) -> None:
     """Kill and reap what has become this process's child without being one of its live guards, and all below it."""
-    until_s = time.monotonic() + STRAY_LIMIT_S
-    while time.monotonic() < until_s:
+    deadline_s = time.monotonic() + ORPHAN_LIMIT_S
+    while time.monotonic() < deadline_s:
         parents = _processes.list_parents()
         ours = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
         if not ours:
@@ -173,6 +173,6 @@ def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
     return [sys.executable, "-c", program, "--", *command]
 
 
-def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> LocalDriver:
+def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> LocalDriver:
     """The `driver.DriverFactory` of local_cwd."""
-    return LocalDriver(spec=spec, mailbox=mailbox)
+    return LocalDriver(spec=spec, event_queue=event_queue)

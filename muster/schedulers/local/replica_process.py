@@ -42,7 +42,7 @@ def spawn(launch: Launch) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(error_read)
-        _become(launch, parent, error_write)
+        _exec_program(launch, parent, error_write)
     os.close(error_write)
     with open(error_read, "rb") as errors:
         reason = errors.read().decode(errors="replace")
@@ -52,7 +52,7 @@ def spawn(launch: Launch) -> int:
     return pid
 
 
-def _become(launch: Launch, parent: int, error_fd: int) -> NoReturn:
+def _exec_program(launch: Launch, parent: int, error_fd: int) -> NoReturn:
     """In the child: exec, or tell why not."""
     what = launch.cwd
     try:

@@ -9,11 +9,11 @@ from typing import Any
 from torchx.specs import AppDef, Role
 
 from muster._contract import Env
-from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role, rewrite_agent_args, separate_runs
+from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
 from muster.schedulers.local.devices import VISIBLE, assign_devices
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
-from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, name_role_dir
+from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
 
 RANK0_HOST = "127.0.0.1"
@@ -97,7 +97,7 @@ def build_request(
     if cfg["auto_set_cuda_visible_devices"]:
         wanted = [(role.name, role.num_replicas, max(0, role.resource.gpu)) for role in app.roles]
         devices = assign_devices(wanted, host.devices)
-    args = separate_runs(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
+    args = assign_run_ids(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
     replicas = {
         role.name: tuple(
             _build_launch(role, index, cfg, name, folder, host, devices.get(role.name))
@@ -128,7 +128,7 @@ def _build_launch(
     devices: list[str] | None,
 ) -> ReplicaLaunch:
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
-    role_dir = os.path.join(folder, name_role_dir(role.name))
+    role_dir = os.path.join(folder, build_role_dir_name(role.name))
     env = dict(applied.env)
     env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=cfg["prepend_cwd"])
     env[Env.RANK0_HOST] = RANK0_HOST

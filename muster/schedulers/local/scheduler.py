@@ -32,7 +32,7 @@ from muster.schedulers.runner.versions import (
     build_dryrun_info,
     check_replica,
 )
-from muster.schedulers.runner.waiting import look_for_wait
+from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -45,7 +45,7 @@ DEFAULT_GRACE_S = 30.0
 FLUSH_S = 15.0
 """What ending an app takes beyond its grace period, at most."""
 
-LAST_LINES_S = 1.0
+READERS_LIMIT_S = 1.0
 """How long `close` waits for those who are still reading logs of apps that have ended."""
 
 _OWN_VARIABLES = "MUSTER_"
@@ -63,7 +63,7 @@ class LocalScheduler(PluginScheduler):
 
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
-        self._own: dict[str, AppFolder] = {}
+        self._attached: dict[str, AppFolder] = {}
         self._readers = Readers()
 
     # -- submitting -------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class LocalScheduler(PluginScheduler):
             raise SchedulerError(f"option 'grace_s' must be from 0 to 86400 seconds, not {cfg['grace_s']:g}")
         name = build_app_name(app.name, make_suffix())
         folder = os.path.abspath(os.path.join(self._find_log_dir(cfg), self.session_name or "torchx", name))
-        request = build_request(app, cfg, name=name, token=make_secret(), folder=folder, host=_look_around(app, cfg))
+        request = build_request(app, cfg, name=name, token=make_secret(), folder=folder, host=_read_host(app, cfg))
         return build_dryrun_info(request, str)
 
     def _find_log_dir(self, cfg: Mapping[str, Any]) -> str:
@@ -124,7 +124,7 @@ class LocalScheduler(PluginScheduler):
         except (client.SupervisorError, OSError) as error:
             raise EngineError(f"cannot start {request.app_id}: {error}") from error
         if not request.detach:
-            self._own[request.app_id] = AppFolder(request.folder)
+            self._attached[request.app_id] = AppFolder(request.folder)
         return request.app_id
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class LocalScheduler(PluginScheduler):
         if folder is None:
             return None
         try:
-            found = look_for_wait(folder)
+            found = read_app_for_wait(folder)
         except client.SupervisorError as error:
             raise EngineError(str(error)) from error
         if found is None:
@@ -171,7 +171,7 @@ class LocalScheduler(PluginScheduler):
             until_s=None if request.until is None else request.until.timestamp(),
             follow=request.follow,
         )
-        return self._readers.count(read_log(query, client.EndCheck(folder), folder.state_dir))
+        return self._readers.count_reader(read_log(query, client.EndCheck(folder), folder.state_dir))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class LocalScheduler(PluginScheduler):
             client.delete(folder, self._registry(), app_id)
         except client.SupervisorError as error:
             raise EngineError(str(error)) from error
-        self._own.pop(app_id, None)
+        self._attached.pop(app_id, None)
 
     def close(self) -> None:
         """Ends the apps that were started here and not detached, and waits until they are gone.
@@ -197,13 +197,13 @@ class LocalScheduler(PluginScheduler):
         Comes after Ctrl-C, too: a second Ctrl-C meanwhile kills.
         """
         hide_traceback()
-        folders = [folder for folder in self._own.values() if folder.spec_file.exists()]
-        self._own.clear()
+        folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
+        self._attached.clear()
         try:
             client.end_all(folders, flush_s=FLUSH_S)
         finally:
             if folders:
-                self._readers.wait_done(LAST_LINES_S)
+                self._readers.wait_until_idle(READERS_LIMIT_S)
 
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), self.backend)
@@ -220,7 +220,7 @@ class Readers:
         self._changed = threading.Condition()
         self._active = 0
 
-    def count(self, lines: Iterator[str]) -> Iterator[str]:
+    def count_reader(self, lines: Iterator[str]) -> Iterator[str]:
         """The same lines; counted from the first until the last has been taken, or the iterator was thrown away."""
         with self._changed:
             self._active += 1
@@ -231,13 +231,13 @@ class Readers:
                 self._active -= 1
                 self._changed.notify_all()
 
-    def wait_done(self, limit_s: float) -> None:
+    def wait_until_idle(self, limit_s: float) -> None:
         """Wait until nobody reads, at most so long."""
         with self._changed:
             self._changed.wait_for(lambda: self._active == 0, limit_s)
 
 
-def _look_around(app: AppDef, cfg: Mapping[str, Any]) -> Host:
+def _read_host(app: AppDef, cfg: Mapping[str, Any]) -> Host:
     """What the request depends on beside its arguments; the one place that reads the environment."""
     runs_agents = any(is_agent_role(role) for role in app.roles)
     python = find_interpreter(os.environ, sys.executable) if runs_agents else sys.executable

@@ -120,7 +120,7 @@ class AppSpec:
 class AppRecord:
     """Where an app stands."""
 
-    gang: SupervisedApp
+    app: SupervisedApp
     machine: Machine
     supervisor: ProcessId | None = None
     """The last supervisor, dead or alive; None before the first."""
@@ -151,7 +151,7 @@ class AppFolder:
 
     def replica_dir(self, replica: ReplicaId) -> Path:
         """The folder of one replica's output."""
-        role = replica.role if self._is_old else name_role_dir(replica.role)
+        role = replica.role if self._is_old else build_role_dir_name(replica.role)
         return self.path / role / str(replica.index)
 
     def create(self, spec: AppSpec) -> None:
@@ -179,24 +179,24 @@ class AppFolder:
             details = _read(self.private_file)
         except FileNotFoundError:
             details = {}
-        with _explained(self.spec_file):
+        with _translate_errors(self.spec_file):
             return _parse_spec(content, details)
 
     def write_record(self, record: AppRecord) -> None:
         """Replace state.json; whoever reads sees the old one or the new one, whole."""
-        gang = record.gang
+        app = record.app
         content = {
             "schema": SCHEMA,
-            "phase": gang.phase,
-            "outcome": gang.outcome,
-            "reason": gang.reason,
-            "retries": dict(gang.retries),
-            "restarting": list(gang.restarting),
-            "grace_number": gang.grace_number,
-            "lingering": gang.lingering,
+            "phase": app.phase,
+            "outcome": app.outcome,
+            "reason": app.reason,
+            "retries": dict(app.retries),
+            "restarting": list(app.restarting),
+            "grace_number": app.grace_number,
+            "lingering": app.lingering,
             "replicas": [
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
-                for each, known in gang.replicas.items()
+                for each, known in app.replicas.items()
             ],
             "machine": asdict(record.machine),
             "supervisor": None if record.supervisor is None else asdict(record.supervisor),
@@ -215,7 +215,7 @@ class AppFolder:
             content = _read(self.state_file)
         except FileNotFoundError:
             return None
-        with _explained(self.state_file):
+        with _translate_errors(self.state_file):
             return _parse_record(content)
 
     def write_request(self, word: str) -> None:
@@ -230,7 +230,7 @@ class AppFolder:
         except FileNotFoundError:
             return None
 
-    def poke(self, word: str) -> bool:
+    def send_request(self, word: str) -> bool:
         """Hand a word to the supervisor now; False when none listens."""
         try:
             fd = os.open(self.control_pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -244,12 +244,12 @@ class AppFolder:
             os.close(fd)
         return True
 
-    def forget_secrets(self) -> None:
+    def remove_secrets(self) -> None:
         """Remove what only a running app needs."""
         self.private_file.unlink(missing_ok=True)
 
 
-def name_role_dir(role: str) -> str:
+def build_role_dir_name(role: str) -> str:
     """The name of a role's folder in an app's folder: different for every role, and never `STATE_DIR_NAME`."""
     return f".{role}" if role.startswith(".") else role
 
@@ -276,7 +276,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         if row["handle"] is not None:
             handles[each] = row["handle"]
     supervisor = content["supervisor"]
-    gang = SupervisedApp(
+    app = SupervisedApp(
         replicas=replicas,
         phase=AppPhase(content["phase"]),
         retries=content["retries"],
@@ -287,7 +287,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         reason=content["reason"],
     )
     return AppRecord(
-        gang=gang,
+        app=app,
         machine=Machine(**content["machine"]),
         supervisor=None if supervisor is None else ProcessId(**supervisor),
         handles=handles,
@@ -297,7 +297,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     """Say in one line that a file is not what it should be."""
     try:
         yield
@@ -325,12 +325,12 @@ def _write_text(path: Path, text: str) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     text = path.read_text()
-    with _explained(path):
+    with _translate_errors(path):
         content: dict[str, Any] = json.loads(text)
         return content
 
 
-def is_folder_of_ours(path: Path) -> bool:
+def is_own_app_folder(path: Path) -> bool:
     """Whether a folder holds an app of this user: the guard before anything is removed."""
     try:
         mode = os.stat(AppFolder(path).spec_file)

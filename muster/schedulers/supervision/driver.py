@@ -1,8 +1,8 @@
 """What a supervisor needs of the thing that runs replicas.
 
 A driver is made by a factory that the app's spec names as `package.module:function` and that is called, inside the
-supervisor process and in its main thread, as `factory(spec=..., mailbox=...)`. A driver may use threads of its own
-(Docker's client blocks); it tells what happens by `mailbox.post`, which is safe from any thread.
+supervisor process and in its main thread, as `factory(spec=..., event_queue=...)`. A driver may use threads of its own
+(Docker's client blocks); it tells what happens by `event_queue.post`, which is safe from any thread.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class EventQueue:
         """Forget a timer; not having it is fine."""
         self._timers.pop(name, None)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Wait for something and run what is due. Returns at once when events are queued."""
         for key, _ in self._selector.select(self._wait_s()):
             # An earlier callback of this turn may have unwatched it.
@@ -73,7 +73,7 @@ class EventQueue:
         for name in [name for name, (due_s, _) in self._timers.items() if due_s <= now_s]:
             self._timers.pop(name)[1]()
 
-    def take(self) -> Any | None:
+    def pop(self) -> Any | None:
         """The oldest event, or None."""
         return self._events.popleft() if self._events else None
 
@@ -135,4 +135,4 @@ class ReplicaDriver(Protocol):
 
 
 DriverFactory = Callable[..., ReplicaDriver]
-"""`factory(*, spec: AppSpec, mailbox: EventQueue) -> ReplicaDriver`."""
+"""`factory(*, spec: AppSpec, event_queue: EventQueue) -> ReplicaDriver`."""

@@ -31,10 +31,10 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.access(path, os.W_OK | os.X_OK):
                 return path
-    return _shared_fallback()
+    return _create_fallback_dir()
 
 
-def _shared_fallback() -> Path:
+def _create_fallback_dir() -> Path:
     """A folder below /tmp, which must be ours: someone else could have made it first."""
     path = Path(tempfile.gettempdir()) / f"muster-{os.geteuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
@@ -63,7 +63,7 @@ class AppRegistry:
         """The app's folder, or None: never known, deleted, or its folder is gone."""
         if not app_id or "/" in app_id or app_id in (".", ".."):
             return None
-        folder = self._read(self._dir / app_id)
+        folder = self._read_link(self._dir / app_id)
         return folder if folder is not None and AppFolder(folder).spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ class AppRegistry:
         (self._dir / app_id).unlink(missing_ok=True)
 
     @staticmethod
-    def _read(link: Path) -> Path | None:
+    def _read_link(link: Path) -> Path | None:
         try:
             return Path(os.readlink(link))
         except OSError:

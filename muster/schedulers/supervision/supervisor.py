@@ -1,4 +1,4 @@
-"""The supervisor process of one app: one mailbox, one loop, the only place that acts.
+"""The supervisor process of one app: one event_queue, one loop, the only place that acts.
 
 It leads a session of its own (the terminal's Ctrl-C is the command line's business), is a subreaper, watches the
 command that submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills
@@ -37,52 +37,52 @@ Tell = Callable[[str], None]
 class Supervisor:
     """Carries out what `policy.decide` says, and records it. One use."""
 
-    def __init__(self, folder: AppFolder, spec: AppSpec, mailbox: EventQueue, driver: ReplicaDriver) -> None:
+    def __init__(self, folder: AppFolder, spec: AppSpec, event_queue: EventQueue, driver: ReplicaDriver) -> None:
         self._folder = folder
         self._spec = spec
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._driver = driver
         earlier = folder.read_record()
-        here, me = Machine.here(), ProcessId.of(os.getpid())
+        here, own_id = Machine.here(), ProcessId.of(os.getpid())
         if earlier is None:
-            gang = decisions.build_state(spec.roles)
-            self._record = AppRecord(gang=gang, machine=here, supervisor=me, submitted_s=time.time())
+            app = decisions.build_state(spec.roles)
+            self._record = AppRecord(app=app, machine=here, supervisor=own_id, submitted_s=time.time())
         else:
             # After a reboot an old pid may be anybody's.
             handles = earlier.handles if earlier.machine == here else {}
-            self._record = replace(earlier, machine=here, supervisor=me, handles=handles)
+            self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles)
 
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to do."""
-        return self._record.gang.phase is AppPhase.ENDED
+        return self._record.app.phase is AppPhase.ENDED
 
     def begin(self) -> None:
         """Adopt what an earlier supervisor started, hear what was asked meanwhile, start what waits."""
-        gone = [each for each in self._record.gang.running() if not self._adopt(each)]
+        gone = [each for each in self._record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
-            self.take(events.KillRequested() if request == "kill" else events.CancelRequested())
-        self._take_all()  # the owner may be gone already: start nothing then
+            self.handle_event(events.KillRequested() if request == "kill" else events.CancelRequested())
+        self._handle_queued_events()  # the owner may be gone already: start nothing then
         for each in gone:
-            self.take(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
-        self.take(events.Begin())
+            self.handle_event(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
+        self.handle_event(events.Begin())
 
     def run(self) -> None:
         """Take events until the app has ended."""
         while not self.ended:
-            self._mailbox.turn()
-            self._take_all()
+            self._event_queue.run_once()
+            self._handle_queued_events()
 
-    def _take_all(self) -> None:
-        while (event := self._mailbox.take()) is not None:
-            self.take(event)
+    def _handle_queued_events(self) -> None:
+        while (event := self._event_queue.pop()) is not None:
+            self.handle_event(event)
 
-    def take(self, event: events.Event) -> None:
+    def handle_event(self, event: events.Event) -> None:
         """Decide about one event, record it, act."""
-        gang, decided = decisions.decide(self._spec.roles, self._record.gang, event)
-        changed = gang != self._record.gang
-        self._record = replace(self._record, gang=gang)
+        app, decided = decisions.decide(self._spec.roles, self._record.app, event)
+        changed = app != self._record.app
+        self._record = replace(self._record, app=app)
         # Recorded before acting: should we die in between, the successor finds a replica that "runs" and is gone,
         # never one that runs unknown. The end is recorded last: who sees it may read complete logs.
         if changed and not self.ended:
@@ -94,10 +94,10 @@ class Supervisor:
         """After the end: flush, leave nothing behind, record the outcome."""
         self._driver.close()
         sweep(time.monotonic() + SWEEP_LIMIT_S)
-        self._folder.forget_secrets()
+        self._folder.remove_secrets()
         self._record = replace(self._record, ended_s=time.time(), handles={})
-        until_s = time.monotonic() + SAVE_LIMIT_S
-        while not self._save() and time.monotonic() < until_s:
+        deadline_s = time.monotonic() + SAVE_LIMIT_S
+        while not self._save() and time.monotonic() < deadline_s:
             time.sleep(0.5)
 
     def _save(self) -> bool:
@@ -118,14 +118,14 @@ class Supervisor:
             self._start(action.replicas)
         elif isinstance(action, actions.Stop):
             number = action.number
-            self._mailbox.set_timer(
-                "grace", self._spec.grace_s, lambda: self._mailbox.post(events.GraceExpired(number=number))
+            self._event_queue.set_timer(
+                "grace", self._spec.grace_s, lambda: self._event_queue.post(events.GraceExpired(number=number))
             )
             for each in action.replicas:
                 self._driver.stop(each)
         elif isinstance(action, actions.Linger):
             over = events.LingerExpired(number=action.number)
-            self._mailbox.set_timer("linger", decisions.LINGER_S, lambda: self._mailbox.post(over))
+            self._event_queue.set_timer("linger", decisions.LINGER_S, lambda: self._event_queue.post(over))
         elif isinstance(action, actions.Kill):
             for each in action.replicas:
                 self._driver.kill(each)
@@ -135,17 +135,17 @@ class Supervisor:
         for each in replicas:
             handles.pop(each, None)
             try:
-                handles[each] = self._driver.start(each, self._record.gang.replicas[each].starts)
+                handles[each] = self._driver.start(each, self._record.app.replicas[each].starts)
             except StartError as error:
                 reason = f"could not be started: {error}"
-                self._mailbox.post(ReplicaEnded(replica=each, exit_code=None, reason=reason, final=error.final))
+                self._event_queue.post(ReplicaEnded(replica=each, exit_code=None, reason=reason, final=error.final))
         self._record = replace(self._record, handles=handles)
         self._save()
 
 
-def sweep(until_s: float) -> None:
+def sweep(deadline_s: float) -> None:
     """Kill and reap all descendants of this process until there are none, or until this monotonic time."""
-    while time.monotonic() < until_s:
+    while time.monotonic() < deadline_s:
         killed = _processes.kill_descendants(os.getpid())
         if not _reap() and not killed:
             return
@@ -163,7 +163,7 @@ def _reap() -> bool:
             return True
 
 
-def watch_owner(spec: AppSpec, mailbox: EventQueue) -> None:
+def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
     """Cancel the app when the process it belongs to ends, however it does."""
     if spec.owner is None:
         return
@@ -171,20 +171,20 @@ def watch_owner(spec: AppSpec, mailbox: EventQueue) -> None:
     try:
         pidfd = os.pidfd_open(spec.owner.pid)
     except ProcessLookupError:
-        mailbox.post(gone)
+        event_queue.post(gone)
         return
 
-    def tell() -> None:
-        mailbox.unwatch(pidfd)
+    def report_ready() -> None:
+        event_queue.unwatch(pidfd)
         os.close(pidfd)
-        mailbox.post(gone)
+        event_queue.post(gone)
 
-    mailbox.watch_readable(pidfd, tell)
+    event_queue.watch_readable(pidfd, report_ready)
     if not spec.owner.is_alive():  # the pid was another process's already, or has just ended
-        tell()
+        report_ready()
 
 
-def watch_control(folder: AppFolder, mailbox: EventQueue) -> None:
+def watch_requests(folder: AppFolder, event_queue: EventQueue) -> None:
     """Hear requests of other commands."""
     # Read and write: with a writer of our own the pipe never reports end of file.
     fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
@@ -193,18 +193,18 @@ def watch_control(folder: AppFolder, mailbox: EventQueue) -> None:
         with contextlib.suppress(BlockingIOError):
             words = os.read(fd, 4096).decode(errors="replace").split()
             if "kill" in words:
-                mailbox.post(events.KillRequested())
+                event_queue.post(events.KillRequested())
             elif "cancel" in words:
-                mailbox.post(events.CancelRequested())
+                event_queue.post(events.CancelRequested())
 
-    mailbox.watch_readable(fd, hear)
+    event_queue.watch_readable(fd, hear)
 
 
-def watch_signals(mailbox: EventQueue) -> None:
+def watch_signals(event_queue: EventQueue) -> None:
     """SIGTERM stops politely; SIGHUP and SIGINT are for the command line, not for us."""
 
     def stop(signum: int, _frame: Any) -> None:
-        mailbox.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
+        event_queue.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
 
     signal.signal(signal.SIGTERM, stop)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
@@ -218,36 +218,36 @@ def load_factory(name: str) -> DriverFactory:
     return factory
 
 
-def supervise(folder: AppFolder, tell: Tell) -> None:
+def supervise(folder: AppFolder, report_ready: Tell) -> None:
     """Run the app of a folder to its end.
 
     Args:
         folder: of an app that has been submitted.
-        tell: called once with "ok" when all replicas have been started, or when another supervisor has the app.
+        report_ready: called once with "ok" when all replicas have been started, or when another supervisor has the app.
     """
     with open(folder.lock_file, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("ok")
+            report_ready("ok")
             return
         earlier = folder.read_record()
-        if earlier is not None and earlier.gang.phase is AppPhase.ENDED:
-            tell("ok")
+        if earlier is not None and earlier.app.phase is AppPhase.ENDED:
+            report_ready("ok")
             return
         _processes.become_subreaper()
         spec = folder.read_spec()
-        mailbox = EventQueue()
-        watch_signals(mailbox)
-        watch_control(folder, mailbox)
-        driver = load_factory(spec.driver)(spec=spec, mailbox=mailbox)
-        supervisor = Supervisor(folder, spec, mailbox, driver)
-        watch_owner(spec, mailbox)
+        event_queue = EventQueue()
+        watch_signals(event_queue)
+        watch_requests(folder, event_queue)
+        driver = load_factory(spec.driver)(spec=spec, event_queue=event_queue)
+        supervisor = Supervisor(folder, spec, event_queue, driver)
+        watch_owner(spec, event_queue)
         supervisor.begin()
-        tell("ok")
+        report_ready("ok")
         supervisor.run()
         supervisor.close()
-        mailbox.close()
+        event_queue.close()
 
 
 def main(path: str, ready_fd: int) -> None:
@@ -267,12 +267,12 @@ def main(path: str, ready_fd: int) -> None:
     folder = AppFolder(Path(path))
     _redirect(folder.log_file)
 
-    def tell(word: str) -> None:
+    def report_ready(word: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the command that started us is gone already
             os.write(ready_fd, word.encode())
         os.close(ready_fd)
 
-    supervise(folder, tell)
+    supervise(folder, report_ready)
 
 
 def _redirect(log_file: Path) -> None:

@@ -58,8 +58,8 @@ def wait_for_trees(tmp_path, scheduler="local_cwd"):
 
 
 def outcome_of(folder):
-    gang = folder.read_record().gang
-    return (gang.app_state, gang.reason)
+    app = folder.read_record().app
+    return (app.app_state, app.reason)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -105,7 +105,7 @@ def test_second_ctrl_c_kills(tmp_path, env):
     assert "Traceback" not in outcome.stderr, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     # The shell above the program heeds SIGTERM: it may have gone (143) by the time of the kill.
-    assert {known.exit_code for known in folder.read_record().gang.replicas.values()} <= {137, 143}
+    assert {known.exit_code for known in folder.read_record().app.replicas.values()} <= {137, 143}
 
 
 def test_stubborn_replicas_go_after_the_grace_period(tmp_path, env):

@@ -133,4 +133,4 @@ class TestFoldersOfAnEarlierVersion:
         wait_for(detached, app_id, "FAILED")  # what ran is lost with it, and there are no retries
         record = folder_of(app_id, "detached").read_record()
         assert record.supervisor != supervisor
-        assert "its supervisor had died" in record.gang.reason
+        assert "its supervisor had died" in record.app.reason

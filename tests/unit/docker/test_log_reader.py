@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
-from muster.schedulers.docker.engine.errors import EngineGone
+from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
 from muster.schedulers.docker.spec import Label
 
@@ -61,7 +61,7 @@ class ScriptedEngine:
                 yield stream, f"{time} {text}".encode() if timestamps else text.encode()
                 left = None if left is None else left - 1
         if left is not None:
-            raise EngineGone("gone")
+            raise EngineUnavailable("gone")
 
 
 def record(second, text, stream=OUT, nanos=0):
@@ -70,7 +70,7 @@ def record(second, text, stream=OUT, nanos=0):
 
 def read(engine, over):
     query = ContainerLogQuery(labels={})
-    return list(LogReader(engine, query, wait=engine.wait, is_over=over).lines())
+    return list(LogReader(engine, query, wait=engine.wait, has_ended=over).lines())
 
 
 def test_containers_are_read_in_order():
@@ -131,7 +131,7 @@ def test_nothing_from_before_the_asked_time_comes_after_a_break():
     engine.containers = {0: ("exited", records)}
     engine.breaks = [1]
     query = ContainerLogQuery(labels={}, since_s=parse_time(records[1][0]))
-    lines = list(LogReader(engine, query, wait=engine.wait, is_over=lambda: not engine.steps).lines())
+    lines = list(LogReader(engine, query, wait=engine.wait, has_ended=lambda: not engine.steps).lines())
     assert lines == ["e1\n", "o2\n"]
 
 

@@ -167,7 +167,7 @@ def test_port_that_somebody_uses_is_passed_over():
 
 
 def test_apps_that_would_like_the_same_port_get_two(monkeypatch):
-    monkeypatch.setattr("muster.schedulers.docker.request._host_port", lambda *_: HOST_PORTS[-1])
+    monkeypatch.setattr("muster.schedulers.docker.request._choose_host_port", lambda *_: HOST_PORTS[-1])
     engine = ScriptedEngine()
     requests = [request_of("a", network="host", roles=("w", "x")), request_of("b", network="host")]
     first, second = (submit(engine, request) for request in requests)

@@ -10,7 +10,7 @@ from muster._contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
 from muster.agent.cli.command_line import parse_words
 from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError
-from muster.schedulers.agent_command import find_agent_flag, list_agent_flags, separate_runs
+from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, list_agent_flags
 
 COMMAND = ["-m", "muster.agent"]
 
@@ -78,7 +78,7 @@ def shell(name: str) -> SimpleNamespace:
 def run_ids(*roles: SimpleNamespace) -> dict[str, str | None]:
     """What each role's agents will take for their run id."""
     before = [list(role.args) for role in roles]
-    args = separate_runs(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
+    args = assign_run_ids(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
     assert [role.args for role in roles] == before, "the caller's roles are not changed"
     return {role.name: parse_words(args[role.name][2:]).given.get("rdzv_id") for role in roles}
 
@@ -107,5 +107,5 @@ def test_what_stands_behind_the_program_is_left_alone() -> None:
     roles = [agents(name, "--rdzv-id", "x") for name in "ab"]
     for role in roles:
         role.args += ["--rdzv-id", "the program's"]
-    args = separate_runs(roles, {"a": "a", "b": "b"}, app_id="APP")
+    args = assign_run_ids(roles, {"a": "a", "b": "b"}, app_id="APP")
     assert args["a"] == [*COMMAND, "--rdzv-id", "x-a", "main.py", "--rdzv-id", "the program's"]

@@ -181,7 +181,7 @@ def test_describe_gives_back_what_was_submitted():
         app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
         description=roles.describe_roles(app),
     )  # fmt: skip
-    gang = SupervisedApp(
+    state = SupervisedApp(
         replicas={
             ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.FAILED),
             ReplicaId("r", 1): ReplicaState(status=ReplicaStatus.SUCCEEDED),
@@ -190,7 +190,7 @@ def test_describe_gives_back_what_was_submitted():
         outcome=Outcome.FAILED,
         reason="because",
     )
-    response = lines.build_describe_response(spec, AppRecord(gang=gang, machine=Machine(host="h", boot_id="")))
+    response = lines.build_describe_response(spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")))
     assert response.state.name == "FAILED"
     assert response.msg == "because"
     assert [status.state.name for status in response.roles_statuses[0].replicas] == ["FAILED", "SUCCEEDED"]

@@ -2,19 +2,19 @@
 
 
 def one_line(text: object) -> str:
-    """What was said over several lines, in one."""
+    """What was output over several lines, in one."""
     return " ".join(str(text).split())
 
 
 class DockerError(RuntimeError):
-    """The engine or the machine: one line that says what was asked and what the engine said."""
+    """The engine or the machine: one line that says what was asked and what the engine output."""
 
 
-class EngineGone(DockerError):
+class EngineUnavailable(DockerError):
     """No engine answers (any more). It may come back."""
 
 
-class NotThere(DockerError):
+class NotFound(DockerError):
     """What was asked for does not exist on the engine."""
 
 
@@ -23,7 +23,7 @@ class Conflict(DockerError):
 
 
 class CannotStart(DockerError):
-    """A container was created but its command could not be started; `str()` is what the engine said."""
+    """A container was created but its command could not be started; `str()` is what the engine output."""
 
 
 class NoAddressPool(DockerError):

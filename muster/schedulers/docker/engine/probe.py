@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import CannotStart, DockerError, EngineGone
+from muster.schedulers.docker.engine.errors import CannotStart, DockerError, EngineUnavailable
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 _LIMIT_S: Final = 60.0
@@ -34,22 +34,22 @@ def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, 
     """Run it to its end, within a minute, and remove it.
 
     Returns:
-        Its exit code and all it said.
+        Its exit code and all it output.
 
     Raises:
         CannotStart: the engine could not run the command.
-        DockerFault: anything else went wrong with the engine.
+        DockerError: anything else went wrong with the engine.
     """
     created = engine.create_container(name, body)
     try:
         try:
             engine.start_container(created)
-        except EngineGone:
+        except EngineUnavailable:
             raise
-        except DockerError as fault:
-            raise CannotStart(str(fault)) from fault
+        except DockerError as error:
+            raise CannotStart(str(error)) from error
         exit_code = engine.wait_container(created, _LIMIT_S)
-        said = b"".join(record for _, record in engine.logs(created))
-        return exit_code, said.decode(errors="replace")
+        output = b"".join(record for _, record in engine.logs(created))
+        return exit_code, output.decode(errors="replace")
     finally:
         engine.remove_container(created)

@@ -5,7 +5,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from muster.schedulers.docker.engine.errors import Conflict, DockerError, EngineGone, NoAddressPool, NotThere, one_line
+from muster.schedulers.docker.engine.errors import (
+    Conflict,
+    DockerError,
+    EngineUnavailable,
+    NoAddressPool,
+    NotFound,
+    one_line,
+)
 
 ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 """Where the engine is, and how to talk to it."""
@@ -29,18 +36,18 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
         timeout_s: longest wait for one answer.
 
     Raises:
-        DockerFault: the SDK is not installed, or the address is none.
+        DockerError: the SDK is not installed, or the address is none.
     """
     try:
         import docker
     except ImportError as error:
         raise DockerError("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
-    with translated("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
+    with translate_errors("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
         return docker.from_env(environment=dict(environ), timeout=timeout_s, max_pool_size=64)
 
 
 @contextmanager
-def closed_at_end(stream: Any) -> Iterator[None]:
+def close_at_end(stream: Any) -> Iterator[None]:
     """The SDK's own `close` leaves the descriptor open until the collector comes by."""
     try:
         yield
@@ -51,7 +58,7 @@ def closed_at_end(stream: Any) -> Iterator[None]:
 
 
 def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Frames of a container's output with the number of their stream, which the SDK's own iteration drops.
+    """Frames of a container's message with the number of their stream, which the SDK's own iteration drops.
 
     Args:
         api: the SDK's low-level client.
@@ -67,7 +74,7 @@ def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def translated(what: str, host: str) -> Iterator[None]:
+def translate_errors(what: str, host: str) -> Iterator[None]:
     """Turn the SDK's and the transport's errors into ours; `what` completes "cannot ..."."""
     import docker.errors
     import requests.exceptions
@@ -76,22 +83,22 @@ def translated(what: str, host: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        said = one_line(error.explanation or error)
-        raise _error_class(error.status_code, said)(f"cannot {what}: {said}") from error
+        message = one_line(error.explanation or error)
+        raise _error_class(error.status_code, message)(f"cannot {what}: {message}") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
+        raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
     except docker.errors.DockerException as error:  # what the SDK makes of a first connection that fails
-        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
+        raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
 
 
-def _error_class(status: int | None, said: str) -> type[DockerError]:
-    if "address pool" in said or "failed to allocate network" in said:
+def _error_class(status: int | None, message: str) -> type[DockerError]:
+    if "address pool" in message or "failed to allocate network" in message:
         return NoAddressPool
-    return {404: NotThere, 409: Conflict}.get(status or 0, DockerError)
+    return {404: NotFound, 409: Conflict}.get(status or 0, DockerError)
 
 
 def _root_cause(error: BaseException) -> str:
-    """What the system said, without the layers that were wrapped around it."""
+    """What the system message, without the layers that were wrapped around it."""
     layer: BaseException | None = error
     while layer is not None:
         if isinstance(layer, OSError) and layer.strerror:

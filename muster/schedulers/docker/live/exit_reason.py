@@ -1,4 +1,4 @@
-"""Why a container ended, in words for people: pure, from what the engine and the agent left behind."""
+"""Why a container ended, in parts for people: pure, from what the engine and the agent left behind."""
 
 import json
 from typing import Any, Final
@@ -29,7 +29,7 @@ def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
 
 
 def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
-    """One clause that completes "exited with 1 (...)": out of memory, the engine's words, the agent's.
+    """One clause that completes "exited with 1 (...)": out of memory, the engine's parts, the agent's.
 
     Args:
         facts: of a container that has ended.
@@ -59,15 +59,15 @@ def describe_report(report: dict[str, Any]) -> str:
     """The agent's report in one line: why the job ended, and what the root cause raised."""
     failures = report.get("failures") or ()
     first = next((f for f in failures if isinstance(f, dict) and not f.get("collateral")), None)
-    words = [str(report.get("reason") or "")]
+    parts = [str(report.get("reason") or "")]
     raised = first.get("exception") if first else None
-    if raised and str(raised) not in words[0]:
-        words.append(str(raised))
-    return one_line(": ".join(word for word in words if word))
+    if raised and str(raised) not in parts[0]:
+        parts.append(str(raised))
+    return one_line(": ".join(word for word in parts if word))
 
 
 def describe_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> str:
-    """Why a container could not be started; the commonest reason gets its own words."""
+    """Why a container could not be started; the commonest reason gets its own parts."""
     said = one_line(error)
     missing = "executable file not found" in said or "no such file or directory" in said.lower()
     if missing and command in said:

@@ -18,9 +18,9 @@ class Payload:
     """Key -> packed folder."""
 
 
-def build_payload(cargo: Payload) -> dict[str, bytes]:
+def build_payload(payload: Payload) -> dict[str, bytes]:
     """Name -> content of the files that hold it beside the app's state."""
-    return {AGENT_BUNDLE_NAME: cargo.agent, **cargo.workspaces}
+    return {AGENT_BUNDLE_NAME: payload.agent, **payload.workspaces}
 
 
 def read_payload(folder: Path, app: AppRequest) -> Payload:

@@ -56,7 +56,7 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
         The app as this engine can run it: without an init or raised limits that it refuses.
 
     Raises:
-        DockerFault: one line that names the image and what it lacks.
+        DockerError: one line that names the image and what it lacks.
     """
     info = engine.info()
     findings = Findings()
@@ -66,11 +66,11 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
             continue
         seen.add((container.image, container.runs_agent))
         image = engine.inspect_image(container.image)
-        file = cache_dir / f"{_digest(info, app, container, image)}.json"
-        found = _read(file)
+        file = cache_dir / f"{_build_cache_key(info, app, container, image)}.json"
+        found = _read_cache(file)
         if found is None:
             found = _Probe(engine, app, container, image, EngineFacts(cpus=int(info["NCPU"]))).run()
-            _write(file, found)
+            _write_cache(file, found)
         findings = Findings(
             init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
         )
@@ -97,39 +97,39 @@ class _Probe:
         self._facts = facts
 
     def run(self) -> Findings:
-        """Find what works; raises DockerFault when nothing does."""
+        """Find what works; raises DockerError when nothing does."""
         findings = Findings()
         while True:
-            said = self._try(findings)
-            if "rlimit" in said and findings.default_ulimits:
+            output = self._try_start(findings)
+            if "rlimit" in output and findings.default_ulimits:
                 findings = replace(findings, default_ulimits=False)
-            elif "docker-init" in said and findings.init:
+            elif "docker-init" in output and findings.init:
                 findings = replace(findings, init=False)
-            elif said and not (_NO_COMMAND in said and not self._container.runs_agent):
-                raise DockerError(self._explain(said))
+            elif output and not (_NO_COMMAND in output and not self._container.runs_agent):
+                raise DockerError(self._explain(output))
             else:
                 return findings
 
-    def _try(self, findings: Findings) -> str:
-        """Start it once; returns what was said against it, empty when it ran well."""
+    def _try_start(self, findings: Findings) -> str:
+        """Start it once; returns what was output against it, empty when it ran well."""
         try:
-            exit_code, output = run_probe(self._engine, f"{self._container.name}-preflight", self._body(findings))
-        except CannotStart as fault:
-            return str(fault)
+            exit_code, output = run_probe(self._engine, f"{self._container.name}-preflight", self._build_body(findings))
+        except CannotStart as error:
+            return str(error)
         if exit_code != 0:
             return output.strip() or f"exit code {exit_code}"
         self._check_output(output)
         return ""
 
-    def _body(self, findings: Findings) -> dict[str, Any]:
+    def _build_body(self, findings: Findings) -> dict[str, Any]:
         runs_agent = self._container.runs_agent
         command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
         app = _apply(replace(self._app, containers=(self._container,)), findings)
         return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
 
-    def _explain(self, said: str) -> str:
+    def _explain(self, output: str) -> str:
         container = self._container
-        why = describe_start_failure(said, self._name, container.command[0], runs_agent=container.runs_agent)
+        why = describe_start_failure(output, self._name, container.command[0], runs_agent=container.runs_agent)
         return f"role {container.role!r} {why}"
 
     @property
@@ -148,7 +148,7 @@ class _Probe:
             raise DockerError(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
 
 
-def _digest(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
+def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
     """All that the answer depends on."""
     env = {name: value for name, value in container.env.items() if name.startswith(("PYTHON", "PATH", "LD_"))}
     known = [
@@ -167,14 +167,14 @@ def _digest(info: Mapping[str, Any], app: AppRequest, container: ContainerReques
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(file: Path) -> Findings | None:
+def _read_cache(file: Path) -> Findings | None:
     try:
         return Findings(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(file: Path, findings: Findings) -> None:
+def _write_cache(file: Path, findings: Findings) -> None:
     """A cache: where it cannot be written, the next submission asks again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -33,16 +33,16 @@ def list_apps(engine: Engine, user: str) -> dict[str, list[ContainerFacts]]:
     return apps
 
 
-def judge_app(containers: Sequence[ContainerFacts]) -> AppState:
+def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
     """Where an app stands that nobody supervises."""
-    states = [judge_container(facts) for facts in containers]
+    states = [find_container_state(facts) for facts in containers]
     for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
         if state in states:
             return state
     return AppState.SUCCEEDED
 
 
-def judge_container(facts: ContainerFacts) -> AppState:
+def find_container_state(facts: ContainerFacts) -> AppState:
     """Where one container stands."""
     if facts.running:
         return AppState.RUNNING
@@ -58,7 +58,7 @@ def describe_app(app_id: str, containers: Sequence[ContainerFacts]) -> DescribeA
         roles.setdefault(facts.labels[Label.ROLE], []).append(facts)
     return DescribeAppResponse(
         app_id=app_id,
-        state=judge_app(containers),
+        state=find_app_state(containers),
         msg="its state folder is gone; known by the labels of its containers only",
         roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()],
         roles_statuses=[RoleStatus(role=name, replicas=_statuses(name, found)) for name, found in roles.items()],
@@ -73,7 +73,9 @@ def stop_app(engine: Engine, containers: Sequence[ContainerFacts], grace_s: floa
 
 def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]:
     return [
-        ReplicaStatus(id=int(facts.labels[Label.REPLICA]), state=judge_container(facts), role=role, hostname=facts.name)
+        ReplicaStatus(
+            id=int(facts.labels[Label.REPLICA]), state=find_container_state(facts), role=role, hostname=facts.name
+        )
         for facts in found
     ]
 

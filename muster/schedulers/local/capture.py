@@ -30,8 +30,7 @@ TIMES_RECORD: Final = struct.Struct("<dQ")
 
 _ONE_PACKET_BYTES: Final = 4096
 _CUT_LIMIT_S: Final = 2.0
-"""How long the beginning of a line that the pipe cut has_partial_line for more: the rest of a write comes at once, if the writer
-gets a core."""
+"""How long the beginning of a line that the pipe split waits for the rest: it comes at once if the writer gets a core."""
 
 _CUT_LIMIT_BYTES: Final = 16 << 20
 _FLOOD_BYTES: Final = 1 << 20
@@ -49,7 +48,7 @@ def log_path(folder: Path, stream: str) -> Path:
 
 
 def times_path(folder: Path, stream: str) -> Path:
-    """The file that says when which part of a stream was written."""
+    """The file that records when each part of a stream was written."""
     return folder / f"{stream}.times"
 
 
@@ -67,7 +66,7 @@ class LogFile:
         """Append; `now_s` is the wall clock.
 
         Raises:
-            OSError: no space left, a quota: some of it may have got in.
+            OSError: no space left, a quota; a part may have been written.
         """
         if now_s - self._timed_s >= _TIMES_STEP_S:
             os.write(self._times_fd, TIMES_RECORD.pack(now_s, self._offset))
@@ -85,7 +84,7 @@ class LogFile:
 
 
 class CombinedLog:
-    """Both streams in one file, in the order in which they were written; lines that the pipe cut are put together."""
+    """Both streams in one file, in the order in which they were written; lines that the pipe split are joined."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -93,21 +92,21 @@ class CombinedLog:
         """The beginning of a line whose end is still to come."""
 
     def has_partial_line(self, stream: str) -> bool:
-        """Whether the beginning of a line of this stream has_partial_line for its end."""
+        """Whether the beginning of a line of this stream waits for its end."""
         return bool(self._partial_lines[stream])
 
     def write(self, stream: str, data: bytes, now_s: float, *, cut: bool) -> None:
-        """Append what a stream brought.
+        """Append the next bytes of a stream.
 
         Args:
-            stream: which.
+            stream: the stream's name.
             data: its next bytes.
             now_s: when they came, by the wall clock.
-            cut: the pipe ended them, not the writer: more of the same write follows. What a writer leaves without an
-                end, a prompt or a progress bar, is shown as it is.
+            cut: the pipe split the write, so more of it follows. Text that the writer itself leaves without a newline,
+                such as a prompt or a progress bar, is written as it is.
 
         Raises:
-            OSError: see `LogFile.write`; what was to be written is lost.
+            OSError: see `LogFile.write`; the data is lost.
         """
         partial = self._partial_lines[stream]
         end = len(data)
@@ -127,9 +126,9 @@ class CombinedLog:
 
 
 class Notice:
-    """The line that says output is being lost, in a file of its own whose room on the disk was taken beforehand.
+    """The line that reports lost output, in a file of its own whose space on the disk is allocated beforehand.
 
-    Room that is given back when it is needed is gone at once: the replicas fill the same disk.
+    Space that is only freed when it is needed would be lost at once: the replicas fill the same disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -149,7 +148,7 @@ class Notice:
             file.write(text.encode()[:_NOTICE_BYTES])
 
     def close(self) -> None:
-        """Keep the file only if there is something in it."""
+        """Keep the file only if the line was written."""
         if not self._written:
             self._path.unlink(missing_ok=True)
 
@@ -163,9 +162,9 @@ def read_notice(folder: Path) -> bytes:
 
 
 class Capture:
-    """Reads one start of a replica. `write_fds` are given to the process and closed by `close_write_ends`.
+    """Writes the output of one start of a replica. The process gets `write_fds`; `close_write_ends` closes them here.
 
-    A full disk loses output, not the job; a line says so to whoever reads the log.
+    A full disk loses output, not the job; a line in the log reports it.
     """
 
     def __init__(self, event_queue: EventQueue, folder: Path) -> None:
@@ -186,17 +185,18 @@ class Capture:
             self._streams[read_fd] = stream
             self._epoll.register(read_fd, _ARMED)
             self.write_fds += (write_fd,)
-        # An epoll descriptor is itself readable when something in it is: our order survives the event_queue's selector.
+        # An epoll descriptor is itself readable when one of its descriptors is: the event queue's selector does not
+        # change our order.
         event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
 
     def close_write_ends(self) -> None:
-        """The process has its ends; close ours, so that the streams can end."""
+        """Close our copies after the process has inherited them, so that the streams can end."""
         for fd in self.write_fds:
             os.close(fd)
         self.write_fds = ()
 
     def close(self) -> None:
-        """Read what is left, then release everything. After all writers are gone."""
+        """Read what is left, then release everything. Call it after all writers have ended."""
         self.close_write_ends()
         while ready := self._epoll.poll(0):
             for fd, _ in ready:
@@ -218,7 +218,7 @@ class Capture:
             self._read(fd)
 
     def _read(self, fd: int) -> None:
-        """Read one write, or a batch in a flood; forget a stream that has ended."""
+        """Read one write, or a batch in a flood; close a stream that has ended."""
         chunks = self._receive(fd)
         if chunks is None:
             self._epoll.unregister(fd)
@@ -227,13 +227,13 @@ class Capture:
             return
         if chunks:
             self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
-        # Armed again only now: a write that came meanwhile takes its place behind the other stream's.
+        # Armed again only now: a write that came meanwhile is queued after the other stream's.
         self._epoll.modify(fd, _ARMED)
 
     def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
         now_s = time.time()
         try:
-            self._combined.write(stream, data, now_s, cut=cut)  # first: it is what people look at
+            self._combined.write(stream, data, now_s, cut=cut)  # first: it is the file that users read
             self._files[stream].write(data, now_s)
         except OSError as error:
             self._notice.write(error)
@@ -247,7 +247,7 @@ class Capture:
             self._notice.write(error)
 
     def _receive(self, fd: int) -> list[bytes] | None:
-        """What can be read now, write by write; None once the stream has ended."""
+        """The data that can be read now, one item per write; None once the stream has ended."""
         self._update_flood_state(fd)
         chunks: list[bytes] = []
         for _ in range(256 if fd in self._flooding else 1):
@@ -261,7 +261,7 @@ class Capture:
         return chunks
 
     def _update_flood_state(self, fd: int) -> None:
-        """Notice the beginning and the end of a flood."""
+        """Detect the beginning and the end of a flood."""
         now_s = self._event_queue.now_s()
         if now_s - self._second_s.get(fd, 0.0) >= 1.0:
             if fd in self._flooding and self._packets.get(fd, 0) < _FLOOD_PACKETS // 16:
@@ -272,13 +272,15 @@ class Capture:
             self._resize(fd, _FLOOD_BYTES)
 
     def _resize(self, fd: int, size_bytes: int) -> None:
-        with contextlib.suppress(OSError):  # more is in it than would fit, or the user's pipe budget is spent
+        with contextlib.suppress(
+            OSError
+        ):  # its content is larger than the new size, or the user's pipe quota is used up
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
             self._flooding ^= {fd}
 
 
 def _make_pipe() -> tuple[int, int]:
-    """A pipe that holds one packet; an ordinary one where the kernel has no packet mode."""
+    """A pipe that holds one packet; an ordinary one if the kernel has no packet mode."""
     try:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)
         fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _ONE_PACKET_BYTES)

@@ -1,7 +1,8 @@
 """Runs replicas as processes of this machine: the supervisor's `ReplicaDriver` of local_cwd.
 
-Every replica is a guard (an agent is its own), which dies with the supervisor and kills its descendants before it
-ends. If the guard is killed itself, its orphans come to the supervisor, a subreaper, and are killed here.
+Every replica runs under a guard (an agent brings its own), which ends with the supervisor and kills its descendants
+before it ends. If the guard is killed itself, the supervisor, a subreaper, becomes the parent of its orphans and kills
+them.
 """
 
 import os
@@ -25,7 +26,7 @@ from muster.schedulers.supervision.state import ReplicaId
 
 LOOPBACK = "127.0.0.1"
 ADOPTED_LIMIT_S = 5.0
-"""How long replicas of a dead supervisor may take to go; they were told so by their death signal."""
+"""How long replicas of a dead supervisor may take to end; they got their death signal."""
 ORPHAN_LIMIT_S = 5.0
 
 
@@ -34,19 +35,19 @@ class _Running:
     pid: int
     pidfd: int
     capture: Capture | None
-    """None for a replica that an earlier supervisor started: its pipes died with that one."""
+    """None for a replica that an earlier supervisor started: that process held its pipes."""
 
 
 class LocalDriver:
-    """See `driver.ReplicaDriver`. Lives in the supervisor's main thread: the death signal is bound to it."""
+    """See `driver.ReplicaDriver`. Used in the supervisor's main thread only: the death signal is bound to it."""
 
     def __init__(self, *, spec: AppSpec, event_queue: EventQueue) -> None:
         self._spec = spec
         self._event_queue = event_queue
         self._folder = AppFolder(spec.folder)
         self._running: dict[ReplicaId, _Running] = {}
-        # Bound here and kept: nobody can take the port between choosing and using it, and agent 0 gets the same
-        # socket again when it is replaced, so that members who connected meanwhile are in its backlog.
+        # Bound here and kept: no other process can bind the port between choice and use, and agent 0 gets the same
+        # socket again when it is replaced, so that members that connected meanwhile are in its backlog.
         self._listeners = {role.name: _listen() for role in spec.roles if role.is_agent}
         if spec.details.get("needs_bundle"):
             from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
@@ -78,7 +79,7 @@ class LocalDriver:
         return {"pid": pid, "start_ticks": "" if process is None else process.start_ticks}
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
-        """See `ReplicaDriver`. Whatever an earlier supervisor started is on its way out."""
+        """See `ReplicaDriver`. Replicas of an earlier supervisor are about to end: they got their death signal."""
         process = ProcessId(pid=handle["pid"], start_ticks=handle["start_ticks"])
         if not process.is_alive():
             return False
@@ -91,7 +92,7 @@ class LocalDriver:
         self._signal(replica, signal.SIGTERM)
 
     def kill(self, replica: ReplicaId) -> None:
-        """See `ReplicaDriver`. The guard's descendants become ours and are killed when its end is seen."""
+        """See `ReplicaDriver`. The guard's descendants become children of this process, which kills them at its end."""
         self._signal(replica, signal.SIGKILL)
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class LocalDriver:
             return
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         kill_orphans({each.pid for each in self._running.values()})
-        running.capture.close()  # after the last writer is gone, so that nothing is lost
+        running.capture.close()  # after the last writer has ended, so that no output is lost
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
@@ -133,7 +134,7 @@ class LocalDriver:
             try:
                 signal.pidfd_send_signal(running.pidfd, signum)
             except ProcessLookupError:
-                return  # its end is already on its way to us
+                return  # it has ended; `_handle_end` runs soon
 
     def _kill_tree(self, replica: ReplicaId) -> None:
         running = self._running.get(replica)
@@ -143,7 +144,7 @@ class LocalDriver:
 
 
 def kill_orphans(guards: set[int]) -> None:
-    """Kill and reap what has become this process's child without being one of its live guards, and all below it."""
+    """Kill and reap the children of this process that are not live guards, and all their descendants."""
     deadline_s = time.monotonic() + ORPHAN_LIMIT_S
     while time.monotonic() < deadline_s:
         parents = _processes.list_parents()
@@ -164,7 +165,8 @@ def _listen() -> socket.socket:
 
 
 def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
-    """Run a command under the guard. As in `client.start_supervisor`, the working directory is no place for imports."""
+    """The command that runs `command` under the guard. As in `client.start_supervisor`, no imports from the working
+    directory."""
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "from muster._guard import main\n"

@@ -13,22 +13,22 @@ from muster.schedulers.supervision.file_watch import MAX_WAIT_S, Watch
 
 CHUNK_BYTES = 65536
 PARTIAL_S = 0.5
-"""An unterminated line that has rested so long is shown: a prompt, or the last words of a process that hangs."""
+"""An unterminated line is shown after this time: a prompt, or the last output of a process that hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileLogQuery:
-    """Which part of which log."""
+    """Selects a part of a log."""
 
     folder: Path
     """The replica's folder."""
     stream: str
     """stdout, stderr or combined."""
     pattern: re.Pattern[str] | None = None
-    """Only lines in which it is found."""
+    """Only lines that contain a match."""
     since_s: float | None = None
     until_s: float | None = None
-    """Wall-clock seconds of this machine; both ends are exact to about 0.01 s."""
+    """Wall-clock seconds of this machine; both limits are exact to about 0.01 s."""
     follow: bool = False
 
 
@@ -36,13 +36,13 @@ def read_log(query: FileLogQuery, has_ended: Callable[[], bool], *also: Path) ->
     r"""Lines as they come.
 
     Args:
-        query: which.
-        has_ended: whether the app has ended and its logs are complete; asked only when there is nothing to read.
-        also: folders in which something changes when the app ends.
+        query: which lines.
+        has_ended: whether the app has ended and its logs are complete; called only when there is nothing to read.
+        also: folders in which a file changes when the app ends.
 
     Returns:
         Lines with their newline. A last line without one comes as it is, and so does a progress bar (text with a
-        carriage return) as often as it is drawn; bytes that are not UTF-8 come as U+FFFD.
+        carriage return) each time it is drawn; bytes that are not UTF-8 come as U+FFFD.
     """
     for line in _read_lines(query, has_ended, also):
         text = line.decode(errors="replace")
@@ -58,7 +58,7 @@ def _read_lines(query: FileLogQuery, has_ended: Callable[[], bool], also: tuple[
             data = _read_until(log, query)
             if data:
                 partial += data
-                yield from _cut_lines(partial, len(partial) - len(data))
+                yield from _split_lines(partial, len(partial) - len(data))
                 last_read_s = time.monotonic()
                 continue
             if not notice and (notice := read_notice(query.folder)):
@@ -69,14 +69,14 @@ def _read_lines(query: FileLogQuery, has_ended: Callable[[], bool], also: tuple[
                 partial.clear()
             if complete:
                 return
-            # Asked before the last read, so that what was written up to the end is read.
+            # Checked before the last read, so that all output up to the end is read.
             complete = not query.follow or has_ended() or _is_past(query)
             if not complete:
                 watch.wait(PARTIAL_S if partial else MAX_WAIT_S)
 
 
-def _cut_lines(partial: bytearray, searched: int) -> list[bytes]:
-    """Take the whole lines out of `partial`; its first `searched` bytes are known to have no newline."""
+def _split_lines(partial: bytearray, searched: int) -> list[bytes]:
+    """Remove and return the complete lines of `partial`; its first `searched` bytes contain no newline."""
     cut = partial.rfind(b"\n", searched) + 1
     if not cut:
         return []
@@ -109,7 +109,7 @@ def _is_past(query: FileLogQuery) -> bool:
 
 
 def _find_offset(query: FileLogQuery, matches: Callable[[float], bool]) -> int | None:
-    """Where the first part begins that was written at such a time."""
+    """The offset of the first part whose time of writing matches."""
     try:
         content = times_path(query.folder, query.stream).read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What local_cwd will run: built from the AppDef and options, without touching anything. The dry run prints it."""
+"""Builds what local_cwd will run from the AppDef and options, without side effects. The dry run prints it."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_
 from muster.schedulers.supervision.state import SupervisedRole
 
 RANK0_HOST = "127.0.0.1"
-"""All replicas are here. Not `localhost`: that may resolve to ::1 first, or not at all."""
+"""All replicas are on this machine. Not `localhost`: that may resolve to ::1 first, or not at all."""
 
 ERROR_FILE = "error.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Facts about this machine and the caller that a request depends on."""
+    """Facts about this machine and the caller on which a request depends."""
 
     cwd: str
     path: str
@@ -32,11 +32,11 @@ class Host:
     python: str
     """Interpreter for agents."""
     has_muster: bool
-    """Whether that interpreter finds this muster by itself."""
+    """Whether that interpreter finds this version of muster."""
     sets_unbuffered: bool = True
-    """Whether PYTHONUNBUFFERED must be set: the caller has not."""
+    """Whether the request sets PYTHONUNBUFFERED: the caller has not set it."""
     devices: tuple[str, ...] = ()
-    """GPUs the caller may use; only looked up when they are to be divided."""
+    """GPUs the caller may use; only listed if they are to be divided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class LocalRequest:
     replicas: Mapping[str, tuple[ReplicaLaunch, ...]]
     """By role, in order of index."""
     needs_bundle: bool
-    """The agents' interpreter has no muster (or another version): they run from a file in the app's folder."""
+    """The agents' interpreter has no muster, or another version: they run from a zip in the app's folder."""
     token: str = field(repr=False)
     description: Mapping[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
-        """For people and the dry run: no secrets."""
+        """The text of the dry run, without secrets."""
         content = asdict(self)
         del content["token"], content["description"]
         for launches in content["replicas"].values():
@@ -79,18 +79,18 @@ class LocalRequest:
 def build_request(
     app: AppDef, cfg: Mapping[str, Any], *, name: str, token: str, folder: str, host: Host
 ) -> LocalRequest:
-    """Builds the request for an app. Pure; the AppDef stays as it is.
+    """Builds the request for an app. Pure; the AppDef is not changed.
 
     Args:
-        app: what to run; images, mounts and resources (but GPUs) mean nothing here.
+        app: what to run; images, mounts and resources other than GPUs are ignored.
         cfg: resolved options.
         name: the app's id.
         token: the app's secret; the driver derives a token from it for each agent role.
-        folder: absolute path of the app's folder-to-be.
+        folder: absolute path of the app's future folder.
         host: see `Host`.
 
     Raises:
-        SchedulerError: something that cannot be run; one line.
+        SchedulerError: a part of the app cannot be run; one line.
     """
     check_roles(app)
     devices: Mapping[str, list[str]] = {}
@@ -153,7 +153,7 @@ def _build_launch(
 
 
 def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
-    # A bare name is whatever Python the caller means; a path is exactly that one.
+    # A bare name means the Python of the caller's environment; a path means exactly that interpreter.
     python = role.entrypoint if "/" in role.entrypoint else host.python
     bundle_dir = os.path.join(folder, STATE_DIR_NAME)
     args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else rewrite_agent_args(role.args, bundle_dir)

@@ -1,6 +1,6 @@
-"""What commands do with an app: submit it, read_app at it, ask for its end, delete it. Any process, any shell.
+"""What commands do with an app: submit it, read its state, request its end, delete it. Any process, any shell.
 
-A command that finds the supervisor of a running app dead starts it again, whatever else it came for.
+A command that finds the supervisor of a running app dead starts it again, whatever its own purpose.
 """
 
 import logging
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 
 
 class SupervisorError(RuntimeError):
-    """A supervisor could not be started, or did not do in time what it was asked; one line."""
+    """A supervisor could not be started, or did not carry out a request in time; one line."""
 
 
 def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | None = None) -> None:
-    """Make the app's folder, start its supervisor, wait until that has started all replicas.
+    """Create the app's folder, start its supervisor, wait until it has started all replicas.
 
     Args:
         spec: what to run.
-        registry: where it will be found.
-        files: name -> content, put beside the state before the supervisor starts; its driver's own.
+        registry: where later commands find the app.
+        files: name -> content of the driver's own files, written beside the state before the supervisor starts.
 
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
-        FileExistsError: there is such an app already.
+        FileExistsError: the app exists already.
     """
     folder = AppFolder(spec.folder)
     folder.create(spec)
@@ -66,13 +66,13 @@ def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:
 
 
 def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
-    """Start the supervisor of an app and wait until it has started what was to start. One that lives is kept.
+    """Start the supervisor of an app and wait until it has started the replicas. A running one is kept.
 
     Raises:
-        SupervisorError: it ended before that; the message has its last words.
+        SupervisorError: it ended before that; the message has the last line of its log.
     """
     ready_read, ready_write = os.pipe()
-    # `-m` and `-c` put the working directory in front, where a user's selectors.py would shadow the standard library's.
+    # `-m` and `-c` put the working directory first, where a user's selectors.py would shadow the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "from muster.schedulers.supervision import supervisor\n"
@@ -106,11 +106,11 @@ def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
     except OSError:
         text = ""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
 def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
-    """An app as it stands; starts its supervisor again when that has died.
+    """An app and its current state; starts its supervisor again if that has died.
 
     Raises:
         FileNotFoundError: no app here.
@@ -142,22 +142,22 @@ def _is_orphan(record: AppRecord) -> bool:
     return record.supervisor is None or not record.supervisor.is_alive()
 
 
-def request_stop(folder: AppFolder, word: str = "cancel") -> None:
-    """Ask the supervisor for the app's end; returns at once.
+def request_stop(folder: AppFolder, request: str = "cancel") -> None:
+    """Ask the supervisor to end the app; returns at once.
 
     Args:
         folder: the app's.
-        word: "cancel" (politely, one grace period) or "kill".
+        request: "cancel" (politely, one grace period) or "kill".
     """
-    folder.write_request(word)
-    if not folder.send_request(word):
+    folder.write_request(request)
+    if not folder.send_request(request):
         read_app(folder)
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
-    """Wait until an app has ended; False when the time is ended before.
+    """Wait until an app has ended; False when the limit expires first.
 
-    A supervisor that dies meanwhile is started again, so that the end comes about.
+    A supervisor that dies meanwhile is started again, so that the app does end.
     """
     deadline_s = time.monotonic() + limit_s
     while True:
@@ -168,7 +168,7 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
         if left_s <= 0:
             return False
         if record.machine.host != Machine.here().host:
-            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # nothing tells us what another machine writes
+            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
         elif record.supervisor is None or not record.supervisor.is_alive():
             read_app(folder)
         else:
@@ -176,7 +176,7 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
 
 
 def _wait_process(pid: int, limit_s: float) -> bool:
-    """Wait for a process that need not be our child; False when there is none (any more)."""
+    """Wait for the end of a process that need not be our child; False when there is none (any more)."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -194,11 +194,11 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
     """Stop apps politely and wait for their ends; an interrupt meanwhile kills them.
 
     Args:
-        folders: of the apps; what has ended or been deleted is fine.
-        flush_s: what an end may take beyond the grace period.
+        folders: of the apps; apps that have ended or been deleted are skipped.
+        flush_s: the time an end may take beyond the grace period.
 
     Raises:
-        KeyboardInterrupt: after the kill, unless an earlier one is on its way out of the program already.
+        KeyboardInterrupt: after the kill, unless an earlier one is ending the program already.
     """
     left = [folder for folder in folders if folder.spec_file.exists() and not has_ended(folder.read_record())]
     try:
@@ -217,7 +217,7 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
 
 
 class EndCheck:
-    """Whether an app has ended; reads its state only when that has changed, or when its supervisor may have died."""
+    """Whether an app has ended; reads its state only when it has changed, or when its supervisor may have died."""
 
     def __init__(self, folder: AppFolder) -> None:
         self._folder = folder
@@ -226,7 +226,7 @@ class EndCheck:
         self._supervisor: ProcessId | None = None
 
     def __call__(self) -> bool:
-        """True once it has ended, its logs complete; and when it has been deleted."""
+        """True once the app has ended with complete logs, or has been deleted."""
         try:
             changed_ns = self._folder.state_file.stat().st_mtime_ns
         except FileNotFoundError:
@@ -257,7 +257,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
     try:
         ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s
     except StateError:
-        ended, grace_s = True, 0.0  # nothing of ours can run it any more
+        ended, grace_s = True, 0.0  # no supervisor of this version can run it any more
     if not ended:
         request_stop(folder, "cancel")
         if not wait_ended(folder, limit_s=grace_s + 30.0):

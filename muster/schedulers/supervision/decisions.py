@@ -1,11 +1,12 @@
-"""What a supervisor does about its app of replicas: pure functions from state and event to new state and actions.
+"""Decides what a supervisor does with the replicas of its app: pure functions from state and event to new state and
+actions.
 
-Two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are final, 69
-and a death by signal (143 among them: preempted) are lost replicas, started again one by one, at most `max_retries`
-per role, because the agents of the others carry on meanwhile. Any other role keeps TorchX's meaning: every failure
-may be tried again `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
-restarting. Without retries left, the app goes on as long as `min_replicas` of the role run or have succeeded; else what
-still runs is stopped and the app has failed: no half-dead gangs.
+There are two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are
+final, 69 and an end by signal (143 among them: preempted) are lost replicas, which are started again one by one, at
+most `max_retries` per role, because the agents of the others keep running meanwhile. Any other role keeps TorchX's
+meaning: every failure may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the
+whole app starts again. Without retries left, the app goes on as long as `min_replicas` of the role run or have
+succeeded; else the supervisor stops what still runs and the app has failed: a part of an app never runs on alone.
 """
 
 import signal
@@ -39,19 +40,19 @@ Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
 Plan: TypeAlias = Sequence[SupervisedRole]
 
 LINGER_S: Final = 5.0
-"""When an agent says that its job has failed for good, the others know, and end at the same moment: one of them prints
-the report. A stop in between would cut it short, so they get this long before they are stopped."""
+"""When an agent reports that its job has failed for good, the others know it and end at the same time: one of them
+prints the report. An immediate stop could truncate the report, so they get this long before they are stopped."""
 
 
 def build_state(plan: Plan) -> SupervisedApp:
-    """An app of which nothing has been started."""
+    """The state of an app before any replica has been started."""
     return SupervisedApp(
         replicas={ReplicaId(role.name, index): ReplicaState() for role in plan for index in range(role.replicas)}
     )
 
 
 def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
-    """What follows from an event.
+    """Decide what follows from an event.
 
     Args:
         plan: the app's roles, in order.
@@ -59,7 +60,7 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
         event: what happened.
 
     Returns:
-        The new state, and actions to carry out in order. Events about what is over already change nothing.
+        The new state, and actions to carry out in order. Outdated events change nothing.
     """
     if state.phase is AppPhase.ENDED:
         return state, ()
@@ -114,7 +115,7 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
 def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> Decision:
     what = f"{event.replica} {describe_end(event.exit_code)}" + (f" ({event.reason})" if event.reason else "")
     if event.final and event.exit_code is None:
-        what = f"{event.replica} {event.reason}"  # there was nothing to end
+        what = f"{event.replica} {event.reason}"  # it was never started
     if event.final or _is_final(role, event.exit_code):
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         reason = _explain_final(what, role, event)
@@ -139,7 +140,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
 
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
-    """Whether starting the replica again is no use. An agent exits with 69, dies by a signal, or is done for good."""
+    """Whether starting the replica again is useless: for an agent, unless it exited with 69 or a signal ended it."""
     if not role.is_agent or exit_code is None:
         return False
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
@@ -152,7 +153,7 @@ def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
         int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",
         int(ExitCode.USAGE): "its command line is wrong; see its log",
     }
-    return f"{what}: {meaning.get(event.exit_code or 0, 'not a code that allows another try')}"
+    return f"{what}: {meaning.get(event.exit_code or 0, 'this exit code is not retried')}"
 
 
 def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> Decision:
@@ -171,7 +172,7 @@ def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> De
 
 
 def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, linger: bool = False) -> Decision:
-    """Stop everything, at once or after lingering; what was not running yet never will."""
+    """Stop everything, at once or after lingering; replicas that wait are never started."""
     replicas = {
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
         for each, known in state.replicas.items()
@@ -212,7 +213,7 @@ def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision
 
 
 def _advance(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:
-    """See whether what was being waited for has come about."""
+    """Change the phase if the replicas that it waits for have ended."""
     if state.phase is AppPhase.ENDING and not state.running():
         assert state.outcome is not None  # noqa: S101  # set together with the phase
         ended = replace(state, phase=AppPhase.ENDED)
@@ -256,7 +257,7 @@ def _list_by_status(state: SupervisedApp, *statuses: ReplicaStatus) -> tuple[Rep
 
 
 def _count_good(state: SupervisedApp, role: str) -> int:
-    """Replicas of a role that run, are about to, or have succeeded."""
+    """Count the replicas of a role that run, are about to run, or have succeeded."""
     good = (ReplicaStatus.RUNNING, ReplicaStatus.WAITING, ReplicaStatus.SUCCEEDED)
     return sum(1 for each, known in state.replicas.items() if each.role == role and known.status in good)
 

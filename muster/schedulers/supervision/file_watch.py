@@ -1,7 +1,7 @@
-"""Being told of changed files, instead of looking at them again and again.
+"""Waits for changes of files without polling them.
 
-Source: inotify(7). Where the kernel gives no instance (a user has 128 by default) or files change on another host
-(network file systems tell nobody), `wait` still returns, after `MAX_WAIT_S`.
+Source: inotify(7). If the kernel gives no instance (a user has 128 by default), or files change on another host
+(network file systems send no notifications), `wait` still returns, after `MAX_WAIT_S`.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _IN_DELETE_SELF = 0x400
 
 MAX_WAIT_S = 1.0
 FALLBACK_POLL_S = 0.05
-"""How often to look where the kernel tells nothing."""
+"""The poll interval without an inotify instance."""
 
 
 @final

@@ -1,7 +1,7 @@
 """Builds every name that an adapter gives to an app, a role, a replica or an object on an engine.
 
 Names are DNS labels (RFC 1123, and beginning with a letter as RFC 1035 wants for services): lower-case letters,
-digits and hyphens, at most 63 characters. That is what Kubernetes asks of almost everything, Docker takes it for
+digits and hyphens, at most 63 characters. Kubernetes requires this for almost every name, Docker accepts it for
 containers, networks and host names, and it is a good folder name. A name that is too long keeps its beginning and gets
 a hash of the whole, so that equal names stay equal and different names differ.
 """

@@ -42,9 +42,7 @@ def test_missing_runtime_is_refused_before_anything_is_made(apps, app_of, client
         created = client.events(filters={"event": "create", "type": "container"}, decode=True)
         # an image that is nowhere: not even a pull is tried
         app = with_gpus(app_of("true", replicas=2, image="muster-test:none"), 1)
-        refuse(
-            apps, app, r"wants GPUs, but the engine has no NVIDIA runtime \(it has: .*runc.*NVIDIA Container Toolkit"
-        )
+        refuse(apps, app, r"needs GPUs, but the engine has no NVIDIA runtime \(it has .*runc.*NVIDIA Container Toolkit")
         client.containers.create(BARE, "true", name="muster-test-marker").remove()
         assert next(created)["Actor"]["Attributes"]["name"] == "muster-test-marker"  # the first since
         created.close()
@@ -67,7 +65,7 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
 
     first = apps.run(with_gpus(app_of(SAYS, image="tiny", replicas=2, max_retries=1), 1))
     assert [sees(first, replica) for replica in range(2)] == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]
-    says = r"wants 2 GPUs \(2\), this host has 3, 2 of them in use by other containers"
+    says = r"needs 2 GPUs \(2\), this host has 3, 2 of them in use by other containers"
     refuse(apps, with_gpus(app_of("true", image="tiny"), 2), says)
     second = apps.run(with_gpus(app_of(SAYS, image="tiny"), 1))
     assert sees(second) == ["GPU-cccc\n"]
@@ -82,7 +80,7 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
 
 def test_only_what_the_caller_may_see_is_given_out(apps_with_gpus, app_of, monkeypatch, wait_until):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    refuse(apps_with_gpus, with_gpus(app_of("true", image="tiny"), 3), r"wants 3 GPUs \(3\), this host has 2$")
+    refuse(apps_with_gpus, with_gpus(app_of("true", image="tiny"), 3), r"needs 3 GPUs \(3\), this host has 2$")
     app_id = apps_with_gpus.run(with_gpus(app_of(SAYS, image="tiny"), 1))
     assert wait_until(lambda: apps_with_gpus.logs(app_id), "output") == ["GPU-cccc\n"]
 

@@ -1,4 +1,4 @@
-"""From an AppDef to what will be asked of the engine: pure, offline, deterministic. This is the dry run."""
+"""Builds the request to the engine from an AppDef: pure, offline, deterministic. This is the dry run."""
 
 import fnmatch
 import hashlib
@@ -41,16 +41,16 @@ def build_request(
     adapter: str = "local_docker",
     environ: Mapping[str, str] | None = None,
 ) -> AppRequest:
-    """Say what will be asked of the engine.
+    """Build the request to the engine.
 
     Args:
         app: what to run; not changed.
         options: of `-cfg`.
         name: the app's id, unique on this engine.
         token: the app's secret; the agents of each role get a token derived from it.
-        user: who submits; later commands see only apps of their own user.
+        user: id of the submitting user; later commands see only apps of their own user.
         adapter: the scheduler's name, for reports.
-        environ: where `copy_env` copies from.
+        environ: the environment from which `copy_env` copies.
 
     Raises:
         SchedulerError: one line that names the role, the value and what is allowed.
@@ -86,7 +86,7 @@ def build_request(
 
 @dataclass(frozen=True, kw_only=True)
 class _Builder:
-    """What all containers of one app have in common while they are built."""
+    """Builds the containers of one app; its fields are common to all of them."""
 
     app: AppDef
     options: DockerOptions
@@ -95,14 +95,14 @@ class _Builder:
     adapter: str
     env: Mapping[str, str]
     labels: Mapping[str, str]
-    """Role name -> what it is called in names."""
+    """Role name -> its label in names."""
     args: Mapping[str, Sequence[str]]
-    """Role name -> its arguments, macros in them."""
+    """Role name -> its arguments, macros not yet substituted."""
 
     def build_container(self, role: Role, replica: int) -> ContainerRequest:
-        """One replica of one role."""
+        """The container of one replica of a role."""
         if not role.image:
-            raise SchedulerError(f"role {role.name!r} names no image; give one, such as --image pytorch/pytorch")
+            raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
         own = replace(role, args=list(self.args[role.name]))
         applied = apply_macros(own, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
@@ -163,7 +163,7 @@ class _Builder:
         return env
 
     def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
-        """Each role of agents is a gang of its own; everybody else meets at the first role, as TorchX has it."""
+        """Each agent role is a job with its own rank 0; for all other roles it is in the first role, as in TorchX."""
         if self.options.network == HOST_NETWORK:
             return "localhost"
         if runs_agent and role.name != self.app.roles[0].name:
@@ -189,13 +189,13 @@ def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def _choose_host_port(*words: str) -> int:
-    """Where a gang on the host's network would like to meet; at submission it claims the next port that is free."""
+    """The preferred rendezvous port on the host's network; the submission reserves the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
     return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]
 
 
 def _find_memory_limit(role: Role) -> int | None:
-    """The memory limit; None when nobody asked for one (`RoleKey.MEMORY_REQUEST_MB`)."""
+    """The memory limit in bytes; None if none was requested (`RoleKey.MEMORY_REQUEST_MB`)."""
     if RoleKey.MEMORY_REQUEST_MB in role.metadata or role.resource.memMB <= 0:
         return None
     return int(role.resource.memMB) << 20
@@ -221,7 +221,7 @@ def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
     unknown = sorted(set(role.resource.devices) - set(DEVICES))
     if unknown:
         raise SchedulerError(
-            f"role {role.name!r}: no device is called {unknown[0]!r}; known are {', '.join(sorted(DEVICES))}"
+            f"role {role.name!r}: unknown device {unknown[0]!r}; allowed are {', '.join(sorted(DEVICES))}"
         )
     mounts = [mount for mount in role.mounts if isinstance(mount, DeviceMount)]
     mounts += get_device_mounts(role.resource.devices)

@@ -1,4 +1,4 @@
-"""What TorchX calls: `local_docker` and `docker`."""
+"""TorchX's scheduler interface for `local_docker` and `docker`."""
 
 import hashlib
 import json
@@ -52,19 +52,19 @@ from muster.schedulers.supervision.state import SupervisedRole
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
-"""Both schedulers keep their apps in one place, so that either finds them."""
+"""Both schedulers register their apps in one place, so that either finds them."""
 
 _ROLE_AND_INDEX: Final = 30
-"""Room that names of containers and networks need behind the app's."""
+"""Characters that names of containers and networks need after the app's name."""
 
 _POLL_S: Final = 0.05
 _FLUSH_S: Final = 30.0
-"""What ending an app takes beyond its grace period: the engine is asked to remove things."""
+"""The time that ending an app takes beyond its grace period: the engine removes its objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What a dry run makes and `schedule` carries out."""
+    """The result of a dry run, which `schedule` carries out."""
 
     request: AppRequest
     roles: tuple[SupervisedRole, ...]
@@ -89,9 +89,9 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         self._attached: list[AppFolder] = []
 
     def close(self) -> None:
-        """End the apps that belong to this command, politely, and release the engine. Idempotent.
+        """Stop the apps that belong to this command politely, and release the engine. Idempotent.
 
-        TorchX calls this when its command line is interrupted. A second Ctrl-C, while this waits, kills.
+        TorchX calls this when its command line is interrupted. A second Ctrl-C during the call kills the apps.
         """
         hide_traceback()
         try:
@@ -107,7 +107,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         add_options(opts)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Pack the workspace; it is copied into the containers, or built into an image, when the app is submitted."""
+        """Pack the workspace; the submission copies it into the containers or builds it into an image."""
         try:
             content = build_workspace_bundle(get_workspace_path(workspace))
         except BundleError as error:
@@ -135,11 +135,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         return build_dryrun_info(submission, lambda made: str(made.request.show(mask_env)))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Carry out a dry run. All of it, or nothing.
+        """Submit the app of a dry run; if one step fails, nothing of it is left.
 
         Raises:
             EngineError: one line that says what the engine or the image lacks.
-            SchedulerError: there is such an app already.
+            SchedulerError: the app exists already.
         """
         submission: Submission = dryrun_info.request
         report_progress = _discard_progress if submission.quiet else _print_progress
@@ -159,15 +159,15 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         return request.app_id
 
     def _prepare(self, request: AppRequest, report_progress: Callable[[str], None]) -> AppRequest:
-        """Everything that can be found wrong before anything is made."""
+        """Check everything that can be checked before anything is created."""
         if self._registry().find(request.app_id) is not None:
-            raise SchedulerError(f"there is an app {request.app_id!r} already; give this one another name")
+            raise SchedulerError(f"app {request.app_id!r} exists already; give this one another name")
         creation.ensure_images(self._engine, request, report_progress)
         creation.build_images(self._engine, request, self._workspaces, report_progress)
         return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
 
     def _find_gpus(self, request: AppRequest) -> list[str]:
-        """Ids of the GPUs that the app may have; looked at before an image is pulled for nothing."""
+        """Ids of the GPUs that the app may use; checked before an image is pulled for nothing."""
         if not any(container.gpus for container in request.containers):
             return []
         devices.check_host(self._engine.host)
@@ -179,7 +179,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces))
         if missing:
-            raise SchedulerError(f"{missing[0]} was packed by another command; give the workspace again")
+            raise SchedulerError(f"another command packed {missing[0]}; give the workspace again")
         bundled = any(container.bundled for container in request.containers)
         return Payload(
             agent=build_agent_bundle() if bundled else b"", workspaces={key: self._workspaces[key] for key in keys}
@@ -200,10 +200,14 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         )
 
     def _wait_started(self, spec: AppSpec, request: AppRequest) -> None:
-        """Wait until every container was started once; when one could not be, take all back."""
+        """Wait until every container has been started once.
+
+        Raises:
+            EngineError: one could not be started.
+        """
         folder = AppFolder(spec.folder)
         _, record = client.read_app(folder)
-        # Two things end the wait, the engine's doing and the supervisor's, which has no other way to report_progress us.
+        # Both are polled: the engine for started containers, the app's record for a failed start.
         while not client.has_ended(record) and self._engine.has_created_containers(request.labels):
             time.sleep(_POLL_S)
             _, record = client.read_app(folder)  # starts the supervisor again when that has died
@@ -212,16 +216,16 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         raise EngineError(record.app.reason)
 
     def _roll_back(self, spec: AppSpec) -> None:
-        """A submission that failed, or was interrupted, after its supervisor began."""
+        """Remove a submission that failed, or was interrupted, after its supervisor started."""
         folder = AppFolder(spec.folder)
         client.request_stop(folder, "kill")
         client.wait_ended(folder, limit_s=_FLUSH_S)
         client.delete(folder, self._registry(), spec.app_id)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """See TorchX; an app of another user is not there."""
+        """See TorchX; None also for an app of another user."""
         folder = self._find_folder(app_id)
         with _translate_errors():
             if folder is None:
@@ -231,7 +235,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
-        """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""
+        """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         with _translate_errors():
             states = {app_id: self._read_state(app_id) for app_id in self._registry()}
             if self._engine.is_available():
@@ -245,7 +249,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         return AppState.UNKNOWN if response is None else response.state
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """See `PluginScheduler`. Output of all containers the replica had, in order."""
+        """See `PluginScheduler`. Output of all containers of the replica, in order."""
         query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,
@@ -286,7 +290,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             creation.remove_app(engine, {Label.APP: app_id, Label.USER: _build_user_id()})
 
     def _open_engine(self, folder: AppFolder | None) -> Engine:
-        """The engine an app runs on: this shell's DOCKER_HOST may be another's."""
+        """The engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
         return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
 
@@ -299,7 +303,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
 
 def read_error(folder: Path) -> str | None:
-    """The app's error.json as one line, when its agents left one."""
+    """The app's error.json as one line; None if there is none."""
     try:
         return json.dumps(json.loads((folder / LogNames.ERROR).read_text()))
     except (OSError, ValueError):
@@ -307,7 +311,7 @@ def read_error(folder: Path) -> str | None:
 
 
 def _build_user_id() -> str:
-    """Who submits: user ids mean something on one machine only, and an engine may serve several."""
+    """The submitting user: a user id has a meaning on one machine only, and an engine may serve several machines."""
     return f"{os.geteuid()}@{socket.gethostname()}"
 
 
@@ -321,13 +325,13 @@ def _discard_progress(line: str) -> None:  # noqa: ARG001
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Make our own faults what TorchX prints as one line."""
+    """Turn our own errors into those that TorchX prints as one line."""
     try:
         yield
     except (DockerError, client.SupervisorError) as error:
         raise EngineError(str(error)) from error
     except FileExistsError as error:
-        raise SchedulerError(f"there is an app of this name already: {error.filename}") from error
+        raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
 
 
 def _translate_each(lines: Iterator[str]) -> Iterator[str]:

@@ -1,13 +1,13 @@
 """Writes a replica's output to three files: stdout, stderr, and both in the order in which they were written.
 
-How the order is known: each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write
-to the same stream blocks until the first was read, so at any time at most one write of each stream is pending, and the
-kernel tells which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
-ordinary pipes, for 40 to 55 microseconds per write. A stream that floods gets a large pipe until it calms down: then
-the writer no longer has_partial_line for us, and order is kept by batches.
+The order: each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write to the same
+stream blocks until the first was read, so at any time at most one write of each stream is pending, and the kernel
+reports which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
+ordinary pipes, for 40 to 55 microseconds per write. A stream with very many writes gets a large pipe until the rate
+falls: then the writer does not wait for us, and the order is that of batches.
 
-A pipe cuts a write that is longer than a packet, and the other stream's writes come in between. In the file of both,
-the beginning of a line that was cut so has_partial_line for its end.
+A pipe splits a write that is longer than a packet, and the other stream's writes come in between. The combined file
+gets the beginning of such a line only together with its end.
 
 Source: pipe(7), fcntl(2) F_SETPIPE_SZ, epoll(7).
 """
@@ -30,7 +30,7 @@ TIMES_RECORD: Final = struct.Struct("<dQ")
 
 _ONE_PACKET_BYTES: Final = 4096
 _CUT_LIMIT_S: Final = 2.0
-"""How long the beginning of a line that the pipe split waits for the rest: it comes at once if the writer gets a core."""
+"""How long the beginning of a line that the pipe split waits for the rest, which comes at once if the writer runs."""
 
 _CUT_LIMIT_BYTES: Final = 16 << 20
 _FLOOD_BYTES: Final = 1 << 20

@@ -165,8 +165,7 @@ def _listen() -> socket.socket:
 
 
 def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
-    """The command that runs `command` under the guard. As in `client.start_supervisor`, no imports from the working
-    directory."""
+    """Build the command that runs `command` under the guard, without imports from the working directory."""
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "from muster._guard import main\n"

@@ -1,7 +1,7 @@
 """Starts one process for a replica, so that it ends with the supervisor.
 
 `subprocess` does not fit for two reasons: it collects the child's status itself, while the supervisor must also reap
-orphans that it did not start, with `waitpid(-1)`; and code that it runs between fork and exec cannot report what failed.
+orphans that it did not start, with `waitpid(-1)`; and code that runs between fork and exec cannot report what failed.
 """
 
 import os

@@ -223,7 +223,7 @@ class Readers:
         self._active = 0
 
     def count_reader(self, lines: Iterator[str]) -> Iterator[str]:
-        """Yields the same lines; counts a reader from the first line until the last, or until the iterator is closed."""
+        """Yields the same lines; counts a reader from the first line until the last or the iterator's close."""
         with self._changed:
             self._active += 1
         try:

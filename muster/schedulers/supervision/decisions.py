@@ -1,5 +1,4 @@
-"""Decides what a supervisor does with the replicas of its app: pure functions from state and event to new state and
-actions.
+"""Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
 There are two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are
 final, 69 and an end by signal (143 among them: preempted) are lost replicas, which are started again one by one, at

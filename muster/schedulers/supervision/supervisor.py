@@ -3,7 +3,7 @@
 It leads a session of its own (the terminal's Ctrl-C is for the command line), is a subreaper, watches the command that
 submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills its remaining
 descendants at its end. If it is killed itself, the replicas of local_cwd end with it; a later command starts it again,
-and replicas that have gone count as lost.
+and replicas that no longer run count as lost.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class Supervisor:
         changed = app != self._record.app
         self._record = replace(self._record, app=app)
         # Recorded before acting: if this process dies in between, the next supervisor finds a replica recorded as
-        # running that is gone, never one that runs unrecorded. The end is recorded last: after it the logs are complete.
+        # running that is gone, never one that runs unrecorded. The end is recorded last: then the logs are complete.
         if changed and not self.ended:
             self._save()
         for action in decided:

@@ -126,7 +126,7 @@ def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine
     driver.start(REPLICA, 1)
     engine.end(3)
     assert next_end(event_queue).exit_code == 3
-    assert capfd.readouterr().err.count("looking again: cannot ask: 500") == 2
+    assert capfd.readouterr().err.count("retrying: cannot ask: 500") == 2
 
 
 def test_end_is_told_when_what_it_left_cannot_be_read(driver, engine, event_queue):

@@ -9,7 +9,13 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 
 from muster._contract import Env, RoleKey
 from muster.schedulers.docker import spec
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body, container_name, parse_user
+from muster.schedulers.docker.container_body import (
+    EngineFacts,
+    ImageFacts,
+    build_body,
+    build_container_name,
+    parse_user,
+)
 from muster.schedulers.docker.options import add_options, parse_options
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
@@ -213,19 +219,19 @@ def test_every_container_is_labelled_and_named_apart():
     labels = body_of(request, 1, incarnation=2)["Labels"]
     assert labels[spec.Label.APP] == "job-x"
     assert (labels[spec.Label.REPLICA], labels[spec.Label.INCARNATION]) == ("1", "2")
-    names = {container_name(each, number) for each in request.containers for number in range(2)}
+    names = {build_container_name(each, number) for each in request.containers for number in range(2)}
     assert names == {"job-x-train-0", "job-x-train-0-r1", "job-x-train-1", "job-x-train-1-r1"}
 
 
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"image": ""}, "'train' names no image"),
+        ({"image": ""}, "'train' has no image"),
         ({"num_replicas": 0}, "num_replicas"),
         ({"min_replicas": 3}, "min_replicas"),
         ({"mounts": [BindMount(src_path="rel", dst_path="/b")]}, "'rel' needs an absolute path"),
         ({"mounts": ["nonsense"]}, "'nonsense' is not a bind mount"),
-        ({"resource": Resource(cpu=1, gpu=0, memMB=1, devices={"x/y": 1})}, "no device is called 'x/y'"),
+        ({"resource": Resource(cpu=1, gpu=0, memMB=1, devices={"x/y": 1})}, "unknown device 'x/y'"),
     ],
 )
 def test_impossible_roles_are_refused_in_one_line(how, says):

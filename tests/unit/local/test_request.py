@@ -157,7 +157,7 @@ def test_interpreters(tmp_path):
     assert find_interpreter({"VIRTUAL_ENV": ""}, "/own") == "/own"
     assert find_interpreter(conda, "/own") == str(tmp_path / "conda/bin/python")
     assert find_interpreter(venv | conda, "/own") == str(tmp_path / "venv/bin/python3")
-    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; leave that environment or unset"):
+    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; correct or unset"):
         find_interpreter({"VIRTUAL_ENV": "/gone"}, "/own")
 
 

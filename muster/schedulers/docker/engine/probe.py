@@ -1,4 +1,4 @@
-"""A throw-away container: what a command says in a role's own image, with the role's own environment and mounts."""
+"""Runs a command in a temporary container with a role's own image, environment and mounts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,24 +21,24 @@ def build_probe_body(
     engine: EngineFacts,
     network: str = "none",
 ) -> dict[str, Any]:
-    """The body of `POST /containers/create` for a container like a replica's, to be run once and removed."""
-    # Nothing is on the agent's volume yet, and devices cost time.
+    """The body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
+    # The agent's volume is still empty, and devices take time.
     like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
     body = build_body(replace(app, network=network), like, incarnation=0, image=image, engine=engine)
     body.pop("NetworkingConfig", None)
-    body["Labels"] = dict(app.labels)  # no replica's
+    body["Labels"] = dict(app.labels)  # without a replica's
     return body
 
 
 def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, str]:
-    """Run it to its end, within a minute, and remove it.
+    """Run a container to its end, for at most a minute, and remove it.
 
     Returns:
-        Its exit code and all it output.
+        Its exit code and its output.
 
     Raises:
         CannotStart: the engine could not run the command.
-        DockerError: anything else went wrong with the engine.
+        DockerError: another error of the engine.
     """
     created = engine.create_container(name, body)
     try:

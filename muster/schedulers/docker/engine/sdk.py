@@ -1,4 +1,4 @@
-"""Docker's SDK: the only module that imports it, and the one boundary for its errors."""
+"""The only module that imports Docker's SDK; it translates the SDK's errors."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from muster.schedulers.docker.engine.errors import (
 )
 
 ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
-"""Where the engine is, and how to talk to it."""
+"""They say where the engine is and how to connect to it."""
 
 DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 
@@ -24,7 +24,7 @@ _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 
 
 def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment, what says where the engine is."""
+    """The variables of an environment that say where the engine is."""
     return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
 
 
@@ -36,7 +36,7 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
         timeout_s: longest wait for one answer.
 
     Raises:
-        DockerError: the SDK is not installed, or the address is none.
+        DockerError: the SDK is not installed, or the address is invalid.
     """
     try:
         import docker
@@ -48,7 +48,7 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
 
 @contextmanager
 def close_at_end(stream: Any) -> Iterator[None]:
-    """The SDK's own `close` leaves the descriptor open until the collector comes by."""
+    """Close a stream at once: the SDK's own `close` leaves the descriptor open until garbage collection."""
     try:
         yield
     finally:
@@ -58,11 +58,11 @@ def close_at_end(stream: Any) -> Iterator[None]:
 
 
 def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Frames of a container's message with the number of their stream, which the SDK's own iteration drops.
+    """Frames of a container's output with the number of their stream, which the SDK's own iteration drops.
 
     Args:
         api: the SDK's low-level client.
-        stream: what its `logs(..., stream=True)` returned, not read from yet.
+        stream: what its `logs(..., stream=True)` returned; nothing must have been read from it.
 
     Source: Docker's Engine API, "Attach to a container", stream format.
     """
@@ -87,7 +87,7 @@ def translate_errors(what: str, host: str) -> Iterator[None]:
         raise _error_class(error.status_code, message)(f"cannot {what}: {message}") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
-    except docker.errors.DockerException as error:  # what the SDK makes of a first connection that fails
+    except docker.errors.DockerException as error:  # the SDK raises this when the first connection fails
         raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
 
 
@@ -98,7 +98,7 @@ def _error_class(status: int | None, message: str) -> type[DockerError]:
 
 
 def _root_cause(error: BaseException) -> str:
-    """What the system message, without the layers that were wrapped around it."""
+    """The system's message, without the exceptions that wrap it."""
     layer: BaseException | None = error
     while layer is not None:
         if isinstance(layer, OSError) and layer.strerror:

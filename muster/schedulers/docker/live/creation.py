@@ -1,6 +1,6 @@
-"""Makes an app's things on the engine: network, volumes, containers with the agent and the user's code in them.
+"""Creates an app's objects on the engine: network, volumes, containers with the agent and the user's code in them.
 
-The submitting command makes all of an app at once, and all of it is undone when one thing fails; the supervisor makes
+The submitting command creates all of an app at once and removes all of it if one step fails; the supervisor creates
 single containers again later.
 """
 
@@ -72,7 +72,7 @@ class Creator:
             folder = bodies.choose_working_dir(container, image)
             uid, gid = self._find_owner(created, image)
             if folder == bodies.WORKSPACE_DIR and not container.read_only:
-                # The engine made it, as root's; a folder of the image keeps the owner the image gave it.
+                # The engine created it, owned by root; a folder of the image keeps the owner from the image.
                 self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid))
             self._engine.copy_in(created, folder, bodies.set_owner(workspace, uid, gid))
 
@@ -102,17 +102,17 @@ def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence
     """Create the network, volumes and all containers of an app; start none.
 
     Args:
-        engine: where.
-        app: what was asked for.
-        payload: what goes into the containers.
-        gpus: what `claims.check_gpus` found free.
+        engine: the one that will run the app.
+        app: what was requested.
+        payload: what is copied into the containers.
+        gpus: what `reservations.check_gpus` found free.
 
     Returns:
-        The request as it was carried out: with its GPUs and ports named, and on the shared network when there was no
-        address pool for another.
+        The request as it was carried out: with the ids of its GPUs and its ports, and on the shared network if there
+        was no address pool for another.
 
     Raises:
-        DockerError: one line; nothing that was made for the app is left, and nothing else was touched.
+        DockerError: one line; nothing that was created for the app is left.
     """
     with ExitStack() as undo:
         app = reservations.reserve_gpus(engine, app, gpus, undo)
@@ -135,13 +135,13 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
     if not app.owns_network:
         if app.network != HOST_NETWORK and not engine.has_network(app.network):
             raise DockerError(
-                f"network {app.network!r} does not exist; make it with: docker network create {app.network}"
+                f"network {app.network!r} does not exist; create it with: docker network create {app.network}"
             )
         return app
     try:
         engine.create_network(app.network, app.labels)
     except NoAddressPool:
-        # About 31 networks fit the engine's default pools. One shared network serves any number of apps.
+        # About 31 networks fit into the engine's default pools. One shared network serves any number of apps.
         _ensure_shared_network(engine)
         return share_network(app)
     except Conflict as error:
@@ -151,7 +151,7 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
 
 
 def _ensure_shared_network(engine: Engine) -> None:
-    """Two submissions may do this at once; the loser finds it made."""
+    """Create the shared network if it does not exist; two submissions may do this at once."""
     if engine.has_network(SHARED_NETWORK):
         return
     try:
@@ -166,7 +166,7 @@ def _ensure_shared_network(engine: Engine) -> None:
 
 
 def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload, undo: ExitStack) -> None:
-    """Copying into a volume needs a container that has it writable; this one never runs."""
+    """Copy the agent onto its volume through a container that mounts it writable and never runs."""
     name = bodies.build_agent_volume_name(app)
     engine.create_volume(name, app.labels)
     undo.callback(engine.remove_volume, name)
@@ -180,10 +180,10 @@ def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload, undo: 
 
 
 def ensure_images(engine: Engine, app: AppRequest, report_progress: Callable[[str], None]) -> None:
-    """See to it that the engine has every image, by the `pull` option.
+    """Ensure that the engine has every image, by the `pull` option.
 
     Raises:
-        DockerError: an image is neither there nor can be pulled; names it.
+        DockerError: an image is missing and cannot be pulled; the message names it.
     """
     for image in dict.fromkeys(container.base_image or container.image for container in app.containers):
         if image.startswith("sha256:") or app.pull == "never":
@@ -198,10 +198,10 @@ def build_images(
 ) -> None:
     """Build the images that hold a workspace, for `image_repo`.
 
-    The workspace's own `Dockerfile.torchx` says how, with the build arguments IMAGE and WORKSPACE that TorchX gives.
+    The workspace's own `Dockerfile.torchx` is used, with TorchX's build arguments IMAGE and WORKSPACE.
 
     Raises:
-        DockerError: the build failed; the last of what it said.
+        DockerError: the build failed; its last message.
     """
     wanted = {container.image: container for container in app.containers if container.base_image is not None}
     for name, container in wanted.items():
@@ -226,15 +226,15 @@ def _has_image(engine: Engine, image: str) -> bool:
 
 def _require_image(engine: Engine, image: str) -> None:
     if not _has_image(engine, image):
-        raise DockerError(f"the engine has no image {image!r}, and pull=never forbids to fetch it")
+        raise DockerError(f"the engine has no image {image!r}, and pull=never does not allow pulling it")
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:
     """Remove everything that carries an app's labels: containers, then network, volumes and images.
 
     Args:
-        engine: where.
-        labels: `AppRequest.labels`; nothing without both of them is touched.
+        engine: the one that has the app.
+        labels: `AppRequest.labels`; objects without both of them are not touched.
     """
     with ThreadPoolExecutor(_REMOVERS) as pool:
         list(pool.map(engine.remove_container, engine.list_container_ids(labels)))

@@ -1,4 +1,4 @@
-"""What a container that has ended left behind, asked of the engine."""
+"""Explains from a container's files and output why it ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,18 @@ class ContainerExit:
     """Why a container ended."""
 
     reason: str
-    """One clause for people; empty when the exit code says all."""
+    """One clause to print; empty when the exit code says everything."""
     final: bool = False
-    """Starting it again is no use."""
+    """Starting it again is useless."""
 
 
 class ExitEvidence:
-    """Explains ends.
+    """Explains why containers ended.
 
     Args:
-        engine: which has the containers.
-        error_file: gets the error file of the first agent that left one, where `describe` finds it.
-        has_init: a tiny init runs the commands, and speaks for those that are not there.
+        engine: the one with the containers.
+        error_file: `describe` reads it; gets the error file of the first agent that left one.
+        has_init: a tiny init runs the commands and reports those that do not exist.
     """
 
     def __init__(self, engine: Engine, error_file: Path, *, has_init: bool) -> None:
@@ -40,7 +40,7 @@ class ExitEvidence:
         self._has_init = has_init
 
     def explain(self, facts: ContainerFacts, request: ContainerRequest) -> ContainerExit:
-        """Why this container, which has ended, did so."""
+        """Why this container ended."""
         missing = self._find_missing_command(facts, request)
         if missing:
             return ContainerExit(reason=missing, final=True)
@@ -48,7 +48,7 @@ class ExitEvidence:
         return ContainerExit(reason=describe_state(facts, message))
 
     def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
-        """The init, not the engine, says that there is no such command; empty when that is not what happened."""
+        """The reason if the init reported that the command does not exist, else empty."""
         if facts.exit_code not in (_CANNOT_EXECUTE, _COULD_NOT_START) or not self._has_init:
             return ""
         output = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
@@ -66,7 +66,7 @@ class ExitEvidence:
         return self._copy_out(facts, REPORT_FILE)
 
     def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
-        """A container's end must be told even if what it left cannot be had (someone removed it just now)."""
+        """A file of the container; None if it is not available: the end must be reported in any case."""
         try:
             return self._engine.copy_out(facts.id, path, MESSAGE_LIMIT_BYTES)
         except EngineUnavailable:

@@ -1,4 +1,4 @@
-"""A replica's output, line by line, across the containers it had one after the other."""
+"""Reads a replica's output, line by line, through all its containers in order."""
 
 import codecs
 from collections.abc import Callable, Iterator
@@ -11,15 +11,15 @@ from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 
 POLL_S: Final = 0.1
-"""Between two looks for the next container, or for an engine that went away; output itself is pushed."""
+"""Between two checks for the next container, or for an engine that stopped; output itself is pushed."""
 
 OVERLAP_S: Final = 2.0
-"""How far before the last record reading goes on after a break: a stream's record may come that much after its date."""
+"""After a break, reading resumes this long before the last record: a record may come that much after its date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLogQuery:
-    """Which part of which output."""
+    """Selects a part of a replica's output."""
 
     labels: dict[str, str | None]
     """Of the replica's containers."""
@@ -34,10 +34,10 @@ class LogReader:
     """Reads one replica's output once.
 
     Args:
-        engine: where.
-        query: what.
+        engine: the one that has the containers.
+        query: what to read.
         wait: sleeps for some seconds.
-        has_ended: whether the app has ended, so that no further container will come; None: do not follow.
+        has_ended: whether the app has ended, so that there is no further container; None: do not follow.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class LogReader:
             yield from self._follow(container)
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
-        """Until the container has ended, through restarts of the engine; each record once."""
+        """Yields each record once, until the container has ended, through restarts of the engine."""
         positions = _Positions()
         while True:
-            # Looked at before reading: what is read after the end is all of it. One that was only created ends at once.
+            # Checked before reading: what is read after the end is complete. One that was only created ends at once.
             ended = self._has_ended(container)
             since_s = positions.rewind(self._query.since_s)
             try:
@@ -126,17 +126,17 @@ class LogReader:
 
 
 class _Positions:
-    """How far a followed log was read, so that what is read again after a break is passed ended.
+    """How far a followed log was read, so that records that are read again after a break are skipped.
 
     The engine dates stdout and stderr separately, so records of the two do not come in the order of their dates; those
-    of one stream do. Hence a position for each stream, and nothing is passed ended in a first reading.
+    of one stream do. Hence a position for each stream, and nothing is skipped in a first reading.
     """
 
     def __init__(self) -> None:
         self._positions: dict[int, _Position] = {}
 
     def rewind(self, since_s: float | None) -> float | None:
-        """From where to read on, in seconds since the epoch; what was handed out before is expected again.
+        """Where to resume reading, in seconds since the epoch; earlier records are expected again.
 
         Args:
             since_s: where the first reading began.
@@ -149,25 +149,25 @@ class _Positions:
         return max(since_s or 0.0, parse_time(latest) - OVERLAP_S)
 
     def accept_frame(self, stream: int, frame: bytes) -> bytes | None:
-        """A frame's record without its date; None when it was handed out before."""
+        """A frame's record without its date; None when it was returned before."""
         date, _, record = frame.partition(b" ")
         position = self._positions.setdefault(stream, _Position())
         return record if position.accept(date.decode("ascii", errors="replace")) else None
 
 
 class _Position:
-    """The last record of one stream that was handed out; several may have one date."""
+    """The last record of one stream that was returned; several records may have one date."""
 
     def __init__(self) -> None:
         self.time = ""
         self._handed_out = 0
-        """Records of that date handed out."""
+        """Records of that date that were returned."""
         self._to_skip = 0
-        """Of those, still to be passed ended."""
+        """Of those, still to be skipped."""
         self._rereading = False
 
     def rewind(self) -> None:
-        """The stream is read again from some record before the last on."""
+        """The stream is read again from a record before the last one."""
         self._to_skip = self._handed_out
         self._rereading = True
 
@@ -186,7 +186,7 @@ class _Position:
 
 
 def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-    """Lines of all streams of a container, in the order in which they are complete; each stream has its own rest.
+    """Lines of all streams of a container, in the order in which they are complete; the streams are joined separately.
 
     Args:
         frames: number of the stream, and a piece of it.
@@ -199,7 +199,7 @@ def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
 
 
 class _LineSplitter:
-    """Joins what the engine cut and cuts at newlines; bytes that are no UTF-8 become replacement characters."""
+    """Joins pieces and splits them at newlines; bytes that are not UTF-8 become replacement characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -161,7 +161,7 @@ def test_every_argument_can_be_given_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("component", OURS)
-def test_nothing_of_the_callers_is_mutated(component: Callable[..., Any]) -> None:
+def test_the_arguments_are_not_mutated(component: Callable[..., Any]) -> None:
     env, metadata, mounts = {"A": "1"}, {"K": "v"}, ["type=bind", "src=/a", "dst=/b"]
     app = component(script="main.py", env=env, metadata=metadata, mounts=mounts, debug=True)
     assert (env, metadata, mounts) == ({"A": "1"}, {"K": "v"}, ["type=bind", "src=/a", "dst=/b"])
@@ -203,7 +203,7 @@ def test_what_a_bare_number_means(
     assert (flag(app, "--nnodes"), flag(app, "--nproc-per-node")) == (nnodes, processes)
 
 
-def test_memory_that_nobody_gave_is_told_from_the_same_number_given() -> None:
+def test_the_default_memory_differs_from_the_same_number_given() -> None:
     assert only_role(dist.ddp(script="m.py", j="2x4")).metadata == {RoleKey.MEMORY_REQUEST_MB: "4096"}
     assert only_role(materialize_appdef(dist.ddp, ["--script", "m.py"])).metadata == {RoleKey.MEMORY_REQUEST_MB: "2048"}
     for app in (

@@ -15,7 +15,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-bbbb)
 """
 
 
-def test_listing_is_read_and_slices_stand_for_their_gpu():
+def test_listing_is_parsed_and_slices_replace_their_gpu():
     assert parse_gpus(LISTING) == {"GPU-aaaa": "0", "MIG-1111": "1", "MIG-2222": "1"}
 
 
@@ -39,7 +39,7 @@ def test_what_the_caller_may_see(visible, found):
     free=st.lists(st.text("abc", min_size=1), unique=True, max_size=12),
     in_use=st.sets(st.text("abc", min_size=1), max_size=4),
 )
-def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, in_use):
+def test_replicas_never_share_and_never_get_a_device_in_use(wanted, free, in_use):
     usable = [device for device in free if device not in in_use]
     if sum(wanted) > len(usable):
         with pytest.raises(DockerError, match=f"needs {sum(wanted)} GPUs"):
@@ -63,11 +63,11 @@ def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["unix:///var/run/docker.sock", "tcp://localhost:2375", "tcp://[::1]:2375"])
-def test_gpus_of_an_engine_here_can_be_listed(address):
+def test_gpus_of_an_engine_on_this_machine_can_be_listed(address):
     check_host(address)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:2376", "ssh://me@gpu-box"])
-def test_gpus_of_an_engine_elsewhere_are_refused(address):
+def test_gpus_of_an_engine_on_another_machine_are_refused(address):
     with pytest.raises(DockerError, match=f"those of the engine at {address} cannot be listed"):
         check_host(address)

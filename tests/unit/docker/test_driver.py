@@ -1,4 +1,4 @@
-"""The driver against an engine that fails in ways a real one cannot be made to: every end is next_end all the same."""
+"""The driver with an engine that fails in ways a real one cannot be made to fail: every end is still reported."""
 
 import queue
 
@@ -19,7 +19,7 @@ _GOES_AWAY = object()
 
 
 class ScriptedEngine:
-    """One container, created before. A test says what happens to it, and which calls fail how often."""
+    """One container, created before. A test defines what happens to it, and which calls fail how often."""
 
     def __init__(self):
         self.status, self.exit_code = "created", None
@@ -114,14 +114,14 @@ def next_end(event_queue):
     return event
 
 
-def test_end_is_told_once(driver, engine, event_queue):
+def test_end_is_reported_once(driver, engine, event_queue):
     driver.start(REPLICA, 1)
     engine.end(3)
     assert next_end(event_queue) == ReplicaEnded(replica=REPLICA, exit_code=3, reason="", final=False)
     assert event_queue.pop() is None
 
 
-def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine, event_queue, capfd):
+def test_watcher_continues_after_an_error_of_a_running_engine(driver, engine, event_queue, capfd):
     engine.fail("now_s", DockerError("cannot ask: 500"), DockerError("cannot ask: 500"))
     driver.start(REPLICA, 1)
     engine.end(3)
@@ -129,14 +129,14 @@ def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine
     assert capfd.readouterr().err.count("retrying: cannot ask: 500") == 2
 
 
-def test_end_is_told_when_what_it_left_cannot_be_read(driver, engine, event_queue):
+def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine, event_queue):
     engine.fail("copy_out", DockerError("500"), DockerError("500"))
     driver.start(REPLICA, 1)
     engine.end(1)
     assert next_end(event_queue).exit_code == 1
 
 
-def test_what_an_engine_that_goes_away_kept_from_being_read_is_read_when_it_is_back(driver, engine, event_queue):
+def test_files_are_read_when_a_stopped_engine_is_back(driver, engine, event_queue):
     engine.fail("copy_out", EngineUnavailable("gone"))
     driver.start(REPLICA, 1)
     engine.end(1)
@@ -144,7 +144,7 @@ def test_what_an_engine_that_goes_away_kept_from_being_read_is_read_when_it_is_b
 
 
 @pytest.mark.parametrize("error", [EngineUnavailable("gone"), DockerError("busy"), NotFound("gone")])
-def test_failed_start_is_told_when_the_container_cannot_be_removed(driver, engine, event_queue, error):
+def test_failed_start_is_reported_when_the_container_cannot_be_removed(driver, engine, event_queue, error):
     engine.fail("start_container", DockerError("no space left"))
     engine.fail("remove_container", error)
     driver.start(REPLICA, 1)

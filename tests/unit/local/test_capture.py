@@ -1,4 +1,4 @@
-"""A replica's output on its way into files: what happens when they take no more."""
+"""Writing a replica's output to files, also when the disk is full."""
 
 import errno
 import os
@@ -9,10 +9,10 @@ from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.supervision.driver import EventQueue
 
 PACKET = 4096
-"""What the pipe takes at once; a longer write comes in several packets."""
+"""The largest packet of the pipe; a longer write comes in several packets."""
 
 
-def say(made, event_queue, *texts, stream=0):
+def write_output(made, event_queue, *texts, stream=0):
     for text in texts:
         os.write(made.write_fds[stream], text)
         event_queue.run_once()
@@ -22,24 +22,24 @@ def read(folder, stream="combined"):
     return list(read_log(FileLogQuery(folder=folder, stream=stream), lambda: True))
 
 
-def test_a_full_disk_loses_output_and_says_so_once(tmp_path, monkeypatch):
+def test_a_full_disk_loses_output_and_reports_it_once(tmp_path, monkeypatch):
     def refuse(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     event_queue = EventQueue()
     made = Capture(event_queue, tmp_path)
-    say(made, event_queue, b"one\n", b"tw")
+    write_output(made, event_queue, b"one\n", b"tw")
     with monkeypatch.context() as full:
         full.setattr(capture.LogFile, "write", refuse)
-        say(made, event_queue, b"o\n", b"three\n")
-    say(made, event_queue, b"there is room again\n")
+        write_output(made, event_queue, b"o\n", b"three\n")
+    write_output(made, event_queue, b"there is room again\n")
     made.close()
     event_queue.close()
     notice = "[muster] output of this node is being lost: No space left on device; the job goes on\n"
     for stream in ("combined", "stdout"):
         lines = read(tmp_path, stream)
         assert lines == ["one\n", "twthere is room again\n", notice]
-    again = Capture(EventQueue(), tmp_path)  # the next start of the replica forgets nothing
+    again = Capture(EventQueue(), tmp_path)  # the next start of the replica keeps the notice
     again.close()
     assert read(tmp_path)[-1] == notice
 
@@ -47,7 +47,7 @@ def test_a_full_disk_loses_output_and_says_so_once(tmp_path, monkeypatch):
 def test_nothing_lost_leaves_no_notice(tmp_path):
     event_queue = EventQueue()
     made = Capture(event_queue, tmp_path)
-    say(made, event_queue, b"all\n")
+    write_output(made, event_queue, b"all\n")
     made.close()
     event_queue.close()
     assert read(tmp_path) == ["all\n"]
@@ -62,12 +62,12 @@ def test_long_lines_come_whole(tmp_path):
     assert [len(line) for line in read(tmp_path, "stdout")] == [4, 1, 3 + len(long) + 1, len(long)]
 
 
-def test_a_line_that_the_pipe_cut_is_put_together(tmp_path):
+def test_a_line_that_the_pipe_split_is_joined(tmp_path):
     event_queue = EventQueue()
     made = Capture(event_queue, tmp_path)
-    say(made, event_queue, b"a\n" + b"o" * (PACKET - 2))
-    say(made, event_queue, b"e" * PACKET, b"e\n", stream=1)
-    say(made, event_queue, b"o" * PACKET, b"o\nb\n")
+    write_output(made, event_queue, b"a\n" + b"o" * (PACKET - 2))
+    write_output(made, event_queue, b"e" * PACKET, b"e\n", stream=1)
+    write_output(made, event_queue, b"o" * PACKET, b"o\nb\n")
     made.close()
     event_queue.close()
     assert read(tmp_path) == ["a\n", "e" * (PACKET + 1) + "\n", "o" * (2 * PACKET - 1) + "\n", "b\n"]
@@ -76,8 +76,8 @@ def test_a_line_that_the_pipe_cut_is_put_together(tmp_path):
 def test_what_the_writer_left_without_an_end_is_shown_at_once(tmp_path):
     event_queue = EventQueue()
     made = Capture(event_queue, tmp_path)
-    say(made, event_queue, b"name? ")
-    say(made, event_queue, b"no\n", stream=1)
+    write_output(made, event_queue, b"name? ")
+    write_output(made, event_queue, b"no\n", stream=1)
     assert read(tmp_path) == ["name? no\n"]
     made.close()
     event_queue.close()
@@ -87,12 +87,12 @@ def test_a_cut_line_whose_end_does_not_come_is_shown_after_a_while(tmp_path):
     now_s = 100.0
     event_queue = EventQueue(now_s=lambda: now_s)
     made = Capture(event_queue, tmp_path)
-    say(made, event_queue, b"o" * PACKET)
+    write_output(made, event_queue, b"o" * PACKET)
     assert read(tmp_path) == []
     now_s += 60.0
     event_queue.run_once()
     assert read(tmp_path) == ["o" * PACKET]
-    say(made, event_queue, b"p" * PACKET)
+    write_output(made, event_queue, b"p" * PACKET)
     made.close()
     event_queue.close()
     assert read(tmp_path) == ["o" * PACKET + "p" * PACKET]

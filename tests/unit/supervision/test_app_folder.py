@@ -89,7 +89,7 @@ def test_a_record_survives_the_disk(spec):
     assert [name for name in os.listdir(folder.state_dir) if name.startswith(".")] == []
 
 
-def test_no_role_gets_the_place_of_the_state(spec):
+def test_no_role_gets_the_folder_of_the_state(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     folder.write_request("cancel")
@@ -120,7 +120,7 @@ def test_no_role_gets_the_place_of_the_state(spec):
 def test_an_app_of_an_earlier_version_has_its_state_beside_the_roles(spec, tmp_path):
     folder = AppFolder(spec.folder)
     folder.create(spec)
-    lay_out_as_earlier(folder)
+    move_to_earlier_layout(folder)
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     registry.add(spec.app_id, folder.path)
     old = AppFolder(registry.find(spec.app_id))
@@ -133,8 +133,8 @@ def test_an_app_of_an_earlier_version_has_its_state_beside_the_roles(spec, tmp_p
     assert not folder.path.exists()
 
 
-def lay_out_as_earlier(folder):
-    """Before `.muster` was, its files lay in the app's folder."""
+def move_to_earlier_layout(folder):
+    """Earlier versions had the files of `.muster` in the app's folder."""
     for file in folder.state_dir.iterdir():
         file.rename(folder.path / file.name)
     folder.state_dir.rmdir()
@@ -146,7 +146,7 @@ def test_a_process_is_its_pid_and_its_start():
     assert not ProcessId(pid=me.pid, start_ticks="1").is_alive()
 
 
-def test_a_kill_request_is_not_taken_back(spec):
+def test_a_kill_request_is_not_undone(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     assert folder.read_request() is None
@@ -156,14 +156,14 @@ def test_a_kill_request_is_not_taken_back(spec):
     assert folder.read_request() == "kill"
 
 
-def test_poking_a_dead_supervisor_is_noticed(spec, tmp_path):
+def test_a_request_to_a_dead_supervisor_is_detected(spec, tmp_path):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     assert not folder.send_request("cancel")
     assert not AppFolder(tmp_path / "nowhere").send_request("cancel")
 
 
-def test_apps_of_another_host_are_left_alone(spec):
+def test_apps_of_another_host_are_only_read(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     app = SupervisedApp(
@@ -178,7 +178,7 @@ def test_apps_of_another_host_are_left_alone(spec):
     assert client.read_app(folder) == (spec, elsewhere)
 
 
-def test_registry_finds_apps_and_forgets_them(tmp_path, spec):
+def test_registry_finds_and_removes_apps(tmp_path, spec):
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     assert list(registry) == []
     assert registry.find("app-x") is None

@@ -26,7 +26,7 @@ def others(replicas=2, name="main", **more):
 
 
 class App:
-    """Drives `decide` and remembers what it did, in short words: "start trainer/0"."""
+    """Drives `decide` and returns its actions as short texts: "start trainer/0"."""
 
     def __init__(self, *plan):
         self.plan = plan
@@ -57,7 +57,7 @@ class App:
         return self.state.replicas[ReplicaId(role, int(index))].status
 
 
-class TestOrdinaryLife:
+class TestNormalRun:
     def test_starts_all_and_succeeds_when_all_have(self):
         app = App(agents())
         assert app.state.app_state == "PENDING"
@@ -73,7 +73,7 @@ class TestOrdinaryLife:
         assert app.end("trainer/0", 0) == []
         assert app.end("main/0", 0) == ["finish SUCCEEDED"]
 
-    def test_what_is_over_changes_nothing(self):
+    def test_events_after_the_end_change_nothing(self):
         app = App(agents(1))
         app.begin()
         app.end("trainer/0", 0)
@@ -110,7 +110,7 @@ class TestAgentExitCodes:
         assert app.end("trainer/1", 143) == ["finish FAILED"]
 
     @pytest.mark.parametrize("exit_code", [2, 3, 64, 120, 126, 127])
-    def test_final_codes_end_the_app_whatever_the_retries(self, exit_code):
+    def test_final_codes_end_the_app_with_retries_left(self, exit_code):
         app = App(agents(max_retries=5))
         app.begin()
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
@@ -134,7 +134,7 @@ class TestAgentExitCodes:
         assert app.end("trainer/1", 137) == ["start trainer/1"]
         assert app.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
 
-    def test_agents_are_replaced_singly_whatever_the_retry_policy(self):
+    def test_agents_are_replaced_one_by_one_with_any_retry_policy(self):
         for scope in RetryScope:
             app = App(agents(max_retries=1, retry_scope=scope))
             app.begin()
@@ -164,7 +164,7 @@ class TestMinReplicas:
         app.end("trainer/0", 0)
         assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
 
-    def test_ends_whole_below_the_minimum(self):
+    def test_ends_completely_below_the_minimum(self):
         app = App(agents(3, min_replicas=2))
         app.begin()
         app.end("trainer/2", 137)
@@ -184,7 +184,7 @@ class TestMinReplicas:
         app.end("trainer/0", 0)
         assert app.end("trainer/1", 137) == ["finish SUCCEEDED"]
 
-    def test_final_codes_do_not_care(self):
+    def test_final_codes_end_the_app(self):
         app = App(agents(3, min_replicas=1))
         app.begin()
         assert app.end("trainer/0", 2) == ["stop trainer/1", "stop trainer/2"]
@@ -210,14 +210,14 @@ class TestOtherRoles:
         assert app.state.phase is AppPhase.RUNNING
         assert app.state.num_restarts == 1
 
-    def test_role_leaves_other_roles_alone(self):
+    def test_role_does_not_restart_other_roles(self):
         app = App(others(2, max_retries=1, retry_scope=RetryScope.ROLE), others(1, name="side"))
         app.begin()
         assert app.end("main/0", 1) == ["stop main/1"]
         assert app.end("side/0", 0) == []
         assert app.end("main/1", 143) == ["start main/0", "start main/1"]
 
-    def test_replica_leaves_its_peers_alone(self):
+    def test_replica_does_not_restart_other_replicas(self):
         app = App(others(2, max_retries=1, retry_scope=RetryScope.REPLICA))
         app.begin()
         assert app.end("main/0", 1) == ["start main/0"]
@@ -263,7 +263,7 @@ class TestCancel:
         assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/1"]
         assert app.end("trainer/1", 137) == ["finish CANCELLED"]
 
-    def test_a_stale_grace_period_kills_nobody(self):
+    def test_a_stale_grace_period_kills_no_replica(self):
         app = App(others(2, max_retries=1))
         app.begin()
         app.end("main/0", 1)
@@ -308,7 +308,7 @@ class TestCancel:
 
 
 class TestSupervisorStartedAgain:
-    def test_goes_on_where_it_stood(self):
+    def test_continues_in_the_recorded_state(self):
         app = App(agents(2, max_retries=1))
         app.begin()
         assert app.begin() == []

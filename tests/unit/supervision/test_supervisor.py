@@ -1,4 +1,4 @@
-"""The supervisor's loop with a driver that runs nothing: what is recorded when, and what survives a restart."""
+"""The supervisor's loop with a driver that runs nothing: what is recorded when, and what a restart keeps."""
 
 import pytest
 
@@ -13,7 +13,7 @@ FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
 
 
 class FakeDriver:
-    """Keeps the contract of `ReplicaDriver`; ends come from the test."""
+    """Fulfils the contract of `ReplicaDriver`; the test posts the ends."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -44,7 +44,7 @@ class FakeDriver:
 
 
 class Bench:
-    """A supervisor on a bench, its clock in the test's hand."""
+    """A supervisor with a clock that the test sets."""
 
     def __init__(self, tmp_path, **role):
         plan = SupervisedRole(**({"name": "r", "replicas": 2, "is_agent": True} | role))
@@ -115,7 +115,7 @@ def test_the_end_is_on_disk_only_after_the_driver_has_closed(bench):
     bench.end(FIRST, 0)
     bench.end(SECOND, 0)
     assert bench.supervisor.ended
-    assert bench.record().app.app_state == "RUNNING", "who sees the end may read complete logs"
+    assert bench.record().app.app_state == "RUNNING", "at the recorded end the logs are complete"
     bench.supervisor.close()
     assert bench.driver.done[-1] == "close"
     assert bench.record().app.app_state == "SUCCEEDED"
@@ -148,7 +148,7 @@ def test_a_successor_adopts_and_counts_what_is_gone(bench):
     assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "start r/1 2"]
 
 
-def test_a_successor_hears_the_request_nobody_heard(bench):
+def test_a_successor_handles_a_request_made_without_a_supervisor(bench):
     bench.begin()
     bench.event_queue.close()
     bench.folder.write_request("cancel")

@@ -157,7 +157,7 @@ def test_no_memory_limit_unless_requested(apps, client):
 def test_job_goes_on_when_its_supervisor_was_killed(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
     wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
-    first = apps.scheduler._folder(app_id).read_record().supervisor
+    first = apps.scheduler._find_folder(app_id).read_record().supervisor
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: not first.is_alive(), "death of the supervisor")
     node(apps, app_id, 0).exec_run(["touch", "/data/go"])

@@ -35,7 +35,7 @@ def port_of(apps, app_id):
 
 def test_jobs_with_one_preferred_port_get_two_others_than_a_port_in_use(apps, submit, monkeypatch):
     wished = HOST_PORTS[0]
-    monkeypatch.setattr("muster.schedulers.docker.request._choose_host_port", lambda *_: wished)
+    monkeypatch.setattr("muster.schedulers.docker.request._pick_host_port", lambda *_: wished)
     with socket.create_server(("", wished)), concurrent.futures.ThreadPoolExecutor(2) as pool:
         ids = list(pool.map(submit, range(2)))
         ports = sorted(port_of(apps, app_id) for app_id in ids)

@@ -75,12 +75,7 @@ def add_options(opts: StrictOpts) -> None:
     )
     add("pull", type_=str, default="missing", help="when to pull images: missing, always or never")
     add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds between the polite signal and the kill")
-    add(
-        "agent",
-        type_=str,
-        default="bundled",
-        help="bundled: copy the agent into the containers; image: use the image's",
-    )
+    add("agent", type_=str, default="bundled", help="bundled: copy the agent into containers; image: use the image's")
     add(
         "keep",
         type_=str,

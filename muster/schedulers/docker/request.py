@@ -113,9 +113,8 @@ class _Builder:
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
         memory_bytes = _find_memory_limit(role)
-        host_port = (
-            _choose_host_port(self.name, role.name) if runs_agent and self.options.network == HOST_NETWORK else None
-        )
+        on_host = runs_agent and self.options.network == HOST_NETWORK
+        host_port = _pick_host_port(self.name, role.name) if on_host else None
         workspace = role.metadata.get(WORKSPACE_KEY)
         builds = workspace is not None and self.options.image_repo is not None
         return ContainerRequest(
@@ -188,7 +187,7 @@ def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str
     return {name: environ[name] for name in sorted(environ) if any(fnmatch.fnmatch(name, p) for p in patterns)}
 
 
-def _choose_host_port(*words: str) -> int:
+def _pick_host_port(*words: str) -> int:
     """The preferred rendezvous port on the host's network; the submission reserves the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
     return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]

@@ -137,7 +137,7 @@ class AppRequest:
         return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
 
 
-def set_rendezvous_port(request: AppRequest, role: str, port: int) -> AppRequest:
+def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
     """The same app with this rendezvous port on the host's network for the agents of a role."""
     containers = tuple(
         replace(container, host_port=port, env={**container.env, Env.RDZV_PORT: str(port)})

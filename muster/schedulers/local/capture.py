@@ -272,9 +272,7 @@ class Capture:
             self._resize(fd, _FLOOD_BYTES)
 
     def _resize(self, fd: int, size_bytes: int) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # its content is larger than the new size, or the user's pipe quota is used up
+        with contextlib.suppress(OSError):  # its content exceeds the new size, or the user's pipe quota is used up
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
             self._flooding ^= {fd}
 

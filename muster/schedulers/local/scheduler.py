@@ -79,9 +79,7 @@ class LocalScheduler(PluginScheduler):
             help="divide the GPUs that this process may use among the replicas; an error if there are too few",
         )
         detached = self.backend == "detached"
-        opts.add(
-            "detach", type_=bool, default=detached, help="keep the app running when the command that started it ends"
-        )
+        opts.add("detach", type_=bool, default=detached, help="keep the app running after the command that started it")
         opts.add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds between the polite signal and the kill")
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:

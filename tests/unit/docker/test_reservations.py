@@ -167,7 +167,7 @@ def test_port_in_use_is_skipped():
 
 
 def test_apps_with_the_same_preferred_port_get_different_ports(monkeypatch):
-    monkeypatch.setattr("muster.schedulers.docker.request._choose_host_port", lambda *_: HOST_PORTS[-1])
+    monkeypatch.setattr("muster.schedulers.docker.request._pick_host_port", lambda *_: HOST_PORTS[-1])
     engine = ScriptedEngine()
     requests = [request_of("a", network="host", roles=("w", "x")), request_of("b", network="host")]
     first, second = (submit(engine, request) for request in requests)

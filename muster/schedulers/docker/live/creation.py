@@ -51,9 +51,7 @@ class Creator:
             DockerError: the engine refused; nothing of the container is left.
         """
         image = self._inspect_image(container.image)
-        body = bodies.build_body(
-            self._app, container, incarnation=incarnation, image=image, engine=self._read_engine_facts()
-        )
+        body = bodies.build_body(self._app, container, incarnation=incarnation, image=image, engine=self._read_facts())
         name = bodies.build_container_name(container, incarnation)
         with ExitStack() as undo:
             created = self._engine.create_container(name, body)
@@ -92,7 +90,7 @@ class Creator:
             self._images[name] = self._engine.inspect_image(name)
         return self._images[name]
 
-    def _read_engine_facts(self) -> EngineFacts:
+    def _read_facts(self) -> EngineFacts:
         if self._facts is None:
             self._facts = self._engine.facts()
         return self._facts

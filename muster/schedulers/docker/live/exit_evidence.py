@@ -59,9 +59,7 @@ class ExitEvidence:
 
     def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
         error = self._copy_out(facts, ERROR_FILE)
-        if (
-            error and not self._error_file.exists()
-        ):  # the first is as good as the others: all agents have the whole report
+        if error and not self._error_file.exists():  # the first is enough: all agents have the whole report
             self._error_file.write_bytes(error)
         return self._copy_out(facts, REPORT_FILE)
 

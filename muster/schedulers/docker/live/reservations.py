@@ -18,14 +18,7 @@ from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError
 from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
-from muster.schedulers.docker.spec import (
-    HOST_NETWORK,
-    HOST_PORTS,
-    AppRequest,
-    ContainerRequest,
-    Label,
-    set_rendezvous_port,
-)
+from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, set_host_port
 
 _GPU: Final = "gpu"
 _PORT: Final = "port"
@@ -118,7 +111,7 @@ def reserve_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
                 f"({len(wanted)} tried from {first_node.host_port} on); leave out -cfg network=host"
             )
         used.add(port)
-        app = set_rendezvous_port(app, first_node.role, port)
+        app = set_host_port(app, first_node.role, port)
     return app
 
 

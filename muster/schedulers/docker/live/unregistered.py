@@ -35,14 +35,14 @@ def list_apps(engine: Engine, user: str) -> dict[str, list[ContainerFacts]]:
 
 def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
     """The state of an app without a supervisor."""
-    states = [find_container_state(facts) for facts in containers]
+    states = [find_state(facts) for facts in containers]
     for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
         if state in states:
             return state
     return AppState.SUCCEEDED
 
 
-def find_container_state(facts: ContainerFacts) -> AppState:
+def find_state(facts: ContainerFacts) -> AppState:
     """The state of one container."""
     if facts.running:
         return AppState.RUNNING
@@ -73,9 +73,7 @@ def stop_app(engine: Engine, containers: Sequence[ContainerFacts], grace_s: floa
 
 def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]:
     return [
-        ReplicaStatus(
-            id=int(facts.labels[Label.REPLICA]), state=find_container_state(facts), role=role, hostname=facts.name
-        )
+        ReplicaStatus(id=int(facts.labels[Label.REPLICA]), state=find_state(facts), role=role, hostname=facts.name)
         for facts in found
     ]
 

@@ -1,7 +1,7 @@
-"""Components: what `torchx run dist.ddp ...` and pipelines turn into an AppDef. They never import the agent.
+"""Components: `torchx run dist.ddp ...` and pipelines call them to build an AppDef. They never import the agent.
 
-`dist` holds the three components, `application` builds their AppDef. `topology` reads `-j`, `names` reads `--name`,
-`resources` says what a node needs, `errors` is the one error of a wrong argument.
+`dist` holds the three components, `application` builds their AppDef. `topology` parses `-j`, `names` parses `--name`,
+`resources` builds the resources of a node, `errors` holds the one error for a wrong argument.
 
 From outside, import `dist`.
 """

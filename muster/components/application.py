@@ -1,4 +1,4 @@
-"""Builds the AppDef of a distributed PyTorch job: one role, whose every replica runs the agent. No shell."""
+"""Builds the AppDef of a distributed PyTorch job: one role, each of whose replicas runs the agent. No shell."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class JobRequest:
 
 
 def build_application(request: JobRequest) -> Any:
-    """The `torchx.specs.AppDef` of a job. Pure but for the default of LOGLEVEL; nothing of the caller's is mutated.
+    """The `torchx.specs.AppDef` of a job. Pure except for the default of LOGLEVEL; the arguments are not mutated.
 
     Raises:
         ComponentError: an argument is wrong.
@@ -65,7 +65,7 @@ def build_application(request: JobRequest) -> Any:
     names = parse_names(request.name, script=request.script, module=request.module)
     topology = parse_topology(request.j, bare=request.bare, host=request.resources.find_host())
     if request.rdzv_port == 0 and topology.max_nodes > 1:
-        raise ComponentError("--rdzv_port 0 cannot be known to the other nodes; name a port from 1 to 65535")
+        raise ComponentError("--rdzv_port 0 works on one node only; give a port from 1 to 65535")
     role = specs.Role(
         name=names.role,
         image=request.image,
@@ -74,12 +74,12 @@ def build_application(request: JobRequest) -> Any:
         entrypoint="python3",
         args=_build_args(request, names, topology),
         env=_build_env(request, names),
-        resource=request.resources.resource(),
+        resource=request.resources.build_resource(),
         port_map={"c10d": request.rdzv_port},
         max_retries=request.max_retries,
         retry_policy=specs.RetryPolicy.REPLICA,
         mounts=_parse_mounts(request.mounts),
-        metadata=request.resources.role_metadata(topology),
+        metadata=request.resources.build_role_metadata(topology),
     )
     return specs.AppDef(name=names.run, roles=[role], metadata=dict(request.metadata or {}))
 
@@ -90,7 +90,7 @@ def _check(request: JobRequest) -> None:
     if request.tee not in _TEES:
         raise ComponentError(f"--tee {request.tee} is not one of 0 (none), 1 (stdout), 2 (stderr), 3 (both)")
     if not 0 <= request.rdzv_port <= _PORT_LIMIT:
-        raise ComponentError(f"--rdzv_port {request.rdzv_port} is not a port; from 1 to {_PORT_LIMIT}")
+        raise ComponentError(f"--rdzv_port {request.rdzv_port} is not a port from 1 to {_PORT_LIMIT}")
     if request.start not in _STARTS:
         raise ComponentError(f"--start {request.start!r} is not one of {', '.join(_STARTS)}")
     # written so that NaN is refused too
@@ -116,7 +116,7 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
     args += ["--start", request.start, "--preload", request.preload]
     if request.hang_timeout_s:
         args += ["--hang-timeout", f"{request.hang_timeout_s:g}"]
-    # the program is the first word that is no option: whatever follows is its own, dashes included
+    # the program is the first word that is not an option: all later words are its arguments, dashes included
     args += [request.script] if request.script is not None else ["-m", str(request.module)]
     return [*args, *request.script_args]
 
@@ -137,7 +137,7 @@ def _parse_mounts(mounts: Sequence[str] | None) -> list[Any]:
     try:
         return list(specs.parse_mounts(list(mounts)))
     except (KeyError, ValueError) as error:
-        # a KeyError of a missing src or dst carries only that word
+        # a KeyError of a missing src or dst contains only that word
         problem = str(error.args[0])
         problem = f"{problem} is missing" if problem in {"src", "dst"} else problem
         example = "type=bind,src=/host,dst=/job,readonly"

@@ -1,8 +1,8 @@
 """dist.ddp, dist.spmd, dist.torchrun: TorchX's distributed components, run by muster's agent.
 
-Every parameter of both TorchX lines is here, with its name and default, so that a command line or a pipeline need not
-change; `start`, `preload` and `hang_timeout` are added. The three differ only in their defaults and in what a bare
-number in `-j` means.
+They have every parameter of both TorchX lines, with its name and default, so that a command line or a pipeline need not
+change; `start`, `preload` and `hang_timeout` are added. The three differ only in their defaults and in the meaning of
+one number in `-j`.
 
 TorchX lists every function of this module as a component and parses the source of each; it cannot read `X | None`
 (0.7) nor `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import
@@ -49,25 +49,25 @@ def ddp(
         script_args: arguments of the script or module
         script: path of the script to run, relative to the workspace
         m: dotted name of the module to run, as in python -m
-        image: image of the nodes (e.g. docker)
-        name: {experiment}/{run} or {experiment}/ or /{run} or {run}; the run defaults to the script's or module's name
+        image: container image of the nodes (e.g. docker)
+        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: a named resource; takes precedence over cpu, gpu, memMB
-        cpu: number of cpus per node
-        gpu: number of gpus per node
-        memMB: memory per node in MB, also its limit; when neither this nor h is given, no limit is set
-        j: [[MIN:]NODESx]PROCESSES, PROCESSES per node being a number, gpu, cpu or auto; one number is processes
+        cpu: number of CPUs per node
+        gpu: number of GPUs per node
+        memMB: memory per node in MB, also the limit; without memMB and h there is no limit
+        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: how many worker failures (restarted in place) and how many lost nodes the job survives
-        rdzv_port: port on node 0 where the nodes meet; a scheduler that picks a free one itself ignores it
-        rdzv_backend: how the nodes meet; c10d means muster's own rendezvous, others are torch's
-        rdzv_conf: settings of the rendezvous (e.g. join_timeout=600,last_call_timeout=30), in seconds
+        max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
+        rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
+        rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
+        rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
         mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
-        debug: set TorchX's four debug variables of CUDA, NCCL and torch
+        debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
-        start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
-        preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds without CPU time used or anything written by any worker: then the job hangs; 0: never
+        start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
+        preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
+        hang_timeout: the job counts as hung after this many seconds without CPU use or writes by any worker; 0: never
     """
     return application.build_application(
         application.JobRequest(
@@ -123,32 +123,32 @@ def torchrun(
 
     Usage: torchx run dist.torchrun -j 2x4 --script main.py -- --lr 0.1
 
-    The same as dist.ddp, but one number in -j means nodes when a host is named with -h.
+    The same as dist.ddp, except that one number in -j means nodes if a host is named with -h.
 
     Args:
         script_args: arguments of the script or module
         script: path of the script to run, relative to the workspace
         m: dotted name of the module to run, as in python -m
-        image: image of the nodes (e.g. docker)
-        name: {experiment}/{run} or {experiment}/ or /{run} or {run}; the run defaults to the script's or module's name
+        image: container image of the nodes (e.g. docker)
+        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: a named resource; takes precedence over cpu, gpu, memMB
-        cpu: number of cpus per node
-        gpu: number of gpus per node
-        memMB: memory per node in MB, also its limit; when neither this nor h is given, no limit is set
-        j: [[MIN:]NODESx]PROCESSES, PROCESSES per node being a number, gpu, cpu or auto; one number is nodes of the
-            named host (processes: its GPUs), or processes when no host is named
+        cpu: number of CPUs per node
+        gpu: number of GPUs per node
+        memMB: memory per node in MB, also the limit; without memMB and h there is no limit
+        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
+            process per GPU if a host is named with -h, else processes
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: how many worker failures (restarted in place) and how many lost nodes the job survives
-        rdzv_port: port on node 0 where the nodes meet; a scheduler that picks a free one itself ignores it
-        rdzv_backend: how the nodes meet; c10d means muster's own rendezvous, others are torch's
-        rdzv_conf: settings of the rendezvous (e.g. join_timeout=600,last_call_timeout=30), in seconds
+        max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
+        rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
+        rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
+        rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
         mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
-        debug: set TorchX's four debug variables of CUDA, NCCL and torch
+        debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
-        start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
-        preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds without CPU time used or anything written by any worker: then the job hangs; 0: never
+        start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
+        preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
+        hang_timeout: the job counts as hung after this many seconds without CPU use or writes by any worker; 0: never
     """
     return application.build_application(
         application.JobRequest(
@@ -201,19 +201,19 @@ def spmd(
         args: arguments of the script or module
         script: path of the script to run, relative to the workspace
         m: dotted name of the module to run, as in python -m
-        image: image of the nodes (e.g. docker)
-        name: {experiment}/{run} or {experiment}/ or /{run} or {run}; the run defaults to the script's or module's name
+        image: container image of the nodes (e.g. docker)
+        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: the named resource of a node (e.g. aws_p4d.24xlarge)
-        j: [[MIN:]NODESx]PROCESSES, PROCESSES per node being a number, gpu, cpu or auto; one number is nodes, and
-            the processes are then as many as the host has GPUs
+        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, with one
+            process per GPU of the host
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: how many worker failures (restarted in place) and how many lost nodes the job survives
+        max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
         mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
-        debug: set TorchX's four debug variables of CUDA, NCCL and torch
-        start: how workers start; warm: forked from a process that has imported torch, cold: anew, auto: warm where safe
-        preload: modules the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds without CPU time used or anything written by any worker: then the job hangs; 0: never
+        debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
+        start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
+        preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
+        hang_timeout: the job counts as hung after this many seconds without CPU use or writes by any worker; 0: never
     """
     return application.build_application(
         application.JobRequest(

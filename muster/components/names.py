@@ -1,4 +1,4 @@
-"""The names of a job: `--name {experiment}/{run}` and the role's name, as TorchX derives them."""
+"""Derives the names of a job as TorchX does: from `--name {experiment}/{run}`, and the role's name."""
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -12,7 +12,7 @@ DEFAULT_EXPERIMENT: Final = "default-experiment"
 
 @dataclass(frozen=True, kw_only=True)
 class JobNames:
-    """What a job is called."""
+    """The names of a job."""
 
     experiment: str
     run: str
@@ -24,13 +24,13 @@ def parse_names(name: str, *, script: str | None, module: str | None) -> JobName
     """Derive a job's names from `--name` and the program.
 
     Args:
-        name: `{experiment}/{run}`, `{experiment}/`, `/{run}`, `{run}` or `/`. What is left out is the default
-            experiment, and the script's or module's own name.
+        name: `{experiment}/{run}`, `{experiment}/`, `/{run}`, `{run}` or `/`. Defaults: `DEFAULT_EXPERIMENT`, and the
+            script's or module's own name as the run.
         script: path of the main script. Exactly one of `script` and `module` must be given.
         module: dotted name of the main module.
 
     Raises:
-        ComponentError: no program, two programs, or one that cannot be run.
+        ComponentError: no program, two programs, or an invalid one.
     """
     role = _name_role(script, module)
     experiment, slash, run = name.partition("/")
@@ -41,10 +41,8 @@ def parse_names(name: str, *, script: str | None, module: str | None) -> JobName
 
 def _name_role(script: str | None, module: str | None) -> str:
     if (script is None) == (module is None):
-        given = "neither was" if script is None else f"both were: --script {script!r} and -m {module!r}"
-        raise ComponentError(
-            f"exactly one of --script and -m must be given, and {given}; for example: --script main.py"
-        )
+        given = "neither was given" if script is None else f"both were given: --script {script!r} and -m {module!r}"
+        raise ComponentError(f"give exactly one of --script and -m; {given}; for example: --script main.py")
     if script is not None:
         return _name_script(script)
     last = str(module).rpartition(".")[2]

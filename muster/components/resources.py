@@ -1,4 +1,4 @@
-"""What a node needs: TorchX's Resource, and whether its memory was asked for or is only TorchX's default."""
+"""The resources of a node: TorchX's Resource, and whether the caller set its memory or it is TorchX's default."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,10 +13,10 @@ _MB_PER_PROCESS: Final = 1024
 
 
 class DefaultMemory(int):
-    """A number of MB nobody asked for.
+    """A default number of MB, which the caller did not set.
 
-    Equal to and shown as the plain number, so that signatures and help texts read like TorchX's; recognised by its
-    type, so that `memMB=1024` in a caller's hand is obeyed.
+    It equals and prints as the plain number, so that signatures and help texts read like TorchX's. Its type
+    distinguishes it from an explicit `memMB=1024`, which sets a limit.
     """
 
 
@@ -32,41 +32,41 @@ class ResourceRequest:
     gpu: int = 0
     memory_mb: int = DEFAULT_MEMORY_MB
     h: str | None = None
-    """A named resource; beats the three others."""
+    """A named resource; overrides the three others."""
 
     def find_host(self) -> Host | None:
-        """What -j is checked against; None when the caller named neither a host nor GPUs.
+        """The host against which -j is checked; None when the caller named neither a host nor GPUs.
 
         Raises:
-            ComponentError: a host TorchX does not know.
+            ComponentError: TorchX does not know the host.
         """
         if self.h:
-            return Host(label=f"-h {self.h}", gpus=int(self.resource().gpu))
+            return Host(label=f"-h {self.h}", gpus=int(self.build_resource().gpu))
         if self.gpu > 0:
             return Host(label=f"--gpu {self.gpu}", gpus=self.gpu)
         return None
 
-    def resource(self) -> Any:
+    def build_resource(self) -> Any:
         """The `torchx.specs.Resource`.
 
         Raises:
-            ComponentError: a negative number, or a host TorchX does not know.
+            ComponentError: a number is too small, or TorchX does not know the host.
         """
         if self.h:
             return _find_host(self.h)
         for flag, value, least in (("cpu", self.cpu, 0), ("gpu", self.gpu, 0), ("memMB", self.memory_mb, 1)):
             if value < least:
-                raise ComponentError(f"--{flag} {value} is too small; at least {least}")
+                raise ComponentError(f"--{flag} {value} is too small; it must be at least {least}")
         return specs.resource(cpu=self.cpu, gpu=self.gpu, memMB=int(self.memory_mb))
 
-    def role_metadata(self, topology: Topology) -> dict[str, str]:
+    def build_role_metadata(self, topology: Topology) -> dict[str, str]:
         """The role's metadata for the adapters, see `_contract.RoleKey`."""
         if self.h or not isinstance(self.memory_mb, DefaultMemory):
             return {}
         return {RoleKey.MEMORY_REQUEST_MB: str(_MB_PER_PROCESS * self._count_processes(topology))}
 
     def _count_processes(self, topology: Topology) -> int:
-        """Processes per node as the request says it: the node itself, where `gpu` or `cpu` is counted, is not known."""
+        """Processes per node according to the request: `gpu` and `cpu` are counted on the node, which is not known."""
         if topology.processes.isdecimal():
             return int(topology.processes)
         if topology.processes != "cpu" and self.gpu > 0:
@@ -78,5 +78,5 @@ def _find_host(h: str) -> Any:
     try:
         return specs.resource(h=h)
     except KeyError as error:
-        # TorchX's message lists every resource it knows or the one most alike
-        raise ComponentError(f"-h {h!r} is no named resource: {' '.join(str(error.args[0]).split())}") from error
+        # TorchX's message lists every resource it knows or the most similar one
+        raise ComponentError(f"-h {h!r} is not a named resource: {' '.join(str(error.args[0]).split())}") from error

@@ -1,12 +1,12 @@
 """The -j grammar: `[[MIN:]N x] M`, how many nodes and how many processes on each of them.
 
-    4        one value alone: processes (ddp, torchrun) or nodes (spmd, torchrun with -h)
+    4        one number: processes (ddp, torchrun) or nodes (spmd, torchrun with -h)
     2x4      2 nodes, 4 processes each
     1:4x8    1 to 4 nodes, 8 processes each
     2xgpu    2 nodes, as many processes as the node has GPUs; also `cpu` and `auto` (GPUs if any, else CPUs)
 
-Strict, because a wrong number here costs a queue's worth of waiting: TorchX takes `4:2x8`, `2x0`, `0:2x4`, a trailing
-newline and non-ASCII digits, and fails hours later or never.
+Strict, because a job may wait hours in a queue before a wrong number fails: TorchX accepts `4:2x8`, `2x0`, `0:2x4`, a
+trailing newline and non-ASCII digits.
 """
 
 import re
@@ -17,15 +17,15 @@ from typing import Final
 from muster.components.errors import ComponentError
 
 COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
-"""What M can be besides a number: the agent counts on the node itself."""
+"""Values of M besides numbers: the agent counts on the node."""
 
 _GRAMMAR: Final = re.compile(r"(?:(?:([0-9]+):)?([0-9]+)x)?([0-9]+|gpu|cpu|auto)")
 _SHOWN_CHARACTERS: Final = 60
-_DIGITS_LIMIT: Final = 100  # beyond any machine; int() itself refuses more than 4300 digits with an error of its own
+_DIGITS_LIMIT: Final = 100  # more than any machine has; int() raises its own error above 4300 digits
 
 
 class Bare(Enum):
-    """What a number alone means."""
+    """What one number in -j means."""
 
     PROCESSES = "processes"
     NODES = "nodes"
@@ -33,17 +33,17 @@ class Bare(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The machine a node runs on, as far as -j needs it."""
+    """What -j needs to know about the machine a node runs on."""
 
     label: str
-    """How the caller named it: `-h aws_p4d.24xlarge` or `--gpu 4`."""
+    """As the caller named it: `-h aws_p4d.24xlarge` or `--gpu 4`."""
     gpus: int
-    """0 or less: no GPUs, or not known."""
+    """0 or less: none, or not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Nodes and processes of a job; `str()` gives the -j form that parses to an equal value."""
+    """Nodes and processes of a job; `str()` returns the -j form that parses to an equal value."""
 
     min_nodes: int
     max_nodes: int
@@ -52,7 +52,7 @@ class Topology:
 
     @property
     def nnodes(self) -> str:
-        """What the agent's --nnodes takes: `N` or `MIN:MAX`."""
+        """The value of the agent's --nnodes: `N` or `MIN:MAX`."""
         return str(self.max_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes}:{self.max_nodes}"
 
     def __str__(self) -> str:
@@ -60,15 +60,15 @@ class Topology:
 
 
 def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = None) -> Topology:
-    """Read a -j value.
+    """Parse a -j value.
 
     Args:
         j: the value, see the module's docstring.
-        bare: what a number alone means. Nodes need a host with GPUs, which then give the processes.
-        host: checked against: at most one process for each of its GPUs.
+        bare: what one number means. `NODES` needs a host with GPUs: one process runs for each GPU.
+        host: limits the processes to one for each of its GPUs.
 
     Raises:
-        ComponentError: one line with the value, what is wrong with it and one right example.
+        ComponentError: one line with the value, what is wrong with it and one valid example.
     """
     try:
         low, high, processes = _match(j)
@@ -86,7 +86,7 @@ def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = N
 
 
 class _RefusedError(Exception):
-    """What is wrong, and numbers near the caller's that would be right but for the host."""
+    """What is wrong, and an example close to the caller's value that is valid except for the host."""
 
     def __init__(self, problem: str, min_nodes: int = 2, max_nodes: int = 2, processes: str = "4") -> None:
         super().__init__(problem)
@@ -98,7 +98,7 @@ def _match(j: str) -> tuple[str | None, str | None, str]:
         raise _RefusedError("must be a string")
     match = _GRAMMAR.fullmatch(j)
     if match is None:
-        raise _RefusedError("is not [[MIN:]NODESx]PROCESSES, in plain digits or gpu, cpu, auto for PROCESSES")
+        raise _RefusedError("is not [[MIN:]NODESx]PROCESSES with plain digits, or gpu, cpu or auto as PROCESSES")
     low, high, processes = match.groups()
     if any(len(number or "") > _DIGITS_LIMIT for number in (low, high, processes)):
         raise _RefusedError(f"has a number of more than {_DIGITS_LIMIT} digits")
@@ -121,7 +121,7 @@ def _check_counts(min_nodes: int, max_nodes: int, processes: str) -> None:
 def _count_gpus(nodes: int, host: Host | None) -> str:
     if host is None or host.gpus < 1:
         where = "without -h there are no GPUs" if host is None else f"{host.label} has no GPUs"
-        raise _RefusedError(f"names only nodes, and {where} to count processes by", max(nodes, 1), max(nodes, 1), "8")
+        raise _RefusedError(f"gives only nodes, and {where} to count processes by", max(nodes, 1), max(nodes, 1), "8")
     return str(host.gpus)
 
 
@@ -138,7 +138,7 @@ def _check_gpus(max_nodes: int, processes: str, host: Host | None) -> None:
 
 
 def _fit(example: Topology, host: Host | None) -> Topology:
-    """The example, made right for the host: an example that is refused in its turn helps nobody."""
+    """The example, adapted to the host: an example must be valid there."""
     if host is None:
         return example
     if example.processes == "gpu" and host.gpus == 0:
@@ -149,7 +149,7 @@ def _fit(example: Topology, host: Host | None) -> Topology:
 
 
 def _show(j: object) -> str:
-    shown = ascii(j)  # not repr: a look-alike digit must not read like a right value
+    shown = ascii(j)  # not repr: a look-alike digit must not read like a valid value
     if len(shown) <= _SHOWN_CHARACTERS:
         return shown
     return f"{shown[:_SHOWN_CHARACTERS]}... ({len(shown)} characters)"

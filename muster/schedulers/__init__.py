@@ -1,11 +1,11 @@
-"""Scheduler adapters: how an AppDef becomes running replicas on this machine, a Docker engine or Kubernetes.
+"""Scheduler adapters: they run the replicas of an AppDef on this machine, a Docker engine or Kubernetes.
 
     local/          replicas are processes of this machine        supervision/  the process that owns an app's replicas
     docker/         replicas are containers of one engine         runner/       what we adapt of TorchX
     kubernetes/     replicas are pods
 
 `bundle` packs the agent and the workspace, `agent_command` recognises and rewrites the agent's command, `naming` makes
-every name, `errors` are what the TorchX command line prints as one line.
+every name, `errors` holds the errors that the TorchX command line prints as one line.
 
-Imports nothing: supervisor processes load single modules of this package and must start fast.
+This module imports nothing: supervisor processes load single modules of this package and must start fast.
 """

@@ -1,10 +1,10 @@
 """Recognises the command that components write, `python3 -m muster.agent ...`, reads its flags and rewrites it.
 
-It is never run as it is written: with `-m` Python imports from the working directory before the agent can prevent it,
-and a `types.py` of the user's there would replace the standard library's.
+Adapters never run it as it is written: with `-m` Python imports from the working directory before the agent can prevent
+it, and a `types.py` of the user's there would replace the standard library's.
 
-The agent's own flags end where its program begins: at the first word that is no flag, or at `--`. What comes after
-that belongs to the program, however much it looks like a flag of the agent.
+The agent's own flags end where its program begins: at the first word that is not a flag, or at `--`. All later words
+belong to the program, even if they look like flags of the agent.
 """
 
 import posixpath
@@ -31,10 +31,10 @@ _COMMAND_LENGTH = 2  # -m muster.agent
 _RUN_ID = "rdzv-id"
 _RUN_ID_VARIABLE = "PET_RDZV_ID"
 
-_IMAGES_OWN: Final = (
+_IMAGE_PROGRAM: Final = (
     "import sys; sys.path[:] = filter(None, sys.path); from muster.agent.__main__ import main; sys.exit(main())"
 )
-"""For an image that has muster, nobody knows where."""
+"""For an image that has muster at an unknown place."""
 
 
 def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
@@ -44,7 +44,7 @@ def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
 
 
 def is_agent_role(role: Any) -> bool:
-    """Whether a TorchX role runs our agent; others keep TorchX's meaning of exit codes and retries."""
+    """Whether a TorchX role runs our agent; other roles keep TorchX's meaning of exit codes and retries."""
     return is_agent_command(role.entrypoint, role.args)
 
 
@@ -59,8 +59,8 @@ def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
 
 
 def rewrite_image_args(args: Sequence[str]) -> list[str]:
-    """The same for an image that has muster, so that its agent needs no bundle."""
-    return ["-c", _IMAGES_OWN, *args[2:]]
+    """The arguments of an agent role for an image that has muster, whose agent needs no bundle."""
+    return ["-c", _IMAGE_PROGRAM, *args[_COMMAND_LENGTH:]]
 
 
 # -- the agent's own flags --------------------------------------------------------------------------------------------
@@ -77,11 +77,8 @@ class AgentFlag:
     begin: int
     end: int
 
-    def means(self, name: str) -> bool:
-        """Whether this is the flag of that name, which no other flag's name begins.
-
-        A beginning of the name will do: the agent refuses one that is ambiguous.
-        """
+    def matches(self, name: str) -> bool:
+        """Whether this is the flag of that name. A prefix is enough: the agent refuses one that is ambiguous."""
         return self.spelling != "" and name.startswith(self.spelling)
 
 
@@ -91,7 +88,7 @@ def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
     Args:
         args: of a role for which `is_agent_role` holds.
 
-    Source: `muster/agent/flags.py`, parse_words, which `tests/unit/test_schedulers_entrypoint.py` compares this with.
+    Source: `muster/agent/cli/command_line.py`, parse_words; `tests/unit/schedulers/test_entrypoint.py` compares both.
     """
     flags: list[AgentFlag] = []
     begin = _COMMAND_LENGTH
@@ -106,24 +103,24 @@ def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
 
 
 def find_agent_flag(args: Sequence[str], name: str) -> str | None:
-    """The value of one of the agent's own flags; the last counts, None when it is not given.
+    """The value of one of the agent's own flags; the last one counts; None when it is not given.
 
     Args:
         args: of a role for which `is_agent_role` holds.
         name: long, with dashes in the middle: "shutdown-timeout".
     """
-    values = [flag.value for flag in list_agent_flags(args) if flag.means(name)]
+    values = [flag.value for flag in list_agent_flags(args) if flag.matches(name)]
     return values[-1] if values else None
 
 
 def _set_agent_flag(args: Sequence[str], name: str, value: str) -> list[str]:
-    found = [flag for flag in list_agent_flags(args) if flag.means(name)]
+    found = [flag for flag in list_agent_flags(args) if flag.matches(name)]
     begin, end = (found[-1].begin, found[-1].end) if found else (_COMMAND_LENGTH, _COMMAND_LENGTH)
     return [*args[:begin], f"--{name}", value, *args[end:]]
 
 
 def _is_flag(word: str) -> bool:
-    """The agent's rule, which is argparse's: `-`, numbers and words with a space are no flags."""
+    """The agent's rule, which is argparse's: `-`, numbers and words with a space are not flags."""
     if len(word) < 2 or word[0] != "-" or " " in word.partition("=")[0]:
         return False
     return not word[1:].replace(".", "", 1).isdecimal()
@@ -145,16 +142,16 @@ def _split_flag(word: str) -> tuple[str, str | None]:
 # -- several agent roles in one app -----------------------------------------------------------------------------------
 
 
-def separate_runs(roles: Sequence[Any], labels: Mapping[str, str], app_id: str) -> dict[str, list[str]]:
+def assign_run_ids(roles: Sequence[Any], labels: Mapping[str, str], app_id: str) -> dict[str, list[str]]:
     """The arguments of each role, with run ids that differ between agent roles.
 
-    Every agent role of an app is a job of its own, but components give each the app's id as run id, `--rdzv-id`. Agent
-    roles that would have the same one get their role's label behind it; an id that no other role has stays.
+    Every agent role of an app is a job of its own, but components give each the app's id as run id, `--rdzv-id`. If
+    agent roles have the same run id, this appends each role's label to it; a unique run id stays.
 
     Args:
         roles: of one app, not changed.
         labels: of each role, by name; all different.
-        app_id: what stands before the label where a role names no run id; may be a macro.
+        app_id: the run id before the label where a role names none; may be a macro.
 
     Returns:
         Arguments by the role's name, macros not yet substituted.

@@ -1,7 +1,7 @@
-"""What travels with a job: the agent as one runnable zip, the user's folder as one tar.gz.
+"""Packs what travels with a job: the agent as one runnable zip, the user's folder as one tar.gz.
 
 Both are deterministic (the same files give the same bytes), so that adapters can name them by their hash.
-Standard library only; needs no torchx.
+Standard library only; torchx is not needed.
 """
 
 import ast
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 AGENT_BUNDLE_LIMIT_BYTES: Final = 200_000
-"""Small enough for a Kubernetes ConfigMap (1 MiB) next to other things, and for a Docker upload per node."""
+"""Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 IGNORE_FILE: Final = ".torchxignore"
 
@@ -38,7 +38,7 @@ if sys.version_info < (3, 10):
 
 import os
 
-# Relative when called so; the agent may change its directory before a later import.
+# The path may be relative; the agent may change its directory before a later import.
 sys.path[0] = os.path.abspath(sys.path[0])
 
 from muster.agent.__main__ import main
@@ -48,14 +48,14 @@ sys.exit(main())
 
 
 class BundleError(ValueError):
-    """A file of the workspace cannot be packed; names it and says why."""
+    """A file of the workspace cannot be packed; the message names it and says why."""
 
 
 def build_agent_bundle() -> bytes:
     """Packs the agent and what it shares with the adapters.
 
     Returns:
-        A zip that runs as `python3 muster-agent.zip ARGS` on Python 3.10+ and refuses older ones in one line.
+        A zip that runs as `python3 muster-agent.zip ARGS` on Python 3.10+ and refuses older versions in one line.
     """
     package = Path(__file__).resolve().parent.parent
     sources = [*package.glob("*.py"), *(package / "agent").rglob("*.py")]
@@ -73,21 +73,21 @@ def build_agent_bundle() -> bytes:
 def strip_source(source: str) -> str:
     """Python source without its docstrings: two thirds of the bytes, and less to compile on every node.
 
-    Lines stay where they were, so that a traceback from a node fits the source. Comments stay too: finding them takes
+    Line numbers stay the same, so that a traceback from a node fits the source. Comments stay too: finding them takes
     the tokenizer, which would make every submission a second slower.
     """
     lines = source.encode().splitlines(keepends=True)
-    # From the end, so that the places of earlier ones stay right.
+    # From the end, so that the positions of earlier docstrings stay right.
     for node in sorted(_list_docstrings(ast.parse(source).body), key=lambda node: node.lineno, reverse=True):
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         head, tail = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-        # A statement that does nothing, in case the docstring was all there was.
+        # A statement that does nothing, in case the body has no other statement.
         lines[first : last + 1] = [head + b"0" + tail, *[b"\n"] * (last - first)]
     return b"".join(lines).decode()
 
 
 def _list_docstrings(body: Iterable[ast.stmt]) -> Iterator[ast.Expr]:
-    """Strings that are statements: docstrings, and those that describe an attribute."""
+    """Strings that are statements: docstrings, and strings that describe an attribute."""
     for node in body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node
@@ -96,10 +96,10 @@ def _list_docstrings(body: Iterable[ast.stmt]) -> Iterator[ast.Expr]:
 
 
 def build_workspace_bundle(path: str) -> bytes:
-    """Packs a folder, less what its `.torchxignore` names.
+    """Packs a folder without what its `.torchxignore` names.
 
-    Symbolic links stay links, permission bits and modification times are kept (Python trusts a stale `.pyc` when
-    size and time agree, so times must not be flattened), owners are not. Sockets, pipes and devices are left out.
+    Symbolic links stay links. Permission bits and modification times are kept (Python trusts a stale `.pyc` when size
+    and time agree, so times must not be changed), owners are not. Sockets, pipes and devices are left out.
 
     Args:
         path: the folder; must exist.
@@ -146,9 +146,9 @@ def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
 
 
 def walk_workspace(root: Path) -> Iterator[str]:
-    """Yields what of a folder travels, folders before what is in them, sorted, as slash-separated relative paths.
+    """Yields the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
 
-    The rules are TorchX's: shell patterns one per line, `#` begins a comment, `!` takes back, the last match
+    The rules are TorchX's: one shell pattern per line, `#` begins a comment, `!` includes again, the last match
     decides; an ignored folder is not entered; inside a folder that a `!` kept, only later lines count.
 
     Raises:
@@ -186,12 +186,12 @@ def _read_patterns(path: Path) -> list[str]:
 
 
 def _match(relative: str, patterns: Sequence[str]) -> tuple[int, bool]:
-    """The index of the last pattern that matches (-1: none) and whether that one ignores."""
+    """The index of the last pattern that matches (-1: none) and whether that pattern ignores."""
     last, ignored = -1, False
     if relative == "Dockerfile.torchx":  # TorchX never ignores it
         return last, ignored
     for index, pattern in enumerate(patterns):
-        takes_back = pattern.startswith("!")
-        if fnmatch.fnmatch(relative, pattern[1:] if takes_back else pattern):
-            last, ignored = index, not takes_back
+        keeps = pattern.startswith("!")
+        if fnmatch.fnmatch(relative, pattern[1:] if keeps else pattern):
+            last, ignored = index, not keeps
     return last, ignored

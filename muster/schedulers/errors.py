@@ -1,6 +1,7 @@
 """Errors of the adapters that the TorchX command line prints as one line.
 
-TorchX turns only `ComponentValidationException` (and two kin) into a message; everything else becomes a traceback.
+TorchX turns only `ComponentValidationException` and two related exceptions into a message; all others become a
+traceback.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ class SchedulerError(ComponentValidationException, ValueError):  # type: ignore[
 
 
 class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[misc]
-    """The machine's or the engine's fault: one line that says what was missing and what to do."""
+    """The machine's or the engine's fault: one line that says what is missing and what to do."""
 
 
 class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[misc]

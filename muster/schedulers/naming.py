@@ -1,9 +1,9 @@
-"""The one namer: every name an adapter gives to an app, a role, a replica or a thing on an engine comes from here.
+"""Builds every name that an adapter gives to an app, a role, a replica or an object on an engine.
 
 Names are DNS labels (RFC 1123, and beginning with a letter as RFC 1035 wants for services): lower-case letters,
-digits and hyphens, at most 63 characters. That is what Kubernetes asks of almost everything, Docker takes it for
-containers, networks and host names, and it is a good folder name. A name too long keeps its beginning and gets a hash
-of the whole, so that equal names stay equal and different ones different.
+digits and hyphens, at most 63 characters. Kubernetes requires this for almost every name, Docker accepts it for
+containers, networks and host names, and it is a good folder name. A name that is too long keeps its beginning and gets
+a hash of the whole, so that equal names stay equal and different names differ.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ def make_secret() -> str:
 
 
 def derive_token(secret: str, role: str) -> str:
-    """The rendezvous token of one agent role: a job of its own, which must not admit the nodes of another role.
+    """The rendezvous token of one agent role. The role is a job of its own and must not admit nodes of another role.
 
     Args:
-        secret: the app's, from `make_secret`. Only adapters hold it: the token of one role does not give it away.
+        secret: the app's, from `make_secret`. Only adapters hold it: it cannot be derived from the token of a role.
         role: name as in the AppDef.
 
     Returns:
@@ -50,7 +50,7 @@ def build_label(text: str, *, limit: int = LABEL_LIMIT) -> str:
     """A DNS label for any text; valid labels within the limit stay as they are.
 
     Args:
-        text: what a person wrote.
+        text: any text, such as a name from an AppDef.
         limit: greatest length, at least 16.
     """
     label = _clean(text) or "app"
@@ -64,7 +64,7 @@ def build_app_name(name: str, suffix: str, *, reserve: int = 0) -> str:
 
     Args:
         name: `AppDef.name`.
-        suffix: keeps apps of the same name apart; kept whole.
+        suffix: distinguishes apps of the same name; kept whole.
         reserve: characters that will be appended to the name elsewhere and must fit into a label too (a hyphen and
             the digits of an index, say).
     """
@@ -83,7 +83,7 @@ def build_role_labels(roles: Sequence[str], *, limit: int = 20) -> dict[str, str
     """
     repeated = sorted({role for role in roles if roles.count(role) > 1})
     if repeated:
-        raise ValueError(f"role names must differ, but {repeated[0]!r} is there {roles.count(repeated[0])} times")
+        raise ValueError(f"role names must differ, but {repeated[0]!r} appears {roles.count(repeated[0])} times")
     labels = {role: build_label(role, limit=limit) for role in roles}
     clashes = [label for label in labels.values() if list(labels.values()).count(label) > 1]
     return {role: _shorten(label, role, limit) if label in clashes else label for role, label in labels.items()}

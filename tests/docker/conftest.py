@@ -43,7 +43,7 @@ def _engine_or_skip():
 
 @pytest.fixture
 def client(_engine_or_skip):
-    """The engine's own client: what a person would look with."""
+    """The engine's own client, to inspect what was created."""
     import docker
 
     client = docker.from_env(timeout=60)
@@ -111,7 +111,7 @@ class Apps:
         """Wait for the end of its supervisor, which starts again when it died; returns TorchX's status."""
         from muster.schedulers.supervision import client
 
-        client.look(folder := self.scheduler._folder(app_id))
+        client.read_app(folder := self.scheduler._find_folder(app_id))
         assert client.wait_ended(folder, limit_s=deadline_s), f"end of {app_id}: not within {deadline_s:g} s"
         return self.status(app_id)
 
@@ -124,7 +124,7 @@ class Apps:
         return self.client.containers.list(all=every, filters={"label": wanted}, ignore_removed=True)
 
     def inside(self, app_id, command, role="w", replica=0):
-        """What a command says that runs in a replica's container."""
+        """The output of a command in a replica's container."""
         (container,) = self.containers(app_id, every=False, role=role, replica=replica)
         code, said = container.exec_run(["sh", "-c", command])
         assert code == 0, said
@@ -155,7 +155,7 @@ class Apps:
         from muster.schedulers.supervision import client
 
         for app_id in self.ids:
-            folder = self.scheduler._folder(app_id)
+            folder = self.scheduler._find_folder(app_id)
             if folder is not None:
                 client.request_stop(folder, "kill")
             self.delete(app_id)
@@ -173,7 +173,7 @@ def seen_images(tmp_path_factory):
 
 @pytest.fixture
 def state_home(tmp_path, seen_images, monkeypatch):
-    """A state folder of the test's own: the developer's apps are left alone."""
+    """A state folder of the test's own: the developer's apps are not touched."""
     folder = tmp_path / "state"
     (folder / "muster").mkdir(parents=True, mode=0o700)
     (folder / "muster" / "docker-images").symlink_to(seen_images)
@@ -222,7 +222,7 @@ def own_engine(_engine_or_skip, fake_tools, tiny_tar, wait_until):
         pytest.skip("only root can start an engine, and dockerd must be installed")
     folder = Path(tempfile.mkdtemp(prefix="muster-engine-"))  # short: sockets lie in it
     host = f"unix://{folder}/docker.sock"
-    # In a network of its own: beside another engine it would take that one's bridge and rules for its own.
+    # In a network namespace of its own: beside another engine it would use that engine's bridge and rules.
     words = ["unshare", "--net", "dockerd", "--host", host, "--pidfile", folder / "pid"]
     words += ["--data-root", folder / "data", "--exec-root", folder / "exec"]
     words += ["--default-address-pool", "base=10.213.0.0/24,size=27"]

@@ -31,8 +31,8 @@ def ddp(script, j, volume=None, **how):
     return dist.ddp(script=script, j=j, image=IMAGE, name="job", mounts=mounts, **how)
 
 
-def says(apps, app_id, replica, text):
-    """How often a replica has said a text so far."""
+def count_in_log(apps, app_id, replica, text):
+    """How often a text appears in a replica's log so far."""
     return sum(text in line for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica))
 
 
@@ -84,17 +84,17 @@ def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network
     masters = set()
     for name in ("actor", "critic"):
         lines = [line for k in (0, 1) for line in apps.logs(app_id, role=name, replica=k) if "job " in line]
-        told = [line.split("job ")[1].split() for line in lines]
-        assert sorted(words[:3] for words in told) == [[str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
-        masters |= {words[3] for words in told}
+        printed = [line.split("job ")[1].split() for line in lines]
+        assert sorted(words[:3] for words in printed) == [[str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
+        masters |= {words[3] for words in printed}
     assert len(masters) == (1 if network else 2), "each meets at its own node 0"
 
 
 def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, max_retries=1, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
     node(apps, app_id, 1).kill("SIGKILL")
-    wait_until(lambda: says(apps, app_id, 0, "of 2") >= 2, "both nodes again")
+    wait_until(lambda: count_in_log(apps, app_id, 0, "of 2") >= 2, "both nodes again")
     assert apps.status(app_id).num_restarts == 1
     node(apps, app_id, 0).exec_run(["touch", "/data/go"])
     assert apps.wait(app_id).state == AppState.SUCCEEDED
@@ -102,25 +102,25 @@ def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until
 
 def test_elastic_job_goes_on_without_a_container(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
     node(apps, app_id, 1).kill("SIGKILL")
-    wait_until(lambda: says(apps, app_id, 0, "of 1"), "one node")
+    wait_until(lambda: count_in_log(apps, app_id, 0, "of 1"), "one node")
     node(apps, app_id, 0).exec_run(["touch", "/data/go"])
     assert apps.wait(app_id).state == AppState.SUCCEEDED
 
 
 def test_killed_leader_is_replaced(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, max_retries=1, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
     node(apps, app_id, 0).kill("SIGKILL")
-    wait_until(lambda: says(apps, app_id, 1, "of 2") >= 2, "both nodes again")
+    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2") >= 2, "both nodes again")
     node(apps, app_id, 1).exec_run(["touch", "/data/go"])
     assert apps.wait(app_id).state == AppState.SUCCEEDED
 
 
-def test_fixed_job_ends_whole_when_a_container_is_lost(apps, volume, wait_until):
+def test_fixed_job_ends_completely_when_a_container_is_lost(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS), grace_s=5.0)
-    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
+    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
     node(apps, app_id, 1).kill("SIGKILL")
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
@@ -146,7 +146,7 @@ def test_memory_limit_ends_in_an_out_of_memory_report(apps):
     assert "out of memory, limit 128 MiB" in status.msg
 
 
-def test_no_memory_limit_unless_asked_for(apps, client):
+def test_no_memory_limit_unless_requested(apps, client):
     app_id = apps.run(ddp("docker_raises.py", "1x1", start="cold"), workspace=str(PROGRAMS))
     (container,) = apps.containers(app_id)
     assert container.attrs["HostConfig"]["Memory"] == 0
@@ -156,8 +156,8 @@ def test_no_memory_limit_unless_asked_for(apps, client):
 
 def test_job_goes_on_when_its_supervisor_was_killed(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: says(apps, app_id, 1, "of 2"), "both nodes")
-    first = apps.scheduler._folder(app_id).read_record().supervisor
+    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
+    first = apps.scheduler._find_folder(app_id).read_record().supervisor
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: not first.is_alive(), "death of the supervisor")
     node(apps, app_id, 0).exec_run(["touch", "/data/go"])

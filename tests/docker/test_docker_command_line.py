@@ -1,4 +1,4 @@
-"""torchx on the command line: what ends with it, what stays, what a person sees."""
+"""torchx on the command line: what ends with it, what stays, what it prints."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def shell(scheduler, command=COMMAND):
 
 
 def begin(torchx, apps, wait_until, scheduler, command=COMMAND):
-    """Start an app; returns once the command line waits for it and the app has said something."""
+    """Start an app; returns once the command line waits for it and the app has printed something."""
     process = torchx(*shell(scheduler, command))
     app_id = process.stdout.readline().strip().rsplit("/", 1)[-1]
     apps.ids.append(app_id)
@@ -81,7 +81,7 @@ def test_second_interrupt_kills(torchx, apps, wait_until):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_nothing_outlives_a_killed_command(torchx, apps, wait_until, signum):
+def test_nothing_runs_after_a_killed_command(torchx, apps, wait_until, signum):
     process, app_id = begin(torchx, apps, wait_until, "local_docker")
     process.send_signal(signum)
     process.communicate(timeout=60)
@@ -127,18 +127,18 @@ def test_dry_run_needs_no_engine(torchx, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("-cfg", "shm_size=lots"), "shm_size='lots'"),
         (("-cfg", "sham=1"), "no option 'sham'"),
     ],
 )
-def test_mistakes_are_one_line(torchx, words, says):
+def test_mistakes_are_one_line(torchx, words, message):
     run, *rest = shell("local_docker", "true")
     process = torchx(run, *rest[:2], *words, *rest[2:])
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert says in err
+    assert message in err
     assert "Traceback" not in err, err
 
 

@@ -1,4 +1,4 @@
-"""The engine goes away and comes back while jobs run. Only an engine that .ci/docker-engine started is restarted."""
+"""The engine stops and starts while jobs run. Only an engine that .ci/docker-engine started is restarted."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_plain_app_survives_a_restart_of_the_engine(apps, app_of, engine, wait_u
     wait_until(lambda: len(apps.containers(app_id, every=False)) == 2, "second start")
     status = apps.status(app_id)
     assert status.state == AppState.RUNNING
-    assert status.num_restarts == 0  # the engine's doing is not charged to the app
+    assert status.num_restarts == 0  # a stop of the engine uses no retries
     wait_until(lambda: apps.logs(app_id, replica=1) == ["begun\n"] * 2, "second start")
 
 
@@ -65,7 +65,7 @@ def test_job_of_agents_survives_a_killed_engine(apps, engine, wait_until):
     assert apps.wait(app_id).state == AppState.SUCCEEDED
 
 
-def test_cancel_while_the_engine_is_away(apps, app_of, engine, wait_until):
+def test_cancel_while_the_engine_is_down(apps, app_of, engine, wait_until):
     app_id = apps.run(app_of("sleep 600", replicas=2))
     engine("stop")
     apps.cancel(app_id)
@@ -75,10 +75,10 @@ def test_cancel_while_the_engine_is_away(apps, app_of, engine, wait_until):
     assert apps.containers(app_id, every=False) == []
 
 
-def test_supervisor_begins_while_the_engine_is_away(apps, app_of, engine, wait_until):
+def test_supervisor_starts_while_the_engine_is_down(apps, app_of, engine, wait_until):
     app_id = apps.run(app_of("echo begun; sleep 600", replicas=2))
     wait_until(lambda: apps.logs(app_id, replica=1), "first start")
-    supervisor = apps.scheduler._folder(app_id).read_record().supervisor
+    supervisor = apps.scheduler._find_folder(app_id).read_record().supervisor
     os.kill(supervisor.pid, 9)
     engine("stop")
     wait_until(lambda: not supervisor.is_alive(), "death of the supervisor")

@@ -1,4 +1,4 @@
-"""Today's code serves the jobs that version 19df633 left on an engine; see tests/golden.
+"""Today's code works with the jobs that version 19df633 left on an engine; see tests/golden.
 
 The containers, networks and volumes are made here with the labels, names and places that version gave them.
 """
@@ -115,7 +115,7 @@ def test_its_containers_are_adopted(apps, golden):
     assert apps.left(app_id) == []
 
 
-def test_containers_that_are_gone_are_made_again(apps, golden, wait_until):
+def test_missing_containers_are_created_again(apps, golden, wait_until):
     app_id = golden("running-golden", engine=False)
     assert apps.status(app_id).state == AppState.RUNNING
     for replica in (0, 1):
@@ -159,7 +159,7 @@ def test_the_report_of_its_agent_names_the_root_cause(apps, golden):
 
 
 @pytest.mark.parametrize("app_id", ["hostnet-golden", "readonly-golden"])
-def test_what_it_claimed_is_given_back(apps, golden, client, app_id):
+def test_its_reservations_are_released(apps, golden, client, app_id):
     """A port of the host is a volume of the engine, and so is the agent of read-only containers."""
     golden(app_id)
     label = {"label": f"io.muster.app={app_id}"}

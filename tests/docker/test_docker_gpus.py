@@ -26,25 +26,23 @@ def with_gpus(app, *gpus):
     return app
 
 
-def refuse(apps, app, says):
-    """Submit what must be refused: in one line, with nothing of it left."""
+def refuse(apps, app, message):
+    """Submit an app that must be refused: in one line, with nothing of it left."""
     before = sorted(each.id for each in apps.left())
-    with pytest.raises(EngineError, match=says) as raised:
+    with pytest.raises(EngineError, match=message) as raised:
         apps.run(app)
     assert "\n" not in str(raised.value)
     assert sorted(each.id for each in apps.left()) == before
 
 
-def test_missing_runtime_is_refused_before_anything_is_made(apps, app_of, client):
+def test_missing_runtime_is_refused_before_anything_is_created(apps, app_of, client):
     try:
         devices.check_runtime(client.info())
     except DockerError:
         created = client.events(filters={"event": "create", "type": "container"}, decode=True)
         # an image that is nowhere: not even a pull is tried
         app = with_gpus(app_of("true", replicas=2, image="muster-test:none"), 1)
-        refuse(
-            apps, app, r"wants GPUs, but the engine has no NVIDIA runtime \(it has: .*runc.*NVIDIA Container Toolkit"
-        )
+        refuse(apps, app, r"needs GPUs, but the engine has no NVIDIA runtime \(it has .*runc.*NVIDIA Container Toolkit")
         client.containers.create(BARE, "true", name="muster-test-marker").remove()
         assert next(created)["Actor"]["Attributes"]["name"] == "muster-test-marker"  # the first since
         created.close()
@@ -67,8 +65,8 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
 
     first = apps.run(with_gpus(app_of(SAYS, image="tiny", replicas=2, max_retries=1), 1))
     assert [sees(first, replica) for replica in range(2)] == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]
-    says = r"wants 2 GPUs \(2\), this host has 3, 2 of them in use by other containers"
-    refuse(apps, with_gpus(app_of("true", image="tiny"), 2), says)
+    message = r"needs 2 GPUs \(2\), this host has 3, 2 of them in use by other containers"
+    refuse(apps, with_gpus(app_of("true", image="tiny"), 2), message)
     second = apps.run(with_gpus(app_of(SAYS, image="tiny"), 1))
     assert sees(second) == ["GPU-cccc\n"]
     (lost,) = apps.containers(first, replica=1)
@@ -80,9 +78,9 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
     assert sees(third) == ["GPU-aaaa,GPU-bbbb\n"]
 
 
-def test_only_what_the_caller_may_see_is_given_out(apps_with_gpus, app_of, monkeypatch, wait_until):
+def test_only_gpus_visible_to_the_caller_are_assigned(apps_with_gpus, app_of, monkeypatch, wait_until):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    refuse(apps_with_gpus, with_gpus(app_of("true", image="tiny"), 3), r"wants 3 GPUs \(3\), this host has 2$")
+    refuse(apps_with_gpus, with_gpus(app_of("true", image="tiny"), 3), r"needs 3 GPUs \(3\), this host has 2$")
     app_id = apps_with_gpus.run(with_gpus(app_of(SAYS, image="tiny"), 1))
     assert wait_until(lambda: apps_with_gpus.logs(app_id), "output") == ["GPU-cccc\n"]
 

@@ -1,4 +1,4 @@
-"""Apps on the host's own network, where each port can be used once: gangs that would like the same one get two."""
+"""Apps on the host's own network, where each port can be used once: jobs with the same preferred port get two."""
 
 import concurrent.futures
 import socket
@@ -27,19 +27,19 @@ def submit(apps, tmp_path):
 
 
 def port_of(apps, app_id):
-    """Where the gang's nodes meet."""
+    """The rendezvous port of the job."""
     environments = [container.attrs["Config"]["Env"] for container in apps.containers(app_id)]
     (port,) = {line.partition("=")[2] for env in environments for line in env if line.startswith(f"{Env.RDZV_PORT}=")}
     return int(port)
 
 
-def test_gangs_that_would_like_one_port_get_two_and_none_that_a_stranger_has(apps, submit, monkeypatch):
+def test_jobs_with_one_preferred_port_get_two_others_than_a_port_in_use(apps, submit, monkeypatch):
     wished = HOST_PORTS[0]
-    monkeypatch.setattr("muster.schedulers.docker.request._host_port", lambda *_: wished)
+    monkeypatch.setattr("muster.schedulers.docker.request._pick_host_port", lambda *_: wished)
     with socket.create_server(("", wished)), concurrent.futures.ThreadPoolExecutor(2) as pool:
         ids = list(pool.map(submit, range(2)))
         ports = sorted(port_of(apps, app_id) for app_id in ids)
         ends = [apps.wait(app_id) for app_id in ids]
     assert [end.state for end in ends] == [AppState.SUCCEEDED] * 2, [end.msg for end in ends]
     assert wished < ports[0] < ports[1]
-    assert apps.client.volumes.list(filters={"label": "io.muster.claim"}) == []  # given back with the end
+    assert apps.client.volumes.list(filters={"label": "io.muster.claim"}) == []  # released at the end

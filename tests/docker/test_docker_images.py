@@ -54,7 +54,7 @@ class Registry:
         assert errors == []
 
     def put(self, version):
-        """Let the engine have this version, or none, under the name that the registry knows."""
+        """Give the engine this version, or none, under the registry's name."""
         if version is not None:
             self._client.api.tag(f"muster-test/tiny:{version}", self.image.removesuffix(":stable"), "stable")
         elif self._client.images.list(self.image):
@@ -80,7 +80,7 @@ def registry(_engine_or_skip, tiny_tar, tmp_path_factory, wait_until):
         process = subprocess.Popen(["docker-registry", "serve", folder / "config.yml"], stdout=said, stderr=said)
     client = docker.from_env(timeout=60)
     try:
-        # it picks a free port and says which
+        # it picks a free port and prints it
         address = wait_until(lambda: re.search(r"listening on ([0-9.:]+)", log.read_text()), "a registry")[1]
         registry = Registry(client, address, tiny_tar)
         yield registry
@@ -107,22 +107,22 @@ def test_what_is_pulled(apps, app_of, registry, capfd, pull, here, runs):
     app_id = apps.run(app_of("read v </version; echo $v", image=registry.image, replicas=2), pull=pull)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     assert [apps.logs(app_id, replica=replica) for replica in range(2)] == [[f"{runs}\n"]] * 2
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("docker: ")]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("docker: ")]
     pulls = pull == "always" or here is None
-    assert told[:1] == ([f"docker: pulling image {registry.image}"] if pulls else [])  # once, not once per replica
-    assert told.count(f"docker: pulling image {registry.image}") == int(pulls)
+    assert lines[:1] == ([f"docker: pulling image {registry.image}"] if pulls else [])  # once, not once per replica
+    assert lines.count(f"docker: pulling image {registry.image}") == int(pulls)
 
 
-def test_quiet_says_nothing_while_it_pulls(apps, app_of, registry, capfd):
+def test_quiet_prints_nothing_while_it_pulls(apps, app_of, registry, capfd):
     registry.put(None)
     apps.wait(apps.run(app_of("true", image=registry.image), quiet=True))
     assert "docker: " not in capfd.readouterr().err
 
 
-def refuse(apps, app, says, **cfg):
-    """Submit what must be refused: in one line, before anything of the app is there."""
+def refuse(apps, app, message, **cfg):
+    """Submit an app that must be refused: in one line, before anything of it is created."""
     before = sorted(each.id for each in apps.left())
-    with pytest.raises(EngineError, match=says) as raised:
+    with pytest.raises(EngineError, match=message) as raised:
         apps.run(app, **cfg)
     assert "\n" not in str(raised.value)
     assert sorted(each.id for each in apps.left()) == before
@@ -130,8 +130,8 @@ def refuse(apps, app, says, **cfg):
 
 def test_image_that_may_not_be_pulled_is_one_line(apps, app_of, registry):
     registry.put(None)
-    says = f"the engine has no image '{registry.image}', and pull=never forbids"
-    refuse(apps, app_of("true", image=registry.image), says, pull="never")
+    message = f"the engine has no image '{registry.image}', and pull=never does not allow"
+    refuse(apps, app_of("true", image=registry.image), message, pull="never")
 
 
 @pytest.mark.parametrize("pull", ["missing", "always"])
@@ -142,9 +142,9 @@ def test_missing_tag_is_one_line(apps, app_of, registry, pull):
 
 @pytest.mark.parametrize("pull", ["missing", "always"])
 def test_unreachable_registry_is_one_line(apps, app_of, client, pull):
-    with socket.socket() as nobody:  # bound and not listening: nobody else answers there
-        nobody.bind(("127.0.0.1", 0))
-        repository = f"127.0.0.1:{nobody.getsockname()[1]}/tiny"
+    with socket.socket() as bound:  # bound and not listening: no other process answers there
+        bound.bind(("127.0.0.1", 0))
+        repository = f"127.0.0.1:{bound.getsockname()[1]}/tiny"
         if pull == "always":  # also when the engine has it: `always` was asked for
             client.api.tag("muster-test:bare", repository, "here")
         try:
@@ -179,15 +179,15 @@ def make_image(client):
 
 
 def test_image_without_python_is_one_line(apps, app_of):
-    says = r"role 'w' could not be started: image 'muster-test:bare' has no 'python3'; .*Python 3.10 or newer"
-    refuse(apps, app_of("", image="muster-test:bare", **AGENT), says)
+    message = r"role 'w' could not be started: image 'muster-test:bare' has no 'python3'; .*Python 3.10 or newer"
+    refuse(apps, app_of("", image="muster-test:bare", **AGENT), message)
 
 
 def test_image_with_an_old_python_is_one_line(apps, app_of, client):
     if not client.images.list("muster-test:python39"):
         pytest.skip("there is no muster-test:python39: .ci/docker-image found no mirror with Debian 11")
-    says = r"image 'muster-test:python39' has Python 3\.9; muster's agent needs Python 3\.10 or newer"
-    refuse(apps, app_of("", image="muster-test:python39", **AGENT), says)
+    message = r"image 'muster-test:python39' has Python 3\.9; muster's agent needs Python 3\.10 or newer"
+    refuse(apps, app_of("", image="muster-test:python39", **AGENT), message)
 
 
 def test_image_without_torch_is_one_line(apps, app_of, make_image):
@@ -195,7 +195,7 @@ def test_image_without_torch_is_one_line(apps, app_of, make_image):
     refuse(apps, app_of("", image=image, **AGENT), r"image 'muster-test:no-torch' has Python 3\.11 but no torch")
 
 
-def test_image_without_muster_is_one_line_when_its_own_was_asked_for(apps, app_of):
+def test_image_without_muster_is_one_line_with_agent_image(apps, app_of):
     refuse(apps, app_of("", **AGENT), f"image '{IMAGE}' has no muster; leave out -cfg agent=image", agent="image")
 
 

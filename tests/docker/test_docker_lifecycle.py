@@ -27,7 +27,7 @@ def test_replicas_have_names_and_find_rank0(apps, app_of):
     assert apps.inside(app_id, "getent hosts w-0", replica=1).split()[0] == rank0.strip()
 
 
-def test_failed_replica_stops_the_gang(apps, app_of):
+def test_failed_replica_stops_the_app(apps, app_of):
     app_id = apps.run(app_of("[ $REPLICA = 1 ] && exit 3; sleep 600", replicas=2, env={"REPLICA": "${replica_id}"}))
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
@@ -35,7 +35,7 @@ def test_failed_replica_stops_the_gang(apps, app_of):
     assert apps.containers(app_id, every=False) == []
 
 
-def test_plain_role_is_retried_whatever_its_exit_code(apps, app_of):
+def test_plain_role_is_retried_with_any_exit_code(apps, app_of):
     count = "echo run >>/data/runs; [ $(wc -l </data/runs) = 3 ]"
     volume = apps.client.volumes.create()
     try:
@@ -72,7 +72,7 @@ def test_cancelled_app_reads_cancelled(apps, app_of):
     assert ended == [137, 137, 137]
 
 
-def test_unknown_app_is_not_there(apps):
+def test_unknown_app_is_not_found(apps):
     assert apps.scheduler.describe("no-such-app") is None
     apps.cancel("no-such-app")
     apps.delete("no-such-app")

@@ -1,4 +1,4 @@
-"""What an engine refuses, lacks or bounds: names, commands, memory, address pools, other people's things."""
+"""What an engine refuses, lacks or limits: names, commands, memory, address pools, other users' objects."""
 
 import concurrent.futures
 import os
@@ -32,18 +32,18 @@ def submit_as(apps, app, app_id, **cfg):
     return apps.scheduler.schedule(info)
 
 
-def test_missing_command_is_one_line_and_not_tried_again(apps, app_of):
-    says = "could not be started: image 'muster-test:torch' has no 'no-such-command'"
+def test_missing_command_is_one_line_and_not_retried(apps, app_of):
+    message = "could not be started: image 'muster-test:torch' has no 'no-such-command'"
     try:
         app_id = apps.run(app_of("", entrypoint="no-such-command", replicas=2, max_retries=3, name="gone"))
     except EngineError as error:  # it was fast: the submission was taken back
-        assert says in str(error)  # noqa: PT017  # both outcomes are right, which one comes is a race
+        assert message in str(error)  # noqa: PT017  # both outcomes are right, which one comes is a race
         assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("gone-")]
         assert not [n for n in apps.client.networks.list() if n.name.startswith("gone-")]
         return
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
-    assert says in status.msg
+    assert message in status.msg
     assert status.num_restarts == 0
 
 
@@ -54,7 +54,7 @@ def test_missing_bind_mount_is_one_line_and_leaves_nothing(apps, app_of):
     assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("bound-")]
 
 
-def test_second_app_of_a_name_is_refused_and_the_first_left_alone(apps, app_of):
+def test_second_app_of_a_name_is_refused_and_the_first_not_touched(apps, app_of):
     apps.ids.append(submit_as(apps, app_of("sleep 600"), "twin"))
     with pytest.raises(SchedulerError, match="'twin'"):
         submit_as(apps, app_of("sleep 600"), "twin")
@@ -62,7 +62,7 @@ def test_second_app_of_a_name_is_refused_and_the_first_left_alone(apps, app_of):
     assert len(apps.containers("twin", every=False)) == 1
 
 
-def test_foreign_container_of_our_name_is_left_alone(apps, app_of):
+def test_foreign_container_of_our_name_is_not_touched(apps, app_of):
     foreign = apps.client.containers.create("muster-test:bare", "true", name="clash-w-1")
     try:
         with pytest.raises(EngineError, match="clash-w-1"):
@@ -131,7 +131,7 @@ def test_out_of_memory_is_named(apps, app_of):
     assert "OOMKilled: out of memory, limit 64 MiB" in status.msg
 
 
-def test_things_of_others_are_left_alone(apps, app_of, monkeypatch):
+def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
     from muster.schedulers.docker import scheduler
 
     app_id = apps.run(app_of("sleep 600"))
@@ -142,7 +142,7 @@ def test_things_of_others_are_left_alone(apps, app_of, monkeypatch):
         assert "theirs" not in [item.app_id for item in apps.scheduler.list()]
         apps.delete("theirs")
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(scheduler, "_user", lambda: "0@elsewhere")
+            elsewhere.setattr(scheduler, "_build_user_id", lambda: "0@elsewhere")
             elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
             assert app_id not in [item.app_id for item in apps.scheduler.list()]
             assert apps.scheduler.describe(app_id) is None

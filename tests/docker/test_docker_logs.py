@@ -25,7 +25,7 @@ def test_long_logs_are_whole(apps, app_of):
     assert followed == [f"line {number} of replica 0\n" for number in range(1, LINES + 1)]
 
 
-def test_streams_apart_and_together(apps, app_of):
+def test_streams_separate_and_combined(apps, app_of):
     app_id = apps.run(app_of("for i in 1 2 3; do echo o$i; sleep 0.1; echo e$i >&2; sleep 0.1; done; printf end"))
     apps.wait(app_id)
     assert apps.logs(app_id, streams=Stream.STDOUT) == ["o1\n", "o2\n", "o3\n", "end"]
@@ -34,7 +34,7 @@ def test_streams_apart_and_together(apps, app_of):
     assert apps.logs(app_id, regex="[oe]2") == ["o2\n", "e2\n"]
 
 
-def test_long_lines_and_bytes_that_are_no_text(apps, app_of):
+def test_long_lines_and_bytes_that_are_not_text(apps, app_of):
     program = "import sys; sys.stdout.buffer.write(b'\\xc3\\xa4' * 40000 + b'\\n\\xff\\r50%\\r100%\\n')"
     app_id = apps.run(app_of("", entrypoint="python3", args=["-c", program]))
     apps.wait(app_id)
@@ -61,13 +61,13 @@ def test_followed_across_restarts(apps, app_of):
     assert apps.logs(app_id) == ["w-0\n"] * 3
 
 
-def test_what_is_not_there_is_one_line(apps, app_of):
+def test_missing_roles_and_replicas_are_one_line(apps, app_of):
     app_id = apps.run(app_of("true"))
     with pytest.raises(SchedulerError, match="no role 'x'; it has: w"):
         apps.logs(app_id, role="x")
     with pytest.raises(SchedulerError, match="replicas 0 to 0, not 7"):
         apps.logs(app_id, replica=7)
-    with pytest.raises(SchedulerError, match=r"regex '\['"):
+    with pytest.raises(SchedulerError, match=r"'\[' is not a valid regex"):
         apps.logs(app_id, regex="[")
 
 

@@ -23,7 +23,7 @@ def workspace(tmp_path):
 
 
 @pytest.fixture
-def nobodys_image(client):
+def image_with_user(client):
     """The test image with a user and without a working directory."""
     container = client.containers.create(IMAGE, "true")
     container.commit("muster-test", "nobody", changes=["USER nobody", "WORKDIR /"])
@@ -38,15 +38,15 @@ def test_workspace_is_copied_into_the_working_directory(apps, app_of, workspace)
     assert apps.logs(app_id) == ["/app\n", ".torchxignore\n", "main.py\n", "sub\n", "/app 0 payload\n"]
 
 
-def test_workspace_belongs_to_the_images_user(apps, app_of, workspace, nobodys_image):
-    app = app_of("python3 main.py; touch sub/new && echo wrote", image=nobodys_image)
+def test_workspace_belongs_to_the_images_user(apps, app_of, workspace, image_with_user):
+    app = app_of("python3 main.py; touch sub/new && echo wrote", image=image_with_user)
     app_id = apps.run(app, workspace=workspace)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     assert apps.logs(app_id) == ["/workspace 65534 payload\n", "wrote\n"]
 
 
-def test_agent_runs_as_the_images_user(apps, workspace, nobodys_image):
-    app = dist.ddp(script="main.py", j="1x2", image=nobodys_image, name="job", start="cold")
+def test_agent_runs_as_the_images_user(apps, workspace, image_with_user):
+    app = dist.ddp(script="main.py", j="1x2", image=image_with_user, name="job", start="cold")
     app_id = apps.run(app, workspace=workspace)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     said = apps.logs(app_id, role=app.roles[0].name)

@@ -1,4 +1,4 @@
-"""A container as the engine is told: pure, from the request and what the engine said of itself and of the image."""
+"""Builds the bodies and archives for a container: pure, from the request and facts about the engine and the image."""
 
 import io
 import tarfile
@@ -10,18 +10,17 @@ from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers.docker.spec import AGENT_DIR, HOST_NETWORK, STATE_DIR, AppRequest, ContainerRequest, Label
 
 WORKSPACE_DIR: Final = "/workspace"
-"""Working directory of a container whose image names none: files must not be poured over the image's root."""
-
+"""Working directory of a container whose image names none: files must not be copied into the image's root."""
 
 DOCKERFILE: Final = "Dockerfile.torchx"
-"""TorchX's name of the file in a workspace that says how to build its image."""
+"""TorchX's name of the file in a workspace from which its image is built."""
 
 _DEFAULT_DOCKERFILE: Final = b"ARG IMAGE\nFROM $IMAGE\nCOPY . .\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What an image says of itself."""
+    """Facts about an image."""
 
     id: str
     working_dir: str
@@ -30,30 +29,30 @@ class ImageFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What the engine says of itself."""
+    """Facts about the engine."""
 
     cpus: int
 
 
-def container_name(container: ContainerRequest, incarnation: int) -> str:
-    """`APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: the engine wants names unique."""
+def build_container_name(container: ContainerRequest, incarnation: int) -> str:
+    """`APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: names are unique on an engine."""
     return f"{container.name}-r{incarnation}" if incarnation else container.name
 
 
-def working_dir(container: ContainerRequest, image: ImageFacts) -> str:
-    """Where the command starts and the workspace goes."""
-    if not copies_workspace(container) or image.working_dir not in ("", "/"):
+def choose_working_dir(container: ContainerRequest, image: ImageFacts) -> str:
+    """The folder in which the command starts and into which the workspace is copied."""
+    if not needs_workspace_copy(container) or image.working_dir not in ("", "/"):
         return image.working_dir or "/"
     return WORKSPACE_DIR
 
 
-def copies_workspace(container: ContainerRequest) -> bool:
-    """Whether the user's code is copied in, not built into the image."""
+def needs_workspace_copy(container: ContainerRequest) -> bool:
+    """Whether the user's code is copied into the container, not built into the image."""
     return container.workspace is not None and container.base_image is None
 
 
-def agent_volume(app: AppRequest) -> str:
-    """Name of the volume that carries the agent where the container's root is read-only."""
+def build_agent_volume_name(app: AppRequest) -> str:
+    """Name of the volume that holds the agent if the container's root is read-only."""
     return f"{app.app_id}-agent"
 
 
@@ -65,7 +64,7 @@ def build_body(
         "Image": image.id,
         "Cmd": list(container.command),
         "Env": [f"{name}={value}" for name, value in container.env.items()],
-        "WorkingDir": working_dir(container, image),
+        "WorkingDir": choose_working_dir(container, image),
         "Labels": {
             **app.labels,
             Label.ROLE: container.role,
@@ -74,7 +73,7 @@ def build_body(
         },
         "StopSignal": "SIGTERM",
         "StopTimeout": max(1, round(app.grace_s)),
-        "HostConfig": _host_config(app, container, image, engine),
+        "HostConfig": _build_host_config(app, container, image, engine),
     }
     if app.network != HOST_NETWORK:
         body["Hostname"] = container.hostname
@@ -85,7 +84,7 @@ def build_body(
 
 def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
     """A container that never runs: through it the agent is copied onto its volume."""
-    mount = {"Type": "volume", "Source": agent_volume(app), "Target": AGENT_DIR}
+    mount = {"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR}
     return {
         "Image": image.id,
         "Cmd": ["true"],
@@ -94,16 +93,16 @@ def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
     }
 
 
-def _host_config(
+def _build_host_config(
     app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
-        # The supervisor alone starts containers again: the engine's own policies retry what must not be retried.
+        # Only the supervisor starts containers again: the engine's own policies retry what must not be retried.
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "NetworkMode": app.network,
         "Init": app.init,
-        "Mounts": [*container.mounts, *(_read_only_mounts(app, container, image) if container.read_only else ())],
+        "Mounts": [*container.mounts, *(_build_read_only_mounts(app, container, image) if container.read_only else ())],
         "Devices": list(container.devices),
         "Ulimits": list(container.ulimits),
         "Privileged": container.privileged,
@@ -112,10 +111,10 @@ def _host_config(
     if container.read_only:
         config["Tmpfs"] = {"/tmp": "exec"}  # noqa: S108  # inside the container
     if container.memory_bytes is not None:
-        # Equal limits: no swap, as on a cluster, so that a job that does not fit says so here.
+        # Equal limits: no swap, as on a cluster, so that a job that needs too much memory fails here too.
         config["Memory"] = config["MemorySwap"] = container.memory_bytes
     if container.cpus is not None:
-        # The engine refuses more than it has; there such a limit limits nothing anyway.
+        # The engine refuses a limit above its number of CPUs; such a limit has no effect anyway.
         config["NanoCpus"] = int(min(container.cpus, engine.cpus) * 1e9)
     if container.shm_size_bytes is not None:
         config["ShmSize"] = container.shm_size_bytes
@@ -127,17 +126,17 @@ def _host_config(
     return config
 
 
-def _read_only_mounts(app: AppRequest, container: ContainerRequest, image: ImageFacts) -> list[dict[str, Any]]:
-    """Nothing can be copied into a read-only root: the agent comes on a volume, and two folders stay writable."""
+def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image: ImageFacts) -> list[dict[str, Any]]:
+    """Nothing can be copied into a read-only root: the agent is on a volume, and two folders stay writable."""
     mounts = []
     if container.bundled:
-        mounts.append({"Type": "volume", "Source": agent_volume(app), "Target": AGENT_DIR, "ReadOnly": True})
+        mounts.append({"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR, "ReadOnly": True})
     if container.runs_agent:
         mounts.append({"Type": "volume", "Target": STATE_DIR})
-    folder = working_dir(container, image)
-    taken = {mount["Target"] for mount in container.mounts}
-    if copies_workspace(container) and folder not in taken:
-        # Without a source the engine makes a volume, fills it from the image, and removes it with the container.
+    folder = choose_working_dir(container, image)
+    mounted = {mount["Target"] for mount in container.mounts}
+    if needs_workspace_copy(container) and folder not in mounted:
+        # Without a source the engine creates a volume, fills it from the image, and removes it with the container.
         mounts.append({"Type": "volume", "Target": folder})
     return mounts
 
@@ -148,12 +147,15 @@ def pack_agent(bundle: bytes) -> bytes:
 
 
 def pack_state_dir(path: str) -> bytes:
-    """The folder for logs and the report, writable by any user; `.` when the archive is unpacked inside it."""
+    """A tar with the folder for logs and the report, writable by any user.
+
+    `path` is `.` when the archive is unpacked inside the folder.
+    """
     return _pack({path: None}, mode=0o1777)
 
 
 def pack_folder(path: str, uid: int, gid: int) -> bytes:
-    """A tar for the root of a container: a folder, which may exist already."""
+    """A tar for the root of a container with one folder, which may exist already."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         entry = tarfile.TarInfo(path.lstrip("/"))
@@ -174,8 +176,8 @@ def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755) -> bytes:
     return buffer.getvalue()
 
 
-def give_owner(bundle: bytes, uid: int, gid: int) -> bytes:
-    """The same archive with every entry owned by the image's user, who must be able to read and write its code."""
+def set_owner(bundle: bytes, uid: int, gid: int) -> bytes:
+    """The same archive with every entry owned by the image's user, which must be able to read and write its code."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(bundle)) as source, tarfile.open(fileobj=buffer, mode="w") as target:
         for entry in source:
@@ -185,7 +187,7 @@ def give_owner(bundle: bytes, uid: int, gid: int) -> bytes:
 
 
 def pack_context(workspace: bytes) -> bytes:
-    """A build context: the workspace, and a Dockerfile that copies it in when it brings none."""
+    """A build context: the workspace, and a Dockerfile that copies it in if the workspace has none."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(workspace)) as source, tarfile.open(fileobj=buffer, mode="w") as target:
         names = set()
@@ -200,7 +202,7 @@ def pack_context(workspace: bytes) -> bytes:
 
 
 def parse_user(user: str, passwd: str) -> tuple[int, int]:
-    """Numbers of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd; root's when unknown."""
+    """User and group id of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd; root's if unknown."""
     name, _, group = user.partition(":")
     uid, gid = (int(name), 0) if name.isdigit() else (0, 0)
     for line in passwd.splitlines():

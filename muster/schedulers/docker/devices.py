@@ -1,4 +1,4 @@
-"""Which GPUs a replica gets: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
+"""Assigns GPUs to replicas: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
 
 import re
 import shutil
@@ -15,9 +15,9 @@ _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", re.ASCII)
 
 
 def parse_gpus(listing: str) -> dict[str, str]:
-    """Read `nvidia-smi -L`: UUID of every usable device -> the index of its GPU.
+    """Parse `nvidia-smi -L`: UUID of every usable device -> the index of its GPU.
 
-    A GPU that is cut into MIG slices counts as its slices.
+    A GPU with MIG slices counts as its slices.
     """
     gpus: dict[str, str] = {}
     index, uuid = "", ""
@@ -33,7 +33,7 @@ def parse_gpus(listing: str) -> dict[str, str]:
 
 
 def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
-    """The devices the caller may see, in its order: CUDA_VISIBLE_DEVICES as indices or (the beginnings of) UUIDs."""
+    """The devices the caller may see, in its order: CUDA_VISIBLE_DEVICES as indices or (prefixes of) UUIDs."""
     if visible is None:
         return list(gpus)
     chosen: list[str] = []
@@ -49,25 +49,25 @@ def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
     return chosen
 
 
-def assign_gpus(wanted: Sequence[int], free: Sequence[str], taken: Collection[str] = ()) -> list[tuple[str, ...]]:
-    """Give each replica its own devices.
+def assign_gpus(wanted: Sequence[int], free: Sequence[str], in_use: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """Assign each replica its own devices.
 
     Args:
         wanted: devices per replica, in the order of the request.
         free: ids of the devices the caller may use.
-        taken: ids used by other containers on this engine.
+        in_use: ids that other containers on this engine use.
 
     Returns:
         One tuple of ids per replica, disjoint.
 
     Raises:
-        DockerFault: there are fewer than wanted.
+        DockerError: there are too few.
     """
-    pool = [device for device in free if device not in taken]
+    pool = [device for device in free if device not in in_use]
     if sum(wanted) > len(pool):
         used = len(free) - len(pool)
         raise DockerError(
-            f"the app wants {sum(wanted)} GPUs ({'+'.join(str(n) for n in wanted if n)}), this host has {len(free)}"
+            f"the app needs {sum(wanted)} GPUs ({'+'.join(str(n) for n in wanted if n)}), this host has {len(free)}"
             + (f", {used} of them in use by other containers" if used else "")
         )
     devices = iter(pool)
@@ -75,46 +75,46 @@ def assign_gpus(wanted: Sequence[int], free: Sequence[str], taken: Collection[st
 
 
 def check_host(address: str) -> None:
-    """Refuse an engine on another machine: its GPUs cannot be listed from here, and ours have other ids.
+    """Refuse an engine on another machine: its GPUs cannot be listed from here, and this machine's have other ids.
 
     Args:
-        address: as DOCKER_HOST has it.
+        address: in the form of DOCKER_HOST.
 
     Raises:
-        DockerFault: it is another machine's.
+        DockerError: it is on another machine.
     """
     url = urlsplit(address)
     if url.scheme not in ("unix", "fd") and url.hostname not in ("localhost", "127.0.0.1", "::1"):
         raise DockerError(
-            f"the app wants GPUs, but those of the engine at {address} cannot be listed from this machine; "
-            "submit it on the engine's own host"
+            f"the app needs GPUs, but those of the engine at {address} cannot be listed from this machine; "
+            "submit the app on the engine's host"
         )
 
 
 def list_gpus() -> dict[str, str]:
-    """Ask the driver of this machine.
+    """The GPUs of this machine, see `parse_gpus`.
 
     Raises:
-        DockerFault: there is no driver here, or it does not answer within 30 s.
+        DockerError: there is no driver here, or it does not answer within 30 s.
     """
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise DockerError(f"the app wants GPUs, but nvidia-smi -L failed on this machine: {error}") from error
+        raise DockerError(f"the app needs GPUs, but nvidia-smi -L failed on this machine: {error}") from error
     return parse_gpus(listed.stdout)
 
 
 def check_runtime(info: Mapping[str, object]) -> None:
-    """Refuse an engine that cannot hand GPUs to containers.
+    """Refuse an engine that cannot give GPUs to containers.
 
     Args:
-        info: what the engine says of itself (`GET /info`).
+        info: the engine's answer to `GET /info`.
 
     Raises:
-        DockerFault: NVIDIA's runtime, its hook and a CDI description of devices are all missing.
+        DockerError: NVIDIA's runtime, its hook and a CDI description of devices are all missing.
 
-    Source: moby, daemon/nvidia_linux.go: with the hook on its PATH the engine serves DeviceRequests, even when nobody
-    has written the runtime into its configuration.
+    Source: moby, daemon/nvidia_linux.go: with the hook on its PATH the engine serves DeviceRequests, even when its
+    configuration does not name the runtime.
     """
     runtimes = info.get("Runtimes")
     names: Collection[str] = runtimes if isinstance(runtimes, Mapping) else ()
@@ -122,6 +122,6 @@ def check_runtime(info: Mapping[str, object]) -> None:
     cdi = isinstance(discovered, list) and any("nvidia" in str(device) for device in discovered)
     if not cdi and not any("nvidia" in name for name in names) and shutil.which(_HOOK) is None:
         raise DockerError(
-            f"the app wants GPUs, but the engine has no NVIDIA runtime (it has: {', '.join(sorted(names)) or 'none'}); "
+            f"the app needs GPUs, but the engine has no NVIDIA runtime (it has {', '.join(sorted(names)) or 'none'}); "
             "install the NVIDIA Container Toolkit on its host"
         )

@@ -1,8 +1,8 @@
 """Runs an app's replicas as containers, for the supervisor.
 
-The engine is asked from threads, because its client blocks: a few workers that carry out starts and signals, and one
-watcher that follows the engine's events and tells every end. When the engine goes away, the watcher waits for it; what
-it finds ended then was ended by the engine and is started again without being counted as lost.
+Threads call the engine, because its client blocks: a few that carry out starts and signals, and one watcher that
+follows the engine's events and reports every end. When the engine stops, the watcher waits until it answers again;
+containers that have ended by then were ended by the engine and are started again without being counted as lost.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import Any, Final
 from muster._contract import LogNames
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerError, EngineGone, NotThere
+from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
@@ -32,10 +32,10 @@ from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 
 ENGINE_KEY: Final = "engine"
-"""In an app's description: where its engine is."""
+"""In an app's description: the address of its engine."""
 
 RECONNECT_S: Final = 0.5
-"""Between two looks for an engine that went away."""
+"""Between two attempts to reach an engine that stopped."""
 
 SETTLE_S: Final = 3.0
 """How long an engine that shuts down may answer after its last container has ended."""
@@ -47,17 +47,17 @@ _COULD_NOT_START: Final = 127
 
 @dataclass
 class _Replica:
-    """What the driver knows of one replica. Guarded by the driver's lock."""
+    """The driver's state of one replica. Guarded by the driver's lock."""
 
     request: ContainerRequest
     container: str | None = None
     """Id of its newest container; None while there is none yet."""
     starting: bool = False
     stopping: bool = False
-    told: bool = True
-    """Its end was told; False from start or adoption on."""
-    owed_signal: str | None = None
-    """Could not be sent because the engine was away."""
+    end_reported: bool = True
+    """False from start or adoption until its end is posted."""
+    pending_signal: str | None = None
+    """Could not be sent because the engine was unavailable."""
     exit_code: int | None = None
 
 
@@ -65,56 +65,57 @@ class DockerDriver:
     """A `ReplicaDriver` whose replicas are containers.
 
     Args:
-        engine: where; stays the caller's to close.
-        app: what was submitted.
-        folder: of the app's state, with its cargo in it; gets the first agent's error file.
-        mailbox: where ends are told.
+        engine: runs the containers; the caller closes it.
+        app: the submitted request.
+        folder: of the app's state, with its payload; gets the first agent's error file.
+        event_queue: gets the ends.
     """
 
-    def __init__(self, engine: Engine, app: AppRequest, folder: Path, mailbox: EventQueue) -> None:
+    def __init__(self, engine: Engine, app: AppRequest, folder: Path, event_queue: EventQueue) -> None:
         self._engine = engine
         self._app = app
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._creator = Creator(engine, app, read_payload(folder, app))
         self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
         self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
-        self._stop_signs = EngineShutdown(engine)
+        self._shutdown = EngineShutdown(engine)
         self._watcher: threading.Thread | None = None
 
-    # -- what the supervisor asks, in its own thread ------------------------------------------------------------------
+    # -- called by the supervisor, in its own thread ------------------------------------------------------------------
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
-        """See `ReplicaDriver`. Returns at once: a container that cannot be started is told as an end that is final."""
+        """See `ReplicaDriver`. Returns at once: a container that cannot be started is reported as a final end."""
         known = self._replicas[replica]
         with self._lock:
-            known.told, known.starting, known.stopping = False, True, False
-            known.container = known.owed_signal = None
+            known.end_reported, known.starting, known.stopping = False, True, False
+            known.container = known.pending_signal = None
         self._submit(self._start, replica)
         self._ensure_watcher()
         return {"start": start_number}
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:  # noqa: ARG002  # labels say more than the handle
-        """See `ReplicaDriver`. The newest container with the replica's labels is the one.
+        """See `ReplicaDriver`. Adopts the newest container with the replica's labels.
 
-        While no engine answers, nothing is known to be gone: then it is watched, and looked for when one does.
+        While no engine answers, the container may still exist: then this returns True, and the watcher looks for it
+        when the engine answers.
         """
         known = self._replicas[replica]
         try:
-            newest = self._newest(replica)
-        except EngineGone:
+            newest = self._find_newest(replica)
+        except EngineUnavailable:
             newest = None
         else:
             if newest is None:
                 return False
         with self._lock:
-            known.told = False
+            known.end_reported = False
             if newest is not None and newest.status != "created":
                 known.container = newest.id
         self._ensure_watcher()
-        # The watcher may have begun before, for another replica, and an end in the past is no event any more.
+        # The watcher may have started before, for another replica, and there are no events for ends in the past.
         self._submit(self._catch_up_one, replica, False)
         return True
 
@@ -127,7 +128,7 @@ class DockerDriver:
         self._submit(self._signal, replica, "SIGKILL")
 
     def close(self) -> None:
-        """See `ReplicaDriver`: containers as the `keep` option says, network and claims in any case."""
+        """See `ReplicaDriver`: removes containers by the `keep` option, network and reservations in any case."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         succeeded = all(known.exit_code == 0 for known in self._replicas.values())
@@ -139,7 +140,7 @@ class DockerDriver:
             elif self._app.owns_network:
                 self._engine.remove_network(self._app.network)
         except DockerError as error:
-            print(f"left behind for delete: {error}", file=sys.stderr)  # the supervisor's log
+            print(f"not removed, use torchx delete: {error}", file=sys.stderr)  # the supervisor's log
 
     # -- carried out by the pool --------------------------------------------------------------------------------------
 
@@ -150,60 +151,60 @@ class DockerDriver:
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
         if known.stopping:
-            self._tell(replica, known.container, _PREEMPTED, "stopped before it was started")
+            self._report_end(replica, known.container, _PREEMPTED, "stopped before it was started")
             return
         container = None
         try:
-            container = self._created(replica)
+            container = self._find_or_create(replica)
             with self._lock:
                 known.container = container
             self._engine.start_container(container)
-        except EngineGone:
+        except EngineUnavailable:
             # The watcher starts it when an engine answers again.
             with self._lock:
                 known.container, known.starting = None, False
             return
         except DockerError as error:
-            self._take_start_failure(replica, container, error)
+            self._report_start_failure(replica, container, error)
             return
         with self._lock:
             known.starting = False
             stopping = known.stopping
         if stopping:
             self._signal(replica, "SIGTERM")
-        self._look(replica)  # its end may have come, and been passed over, while it was starting
+        self._check_end(replica)  # the watcher ignores an end that comes while `starting` is set
 
-    def _created(self, replica: ReplicaId) -> str:
-        """A container of the replica to start: the one the submission made, or a new one in its place."""
-        newest = self._newest(replica)
+    def _find_or_create(self, replica: ReplicaId) -> str:
+        """A container of the replica to start: the one that the submission created, or a new one in its place."""
+        newest = self._find_newest(replica)
         if newest is not None and newest.status == "created" and not newest.error:
             return newest.id
         incarnation = 0 if newest is None else int(newest.labels[Label.INCARNATION]) + 1
         return self._creator.create(self._replicas[replica].request, incarnation)
 
-    def _take_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
+    def _report_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
-            with suppress(DockerError):  # it goes with the app; the end must be told in any case
+            with suppress(DockerError):  # the end must be reported in any case; delete removes the container too
                 self._engine.remove_container(container)
-        self._tell(replica, container, _COULD_NOT_START, reason, final=True)
+        self._report_end(replica, container, _COULD_NOT_START, reason, final=True)
 
     def _signal(self, replica: ReplicaId, name: str) -> None:
         known = self._replicas[replica]
         with self._lock:
             known.stopping = True
             container = known.container
-            if known.told or known.starting:
-                return  # `_start` looks at `stopping` when it is through
+            if known.end_reported or known.starting:
+                return  # `_start` checks `stopping` at its end
             if container is None:
-                known.owed_signal = name
+                known.pending_signal = name
                 return
         try:
             self._engine.signal_container(container, name)
-        except EngineGone:
+        except EngineUnavailable:
             with self._lock:
-                known.owed_signal = name
+                known.pending_signal = name
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -213,7 +214,7 @@ class DockerDriver:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Follow the engine's events; when it goes away, wait for it and see what it left."""
+        """Follow the engine's events; when it stops, wait until it answers again and check all replicas."""
         was_away = False
         while not self._closing.is_set():
             try:
@@ -221,38 +222,38 @@ class DockerDriver:
                 self._catch_up(was_away)
                 was_away = False
                 for event in self._engine.events(("die", "destroy", "kill"), since_s=since_s):
-                    self._take_event(event)
-                was_away = True  # it closes the stream when it stops
-            except EngineGone:
+                    self._handle_event(event)
+                was_away = True  # the engine closes the stream when it stops
+            except EngineUnavailable:
                 was_away = True
-            except DockerError as fault:
-                # It answers, but not this: whoever watches must go on, and says so in the supervisor's log.
-                print(f"looking again: {fault}", file=sys.stderr, flush=True)
+            except DockerError as error:
+                # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line.
+                print(f"retrying: {error}", file=sys.stderr, flush=True)
             self._closing.wait(RECONNECT_S)
 
-    def _take_event(self, event: dict[str, Any]) -> None:
-        """One container of the engine, ours or not, was sent a signal through the engine, has died or was removed."""
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        """A container of the engine, ours or not, got a signal through the engine, has died or was removed."""
         container, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
         if event.get("Action") == "kill":
-            self._stop_signs.note(container, attributes.get("signal"))
+            self._shutdown.record_signal(container, attributes.get("signal"))
             return
         for replica, known in self._replicas.items():
             if known.container == container and not known.starting:
                 code = attributes.get("exitCode")
-                self._look(replica, exit_code=None if code is None else int(code))
+                self._check_end(replica, exit_code=None if code is None else int(code))
 
-    def _hold(self, replica: ReplicaId, container: str) -> None:
-        """Find out whether a container was ended with all others because the engine stops.
+    def _wait_for_shutdown(self, replica: ReplicaId, container: str) -> None:
+        """Find out whether a container ended with all others because the engine is stopping.
 
-        It says nothing of that, and answers until its last container is gone. Then the watcher sees it go, and starts
-        the replica again when it is back. When it does not go, the replica was lost.
+        The engine does not announce that and answers until its last container has ended. If it stops, the watcher
+        starts the replica again when it is back. If it does not stop, the replica was lost.
         """
         known = self._replicas[replica]
         while not self._closing.wait(SETTLE_S):
-            if known.told or known.container != container:
+            if known.end_reported or known.container != container:
                 return
-            if not self._stop_signs.seen_on_the_last():
-                self._look(replica, settled=True)
+            if not self._shutdown.is_in_progress():
+                self._check_end(replica, settled=True)
                 return
 
     def _catch_up(self, was_away: bool) -> None:
@@ -262,24 +263,24 @@ class DockerDriver:
     def _catch_up_one(self, replica: ReplicaId, was_away: bool) -> None:
         known = self._replicas[replica]
         with self._lock:
-            if known.told or known.starting:
+            if known.end_reported or known.starting:
                 return
             missing = known.container is None
-            owed, known.owed_signal = known.owed_signal, None
+            pending, known.pending_signal = known.pending_signal, None
             known.starting = missing
         if missing:
-            self._submit(self._find, replica)
+            self._submit(self._resume, replica)
             return
-        if owed is not None:
-            self._signal(replica, owed)
-        self._look(replica, was_away=was_away)
+        if pending is not None:
+            self._signal(replica, pending)
+        self._check_end(replica, was_away=was_away)
 
-    def _find(self, replica: ReplicaId) -> None:
-        """Start a replica whose start or adoption the engine's absence cut short, unless its container runs."""
+    def _resume(self, replica: ReplicaId) -> None:
+        """Start a replica whose start or adoption the engine's stop interrupted, unless its container runs."""
         known = self._replicas[replica]
         try:
-            newest = self._newest(replica)
-        except EngineGone:
+            newest = self._find_newest(replica)
+        except EngineUnavailable:
             with self._lock:
                 known.starting = False
             return
@@ -290,75 +291,75 @@ class DockerDriver:
             known.container, known.starting = newest.id, False
         if known.stopping:
             self._signal(replica, "SIGTERM")
-        self._look(replica)
+        self._check_end(replica)
 
-    def _look(
+    def _check_end(
         self, replica: ReplicaId, *, was_away: bool = False, settled: bool = False, exit_code: int | None = None
     ) -> None:
-        """See whether a replica's container has ended, and tell.
+        """Check whether a replica's container has ended, and report it.
 
         Args:
-            replica: which.
-            was_away: the engine was, and may have ended it.
-            settled: the engine is not about to go away.
-            exit_code: what an event said; used when the container is gone by now.
+            replica: the one to check.
+            was_away: the engine was unavailable and may have ended the container.
+            settled: the engine is not about to stop.
+            exit_code: from an event; used if the container is gone by now.
         """
         known = self._replicas[replica]
         container = known.container
-        if container is None or known.told:
+        if container is None or known.end_reported:
             return
         try:
             facts = self._engine.inspect_container(container)
-        except NotThere:
-            self._tell(replica, container, exit_code, "its container was removed")
+        except NotFound:
+            self._report_end(replica, container, exit_code, "its container was removed")
             return
         if facts.exit_code is None:
             return
         runs_agent = known.request.runs_agent
         if not known.stopping and ended_by_engine(facts, runs_agent=runs_agent):
             if was_away:
-                self._start_anew(replica, container)
+                self._restart(replica, container)
                 return
-            if not settled and self._stop_signs.seen_on(container):
-                self._submit(self._hold, replica, container)
+            if not settled and self._shutdown.may_have_ended(container):
+                self._submit(self._wait_for_shutdown, replica, container)
                 return
         ending = self._evidence.explain(facts, known.request)
-        self._tell(replica, container, facts.exit_code, ending.reason, final=ending.final)
+        self._report_end(replica, container, facts.exit_code, ending.reason, final=ending.final)
 
-    def _start_anew(self, replica: ReplicaId, container: str) -> None:
-        """What the engine took, it gives back, and nobody is charged for it."""
+    def _restart(self, replica: ReplicaId, container: str) -> None:
+        """Start a replica again that the engine ended; this does not count as a lost replica."""
         known = self._replicas[replica]
         with self._lock:
-            if known.told or known.container != container:
+            if known.end_reported or known.container != container:
                 return
             known.container, known.starting = None, True
         self._submit(self._start, replica)
 
-    def _tell(
+    def _report_end(
         self, replica: ReplicaId, container: str | None, exit_code: int | None, reason: str, *, final: bool = False
     ) -> None:
         known = self._replicas[replica]
         with self._lock:
-            if known.told or known.container != container:
+            if known.end_reported or known.container != container:
                 return
-            known.told, known.starting, known.exit_code = True, False, exit_code
-        self._mailbox.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
+            known.end_reported, known.starting, known.exit_code = True, False, exit_code
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
 
-    def _newest(self, replica: ReplicaId) -> ContainerFacts | None:
+    def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:
         labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
         found = self._engine.list_containers(labels)
         return max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
 
 
 def _log_failure(call: "Future[None]") -> None:
-    """A pool keeps what its calls raise to itself; the supervisor's log must have it."""
+    """Print what a call in the pool raised to the supervisor's log; the pool itself prints nothing."""
     error = None if call.cancelled() else call.exception()
-    # Of an engine that is away nothing need be said: the watcher sees to everybody when one answers again.
-    if error is not None and not isinstance(error, EngineGone):
+    # An unavailable engine needs no line: the watcher checks all replicas when the engine answers again.
+    if error is not None and not isinstance(error, EngineUnavailable):
         traceback.print_exception(error)
 
 
-def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> DockerDriver:
-    """The factory that an app's spec names."""
+def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> DockerDriver:
+    """The factory that an app's spec names, a `driver.DriverFactory`."""
     app = AppRequest.from_json(spec.details["request"])
-    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, AppFolder(spec.folder).state_dir, mailbox)
+    return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, AppFolder(spec.folder).state_dir, event_queue)

@@ -1,4 +1,4 @@
-"""The options of `-cfg` for Docker: read once, strictly, into one frozen object."""
+"""Parses the options of `-cfg` for Docker, once and strictly, into one frozen record."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ AGENT_CHOICES: Final = ("bundled", "image")
 KEEP_CHOICES: Final = ("all", "failed", "none")
 DEFAULT_GRACE_S: Final = 30.0
 DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
-"""What RDMA, deep stacks and DataLoaders with many files need; the engine's own defaults starve all three."""
+"""For RDMA, deep stacks and DataLoaders with many files; the engine's own defaults are too low for all three."""
 
 _SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.ASCII | re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
@@ -29,13 +29,13 @@ class Ulimit:
     hard: int
 
     def to_engine(self) -> dict[str, Any]:
-        """In the engine's own words."""
+        """In the engine's form."""
         return {"Name": self.name, "Soft": self.soft, "Hard": self.hard}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DockerOptions:
-    """What the caller chose; `add_options` says what each option means."""
+    """The caller's options; `add_options` describes each of them."""
 
     copy_env: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class DockerOptions:
     shm_size_bytes: int | None = None
     ipc: str | None = None
     ulimits: tuple[Ulimit, ...] = ()
-    """Those given and, where none was, the defaults."""
+    """The given limits, and the defaults for all others."""
     given_ulimits: tuple[Ulimit, ...] = ()
     pull: str = "missing"
     grace_s: float = DEFAULT_GRACE_S
@@ -59,33 +59,33 @@ def add_options(opts: StrictOpts) -> None:
     """Declare the adapter's options."""
     add = opts.add
     add("copy_env", type_=list[str], default=None, help="glob patterns of environment variables to copy, e.g. FOO_*")
-    add("env", type_=dict[str, str], default=None, help="environment variables NAME:value,...; they beat copy_env")
+    add("env", type_=dict[str, str], default=None, help="environment variables NAME:value,...; they override copy_env")
     add("privileged", type_=bool, default=False, help="run the containers with elevated permissions")
     add("read_only", type_=bool, default=False, help="mount the containers' root read-only")
-    add("image_repo", type_=str, default=None, help="build an image of base and workspace, tagged IMAGE_REPO:APP")
-    add("quiet", type_=bool, default=False, help="say nothing while images are pulled or built")
-    add("network", type_=str, default=None, help="an existing network to join, or `host` (default: one per app)")
+    add("image_repo", type_=str, default=None, help="build the workspace into an image and tag it IMAGE_REPO:APP-ROLE")
+    add("quiet", type_=bool, default=False, help="print no progress while images are pulled or built")
+    add("network", type_=str, default=None, help="existing network to join, or `host` (default: a new one per app)")
     add("shm_size", type_=str, default=None, help="size of /dev/shm, e.g. 8g (default: the memory limit, else 16g)")
     add("ipc", type_=str, default=None, help="IPC mode: private, shareable, host or none (default: the engine's)")
     add(
         "ulimits",
         type_=list[str],
         default=None,
-        help=f"NAME:SOFT[:HARD];... on top of {';'.join(DEFAULT_ULIMITS)}; -1 is unlimited",
+        help=f"NAME:SOFT[:HARD];... in addition to {';'.join(DEFAULT_ULIMITS)}; -1 is unlimited",
     )
     add("pull", type_=str, default="missing", help="when to pull images: missing, always or never")
     add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds between the polite signal and the kill")
-    add("agent", type_=str, default="bundled", help="bundled: copied into the containers; image: the image has muster")
+    add("agent", type_=str, default="bundled", help="bundled: copy the agent into containers; image: use the image's")
     add(
         "keep",
         type_=str,
         default="all",
-        help="which apps' containers stay after their end, for logs, until `torchx delete`: all, failed or none",
+        help="which apps keep their containers, for logs, from their end until `torchx delete`: all, failed or none",
     )
 
 
 def parse_options(cfg: Mapping[str, Any]) -> DockerOptions:
-    """Read a `-cfg` that `StrictOpts.resolve` has seen.
+    """Parse a `-cfg` that `StrictOpts.resolve` has checked.
 
     Raises:
         OptionError: one line that names the option, its value and what is allowed.
@@ -95,7 +95,7 @@ def parse_options(cfg: Mapping[str, Any]) -> DockerOptions:
     unknown = sorted(set(cfg) - known)
     if unknown:
         raise OptionError(
-            f"unknown option {unknown[0]!r}; the Docker adapter knows {', '.join(sorted(known))}", unknown[0]
+            f"unknown option {unknown[0]!r}; the Docker adapter has {', '.join(sorted(known))}", unknown[0]
         )
     return DockerOptions(
         copy_env=tuple(cfg.get("copy_env") or ()),
@@ -128,7 +128,7 @@ def _parse_network(value: str | None) -> str | None:
     if not value:
         return None
     if value == "none" or value.startswith("container:"):
-        raise OptionError(f"network={value!r} cannot connect replicas; name an existing network, or host", "network")
+        raise OptionError(f"network={value!r} cannot connect replicas; name an existing network or host", "network")
     return value
 
 

@@ -1,4 +1,4 @@
-"""From an AppDef to what will be asked of the engine: pure, offline, deterministic. This is the dry run."""
+"""Builds the request to the engine from an AppDef: pure, offline, deterministic. This is the dry run."""
 
 import fnmatch
 import hashlib
@@ -10,7 +10,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.agent_command import is_agent_role, rewrite_agent_args, rewrite_image_args, separate_runs
+from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
@@ -41,22 +41,22 @@ def build_request(
     adapter: str = "local_docker",
     environ: Mapping[str, str] | None = None,
 ) -> AppRequest:
-    """Say what will be asked of the engine.
+    """Build the request to the engine.
 
     Args:
         app: what to run; not changed.
         options: of `-cfg`.
         name: the app's id, unique on this engine.
         token: the app's secret; the agents of each role get a token derived from it.
-        user: who submits; later commands see only apps of their own user.
+        user: id of the submitting user; later commands see only apps of their own user.
         adapter: the scheduler's name, for reports.
-        environ: where `copy_env` copies from.
+        environ: the environment from which `copy_env` copies.
 
     Raises:
         SchedulerError: one line that names the role, the value and what is allowed.
     """
     check_roles(app)
-    base_env = _copied_env(options.copy_env, environ or {}) | dict(options.env)
+    base_env = _select_env(options.copy_env, environ or {}) | dict(options.env)
     labels = naming.build_role_labels([role.name for role in app.roles])
     builder = _Builder(
         app=app,
@@ -66,7 +66,7 @@ def build_request(
         adapter=adapter,
         env=base_env,
         labels=labels,
-        args=separate_runs(app.roles, labels, app_id=name),
+        args=assign_run_ids(app.roles, labels, app_id=name),
     )
     request = AppRequest(
         app_id=name,
@@ -86,7 +86,7 @@ def build_request(
 
 @dataclass(frozen=True, kw_only=True)
 class _Builder:
-    """What all containers of one app have in common while they are built."""
+    """Builds the containers of one app; its fields are common to all of them."""
 
     app: AppDef
     options: DockerOptions
@@ -95,14 +95,14 @@ class _Builder:
     adapter: str
     env: Mapping[str, str]
     labels: Mapping[str, str]
-    """Role name -> what it is called in names."""
+    """Role name -> its label in names."""
     args: Mapping[str, Sequence[str]]
-    """Role name -> its arguments, macros in them."""
+    """Role name -> its arguments, macros not yet substituted."""
 
     def build_container(self, role: Role, replica: int) -> ContainerRequest:
-        """One replica of one role."""
+        """The container of one replica of a role."""
         if not role.image:
-            raise SchedulerError(f"role {role.name!r} names no image; give one, such as --image pytorch/pytorch")
+            raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
         own = replace(role, args=list(self.args[role.name]))
         applied = apply_macros(own, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
@@ -112,20 +112,21 @@ class _Builder:
             args = rewrite_agent_args(args, AGENT_DIR) if bundled else rewrite_image_args(args)
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
-        memory_bytes = _memory_bytes(role)
-        host_port = _host_port(self.name, role.name) if runs_agent and self.options.network == HOST_NETWORK else None
+        memory_bytes = _find_memory_limit(role)
+        on_host = runs_agent and self.options.network == HOST_NETWORK
+        host_port = _pick_host_port(self.name, role.name) if on_host else None
         workspace = role.metadata.get(WORKSPACE_KEY)
         builds = workspace is not None and self.options.image_repo is not None
         return ContainerRequest(
             role=role.name,
             replica=replica,
-            image=self._built_image(role) if builds else role.image,
+            image=self._build_image_name(role) if builds else role.image,
             base_image=role.image if builds else None,
             name=naming.build_replica_name(self.name, self.labels[role.name], replica),
             command=(applied.entrypoint, *args),
-            env=self._env(role, applied.env, hostname, runs_agent, host_port),
+            env=self._build_env(role, applied.env, hostname, runs_agent, host_port),
             hostname=hostname,
-            aliases=self._aliases(role, replica, hostname),
+            aliases=self._build_aliases(role, replica, hostname),
             runs_agent=runs_agent,
             bundled=bundled,
             host_port=host_port,
@@ -135,18 +136,18 @@ class _Builder:
             memory_bytes=memory_bytes,
             cpus=float(resource.cpu) if resource.cpu > 0 else None,
             gpus=max(0, int(resource.gpu)),
-            shm_size_bytes=self._shm_bytes(memory_bytes),
+            shm_size_bytes=self._choose_shm_bytes(memory_bytes),
             ipc=self.options.ipc,
             ulimits=tuple(limit.to_engine() for limit in self.options.ulimits),
             privileged=self.options.privileged,
             read_only=self.options.read_only,
         )
 
-    def _env(
+    def _build_env(
         self, role: Role, role_env: Mapping[str, str], hostname: str, runs_agent: bool, host_port: int | None
     ) -> dict[str, str]:
         env = {**self.env, **role_env}
-        env[Env.RANK0_HOST] = self._rank0_host(role, runs_agent)
+        env[Env.RANK0_HOST] = self._find_rank0_host(role, runs_agent)
         env[Env.NODE_NAME] = hostname
         env[Env.ADAPTER] = self.adapter
         env[Env.APP_ID] = self.name
@@ -160,40 +161,40 @@ class _Builder:
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
         return env
 
-    def _rank0_host(self, role: Role, runs_agent: bool) -> str:
-        """Each role of agents is a gang of its own; everybody else meets at the first role, as TorchX has it."""
+    def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
+        """Each agent role is a job with its own rank 0; for all other roles it is in the first role, as in TorchX."""
         if self.options.network == HOST_NETWORK:
             return "localhost"
         if runs_agent and role.name != self.app.roles[0].name:
             return f"{self.labels[role.name]}-0"
         return "rank0"
 
-    def _aliases(self, role: Role, replica: int, hostname: str) -> tuple[str, ...]:
+    def _build_aliases(self, role: Role, replica: int, hostname: str) -> tuple[str, ...]:
         if self.options.network == HOST_NETWORK:
             return ()
         return (hostname, "rank0") if replica == 0 and role.name == self.app.roles[0].name else (hostname,)
 
-    def _built_image(self, role: Role) -> str:
+    def _build_image_name(self, role: Role) -> str:
         return f"{self.options.image_repo}:{self.name}-{self.labels[role.name]}"
 
-    def _shm_bytes(self, memory_bytes: int | None) -> int | None:
+    def _choose_shm_bytes(self, memory_bytes: int | None) -> int | None:
         if self.options.ipc in ("host", "none"):
             return None
         return self.options.shm_size_bytes or memory_bytes or DEFAULT_SHM_BYTES
 
 
-def _copied_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in sorted(environ) if any(fnmatch.fnmatch(name, p) for p in patterns)}
 
 
-def _host_port(*words: str) -> int:
-    """Where a gang on the host's network would like to meet; at submission it claims the next port that is free."""
+def _pick_host_port(*words: str) -> int:
+    """The preferred rendezvous port on the host's network; the submission reserves the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
     return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]
 
 
-def _memory_bytes(role: Role) -> int | None:
-    """The memory limit; None when nobody asked for one (`RoleKey.MEMORY_REQUEST_MB`)."""
+def _find_memory_limit(role: Role) -> int | None:
+    """The memory limit in bytes; None if none was requested (`RoleKey.MEMORY_REQUEST_MB`)."""
     if RoleKey.MEMORY_REQUEST_MB in role.metadata or role.resource.memMB <= 0:
         return None
     return int(role.resource.memMB) << 20
@@ -203,13 +204,13 @@ def _build_mount(role: Role, mount: Any) -> dict[str, Any]:
     if isinstance(mount, BindMount):
         if not mount.src_path.startswith("/"):
             raise SchedulerError(f"role {role.name!r}: bind mount of {mount.src_path!r} needs an absolute path")
-        return _mount("bind", mount.src_path, mount.dst_path, mount.read_only)
+        return _build_mount_entry("bind", mount.src_path, mount.dst_path, mount.read_only)
     if isinstance(mount, VolumeMount):
-        return _mount("volume", mount.src, mount.dst_path, mount.read_only)
+        return _build_mount_entry("volume", mount.src, mount.dst_path, mount.read_only)
     raise SchedulerError(f"role {role.name!r}: {mount!r} is not a bind mount, a volume mount or a device mount")
 
 
-def _mount(kind: str, source: str, target: str, read_only: bool) -> dict[str, Any]:
+def _build_mount_entry(kind: str, source: str, target: str, read_only: bool) -> dict[str, Any]:
     return {"Type": kind, "Source": source, "Target": target, "ReadOnly": read_only}
 
 
@@ -219,7 +220,7 @@ def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
     unknown = sorted(set(role.resource.devices) - set(DEVICES))
     if unknown:
         raise SchedulerError(
-            f"role {role.name!r}: no device is called {unknown[0]!r}; known are {', '.join(sorted(DEVICES))}"
+            f"role {role.name!r}: unknown device {unknown[0]!r}; allowed are {', '.join(sorted(DEVICES))}"
         )
     mounts = [mount for mount in role.mounts if isinstance(mount, DeviceMount)]
     mounts += get_device_mounts(role.resource.devices)

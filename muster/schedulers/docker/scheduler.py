@@ -1,4 +1,4 @@
-"""What TorchX calls: `local_docker` and `docker`."""
+"""TorchX's scheduler interface for `local_docker` and `docker`."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ from muster.schedulers.runner.versions import (
     check_replica,
     get_workspace_path,
 )
-from muster.schedulers.runner.waiting import look_for_wait
+from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -52,19 +52,19 @@ from muster.schedulers.supervision.state import SupervisedRole
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
-"""Both schedulers keep their apps in one place, so that either finds them."""
+"""Both schedulers register their apps in one place, so that either finds them."""
 
 _ROLE_AND_INDEX: Final = 30
-"""Room that names of containers and networks need behind the app's."""
+"""Characters that names of containers and networks need after the app's name."""
 
 _POLL_S: Final = 0.05
 _FLUSH_S: Final = 30.0
-"""What ending an app takes beyond its grace period: the engine is asked to remove things."""
+"""The time that ending an app takes beyond its grace period: the engine removes its objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What a dry run makes and `schedule` carries out."""
+    """The result of a dry run, which `schedule` carries out."""
 
     request: AppRequest
     roles: tuple[SupervisedRole, ...]
@@ -89,9 +89,9 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         self._attached: list[AppFolder] = []
 
     def close(self) -> None:
-        """End the apps that belong to this command, politely, and release the engine. Idempotent.
+        """Stop the apps that belong to this command politely, and release the engine. Idempotent.
 
-        TorchX calls this when its command line is interrupted. A second Ctrl-C, while this waits, kills.
+        TorchX calls this when its command line is interrupted. A second Ctrl-C during the call kills the apps.
         """
         hide_traceback()
         try:
@@ -107,7 +107,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         add_options(opts)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Pack the workspace; it is copied into the containers, or built into an image, when the app is submitted."""
+        """Pack the workspace; the submission copies it into the containers or builds it into an image."""
         try:
             content = build_workspace_bundle(get_workspace_path(workspace))
         except BundleError as error:
@@ -122,7 +122,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             parse_options(cfg),
             name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
             token=naming.make_secret(),
-            user=_user(),
+            user=_build_user_id(),
             adapter=self.backend,
             environ=os.environ,
         )
@@ -135,39 +135,39 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         return build_dryrun_info(submission, lambda made: str(made.request.show(mask_env)))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Carry out a dry run. All of it, or nothing.
+        """Submit the app of a dry run; if one step fails, nothing of it is left.
 
         Raises:
             EngineError: one line that says what the engine or the image lacks.
-            SchedulerError: there is such an app already.
+            SchedulerError: the app exists already.
         """
         submission: Submission = dryrun_info.request
-        tell = _be_quiet if submission.quiet else _tell
-        with _one_line(), ExitStack() as undo:
-            gpus = self._look_for_gpus(submission.request)
-            request = self._prepare(submission.request, tell)
-            cargo = self._cargo(request)
-            request = creation.create_app(self._engine, request, cargo, gpus)
+        report_progress = _discard_progress if submission.quiet else _print_progress
+        with _translate_errors(), ExitStack() as undo:
+            gpus = self._find_gpus(submission.request)
+            request = self._prepare(submission.request, report_progress)
+            payload = self._build_payload(request)
+            request = creation.create_app(self._engine, request, payload, gpus)
             undo.callback(creation.remove_app, self._engine, request.labels)
-            spec = self._spec(submission, request)
-            client.submit(spec, self._registry(), files=build_payload(cargo))
-            undo.callback(self._take_back, spec)
-            self._await_started(spec, request)
+            spec = self._build_spec(submission, request)
+            client.submit(spec, self._registry(), files=build_payload(payload))
+            undo.callback(self._roll_back, spec)
+            self._wait_started(spec, request)
             undo.pop_all()
         if not self._detached:
             self._attached.append(AppFolder(spec.folder))
         return request.app_id
 
-    def _prepare(self, request: AppRequest, tell: Callable[[str], None]) -> AppRequest:
-        """Everything that can be found wrong before anything is made."""
+    def _prepare(self, request: AppRequest, report_progress: Callable[[str], None]) -> AppRequest:
+        """Check everything that can be checked before anything is created."""
         if self._registry().find(request.app_id) is not None:
-            raise SchedulerError(f"there is an app {request.app_id!r} already; give this one another name")
-        creation.fetch_images(self._engine, request, tell)
-        creation.build_images(self._engine, request, self._workspaces, tell)
+            raise SchedulerError(f"app {request.app_id!r} exists already; give this one another name")
+        creation.ensure_images(self._engine, request, report_progress)
+        creation.build_images(self._engine, request, self._workspaces, report_progress)
         return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
 
-    def _look_for_gpus(self, request: AppRequest) -> list[str]:
-        """Ids of the GPUs that the app may have; looked at before an image is pulled for nothing."""
+    def _find_gpus(self, request: AppRequest) -> list[str]:
+        """Ids of the GPUs that the app may use; checked before an image is pulled for nothing."""
         if not any(container.gpus for container in request.containers):
             return []
         devices.check_host(self._engine.host)
@@ -175,17 +175,17 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         visible = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         return reservations.check_gpus(self._engine, request, visible)
 
-    def _cargo(self, request: AppRequest) -> Payload:
+    def _build_payload(self, request: AppRequest) -> Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces))
         if missing:
-            raise SchedulerError(f"{missing[0]} was packed by another command; give the workspace again")
+            raise SchedulerError(f"another command packed {missing[0]}; give the workspace again")
         bundled = any(container.bundled for container in request.containers)
         return Payload(
             agent=build_agent_bundle() if bundled else b"", workspaces={key: self._workspaces[key] for key in keys}
         )
 
-    def _spec(self, submission: Submission, request: AppRequest) -> AppSpec:
+    def _build_spec(self, submission: Submission, request: AppRequest) -> AppSpec:
         folder = find_state_dir(os.environ) / "docker-apps" / request.app_id
         return AppSpec(
             app_id=request.app_id,
@@ -199,57 +199,61 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             details={"request": request.to_json()},
         )
 
-    def _await_started(self, spec: AppSpec, request: AppRequest) -> None:
-        """Wait until every container was started once; when one could not be, take all back."""
-        folder = AppFolder(spec.folder)
-        _, record = client.look(folder)
-        # Two things end the wait, the engine's doing and the supervisor's, which has no other way to tell us.
-        while not client.is_over(record) and self._engine.has_unstarted(request.labels):
-            time.sleep(_POLL_S)
-            _, record = client.look(folder)  # starts the supervisor again when that has died
-        if record is None or record.gang.outcome is None or COULD_NOT_START not in record.gang.reason:
-            return
-        raise EngineError(record.gang.reason)
+    def _wait_started(self, spec: AppSpec, request: AppRequest) -> None:
+        """Wait until every container has been started once.
 
-    def _take_back(self, spec: AppSpec) -> None:
-        """A submission that failed, or was interrupted, after its supervisor began."""
+        Raises:
+            EngineError: one could not be started.
+        """
+        folder = AppFolder(spec.folder)
+        _, record = client.read_app(folder)
+        # Both are polled: the engine for started containers, the app's record for a failed start.
+        while not client.has_ended(record) and self._engine.has_created_containers(request.labels):
+            time.sleep(_POLL_S)
+            _, record = client.read_app(folder)  # starts the supervisor again when that has died
+        if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
+            return
+        raise EngineError(record.app.reason)
+
+    def _roll_back(self, spec: AppSpec) -> None:
+        """Remove a submission that failed, or was interrupted, after its supervisor started."""
         folder = AppFolder(spec.folder)
         client.request_stop(folder, "kill")
         client.wait_ended(folder, limit_s=_FLUSH_S)
         client.delete(folder, self._registry(), spec.app_id)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """See TorchX; an app of another user is not there."""
-        folder = self._folder(app_id)
-        with _one_line():
+        """See TorchX; None also for an app of another user."""
+        folder = self._find_folder(app_id)
+        with _translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id, _user())
+                containers = unregistered.find_app(self._engine, app_id, _build_user_id())
                 return unregistered.describe_app(app_id, containers) if containers else None
-            found = look_for_wait(folder)
+            found = read_app_for_wait(folder)
             return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
-        """See `PluginScheduler`: apps with a state folder, and those the engine alone remembers."""
-        with _one_line():
-            states = {app_id: self._state(app_id) for app_id in self._registry()}
-            if self._engine.answers():
-                for app_id, containers in unregistered.list_apps(self._engine, _user()).items():
-                    states.setdefault(app_id, unregistered.judge_app(containers))
+        """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
+        with _translate_errors():
+            states = {app_id: self._read_state(app_id) for app_id in self._registry()}
+            if self._engine.is_available():
+                for app_id, containers in unregistered.list_apps(self._engine, _build_user_id()).items():
+                    states.setdefault(app_id, unregistered.find_app_state(containers))
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
 
-    def _state(self, app_id: str) -> AppState:
-        folder = self._folder(app_id)
-        response = None if folder is None else build_describe_response(*client.look(folder))
+    def _read_state(self, app_id: str) -> AppState:
+        folder = self._find_folder(app_id)
+        response = None if folder is None else build_describe_response(*client.read_app(folder))
         return AppState.UNKNOWN if response is None else response.state
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """See `PluginScheduler`. Output of all containers the replica had, in order."""
+        """See `PluginScheduler`. Output of all containers of the replica, in order."""
         query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,
-                Label.USER: _user(),
+                Label.USER: _build_user_id(),
                 Label.ROLE: request.role,
                 Label.REPLICA: str(request.index),
             },
@@ -258,39 +262,39 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             since_s=None if request.since is None else request.since.timestamp(),
             until_s=None if request.until is None else request.until.timestamp(),
         )
-        folder = self._folder(app_id)
+        folder = self._find_folder(app_id)
         if folder is not None:
             check_replica(folder.read_spec(), request)
-        is_over = client.EndCheck(folder) if request.follow and folder is not None else None
-        reader = LogReader(self._engine_of(folder), query, wait=time.sleep, is_over=is_over)
+        has_ended = client.EndCheck(folder) if request.follow and folder is not None else None
+        reader = LogReader(self._open_engine(folder), query, wait=time.sleep, has_ended=has_ended)
         return filter(request.matches, _translate_each(reader.lines()))
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _cancel_existing(self, app_id: str) -> None:
-        folder = self._folder(app_id)
-        with _one_line():
+        folder = self._find_folder(app_id)
+        with _translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id, _user())
+                containers = unregistered.find_app(self._engine, app_id, _build_user_id())
                 unregistered.stop_app(self._engine, containers, DEFAULT_GRACE_S)
             else:
                 client.request_stop(folder)
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
-        folder = self._folder(app_id)
-        with _one_line():
-            engine = self._engine_of(folder)
+        folder = self._find_folder(app_id)
+        with _translate_errors():
+            engine = self._open_engine(folder)
             if folder is not None:
                 client.delete(folder, self._registry(), app_id)
-            creation.remove_app(engine, {Label.APP: app_id, Label.USER: _user()})
+            creation.remove_app(engine, {Label.APP: app_id, Label.USER: _build_user_id()})
 
-    def _engine_of(self, folder: AppFolder | None) -> Engine:
-        """The engine an app runs on: this shell's DOCKER_HOST may be another's."""
+    def _open_engine(self, folder: AppFolder | None) -> Engine:
+        """The engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
         return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
 
-    def _folder(self, app_id: str) -> AppFolder | None:
+    def _find_folder(self, app_id: str) -> AppFolder | None:
         path = self._registry().find(app_id)
         return None if path is None else AppFolder(path)
 
@@ -299,37 +303,37 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
 
 def read_error(folder: Path) -> str | None:
-    """The app's error.json as one line, when its agents left one."""
+    """The app's error.json as one line; None if there is none."""
     try:
         return json.dumps(json.loads((folder / LogNames.ERROR).read_text()))
     except (OSError, ValueError):
         return None
 
 
-def _user() -> str:
-    """Who submits: user ids mean something on one machine only, and an engine may serve several."""
+def _build_user_id() -> str:
+    """The submitting user: a user id has a meaning on one machine only, and an engine may serve several machines."""
     return f"{os.geteuid()}@{socket.gethostname()}"
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(f"docker: {line}", file=sys.stderr, flush=True)
 
 
-def _be_quiet(line: str) -> None:  # noqa: ARG001
+def _discard_progress(line: str) -> None:  # noqa: ARG001
     return
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
-    """Make our own faults what TorchX prints as one line."""
+def _translate_errors() -> Iterator[None]:
+    """Turn our own errors into those that TorchX prints as one line."""
     try:
         yield
-    except (DockerError, client.SupervisorError) as fault:
-        raise EngineError(str(fault)) from fault
+    except (DockerError, client.SupervisorError) as error:
+        raise EngineError(str(error)) from error
     except FileExistsError as error:
-        raise SchedulerError(f"there is an app of this name already: {error.filename}") from error
+        raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
 
 
 def _translate_each(lines: Iterator[str]) -> Iterator[str]:
-    with _one_line():
+    with _translate_errors():
         yield from lines

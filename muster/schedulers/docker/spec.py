@@ -1,4 +1,4 @@
-"""An app as records: what was asked for and will be carried out. No torchx here: the supervisor reads these too.
+"""The request for an app as records. They do not need torchx: the supervisor reads them too.
 
 An `AppRequest` holds one `ContainerRequest` per replica. The supervisor keeps it on disk and creates lost containers
 again from it, so all of it is plain data.
@@ -11,7 +11,7 @@ from typing import Any, Final
 from muster._contract import Env
 
 AGENT_DIR: Final = "/opt/muster"
-"""Where the agent's bundle lies in a container."""
+"""The folder of the agent's bundle in a container."""
 
 STATE_DIR: Final = "/var/opt/muster"
 """Writable by any user of the image: logs and the last report."""
@@ -22,21 +22,20 @@ ERROR_FILE: Final = f"{STATE_DIR}/error.json"
 
 LOG_DIR: Final = f"{STATE_DIR}/logs"
 DEFAULT_SHM_BYTES: Final = 16 << 30
-"""A tmpfs takes no memory until it is filled; the engine's 64 MiB stops DataLoader workers."""
+"""A tmpfs uses no memory until it is filled; the engine's default of 64 MiB stops DataLoader workers."""
 
 SHARED_NETWORK: Final = "muster-shared"
-"""Joined by apps when the engine has no address pool left for a network of their own."""
+"""Apps join it when the engine has no address pool left for a network of their own."""
 
 HOST_NETWORK: Final = "host"
-"""The engine's name for no network of their own: containers share the host's."""
-
+"""The engine's name of the host's own network, which containers can share."""
 
 HOST_PORTS: Final = range(20_000, 32_000)
-"""Where gangs meet on the host's network: below the ephemeral ports, which the kernel gives to anybody."""
+"""Rendezvous ports on the host's network: below the ephemeral ports, which the kernel gives to any process."""
 
 
 class Label:
-    """Labels of everything this adapter makes; all later commands find it by them."""
+    """Labels of all objects that this adapter creates; later commands find the objects by them."""
 
     APP: Final = "io.muster.app"
     ROLE: Final = "io.muster.role"
@@ -45,41 +44,41 @@ class Label:
     """0 for a replica's first container, counting up with every replacement."""
     USER: Final = "io.muster.user"
     CLAIM: Final = "io.muster.claim"
-    """On the volume that stands for something an app has to itself; see claims.py."""
+    """On the volume that represents a reservation; see `live/reservations.py`."""
     SHARED: Final = "io.muster.shared"
-    """On the network of apps that have none of their own."""
+    """On the network of apps that have no network of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerRequest:
-    """One replica's container, before the engine was asked anything."""
+    """One replica's container, before any request to the engine."""
 
     role: str
     replica: int
     image: str
-    """What the container is made of; built from `base_image` and the workspace when that is not None."""
+    """The container's image; built from `base_image` and the workspace if that is not None."""
     name: str
-    """Of its first container."""
+    """The name of its first container."""
     command: tuple[str, ...]
     env: Mapping[str, str]
     hostname: str
     aliases: tuple[str, ...]
     runs_agent: bool
     bundled: bool
-    """The agent's bundle is copied in."""
+    """The agent's bundle is copied into it."""
     base_image: str | None = None
     host_port: int | None = None
-    """Where its gang of agents would like to meet on the host's network, which other apps use too; None elsewhere."""
+    """The rendezvous port of its role on the host's network, which other apps use too; None on other networks."""
     workspace: str | None = None
-    """Key of the packed folder that goes into the working directory."""
+    """Key of the packed folder that is copied into the working directory."""
     mounts: tuple[Mapping[str, Any], ...] = ()
-    """In the engine's own words: Type, Source, Target, ReadOnly."""
+    """In the engine's form: Type, Source, Target, ReadOnly."""
     devices: tuple[Mapping[str, str], ...] = ()
     memory_bytes: int | None = None
     cpus: float | None = None
     gpus: int = 0
     gpu_ids: tuple[str, ...] = ()
-    """Given out when the app is submitted, not in a dry run."""
+    """Assigned when the app is submitted, not in a dry run."""
     shm_size_bytes: int | None = None
     ipc: str | None = None
     ulimits: tuple[Mapping[str, Any], ...] = ()
@@ -88,27 +87,27 @@ class ContainerRequest:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What this replica is found by."""
+        """Identifies the replica in its app."""
         return self.role, self.replica
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppRequest:
-    """All that one app needs of an engine."""
+    """Everything that one app needs from an engine."""
 
     app_id: str
     network: str
     owns_network: bool
-    """False: the network was there before and stays."""
+    """False: the network existed before and stays."""
     pull: str
     grace_s: float
     keep: str
     user: str
     containers: tuple[ContainerRequest, ...]
     init: bool = True
-    """A tiny init reaps orphans in front of each command."""
+    """A tiny init runs each command and reaps orphans."""
     given_ulimits: tuple[Mapping[str, Any], ...] = ()
-    """Those of the user: what remains on an engine that may not raise limits."""
+    """The limits from the user; the only ones on an engine that cannot raise limits."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -126,10 +125,10 @@ class AppRequest:
         return cls(**{**data, "containers": containers, "given_ulimits": tuple(data["given_ulimits"])})
 
     def show(self, mask: Callable[[Mapping[str, str]], Mapping[str, str]]) -> str:
-        """Readable YAML: what `--dryrun` prints.
+        """The YAML that `--dryrun` prints.
 
         Args:
-            mask: replaces what is secret in an environment.
+            mask: replaces the secrets in an environment.
         """
         import yaml
 
@@ -138,8 +137,8 @@ class AppRequest:
         return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
 
 
-def move_gang(request: AppRequest, role: str, port: int) -> AppRequest:
-    """The same app with the agents of a role meeting at this port of the host."""
+def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
+    """The same app with this rendezvous port on the host's network for the agents of a role."""
     containers = tuple(
         replace(container, host_port=port, env={**container.env, Env.RDZV_PORT: str(port)})
         if container.role == role
@@ -150,7 +149,7 @@ def move_gang(request: AppRequest, role: str, port: int) -> AppRequest:
 
 
 def share_network(request: AppRequest, network: str = SHARED_NETWORK) -> AppRequest:
-    """The same app on a network that other apps use too: every alias gets the app's name in front."""
+    """The same app on a network that other apps use too: every alias gets the app's name as prefix."""
     prefix = f"{request.app_id}-"
     known = {alias for container in request.containers for alias in container.aliases}
     containers = tuple(
@@ -178,7 +177,7 @@ def _container_from_json(data: Mapping[str, Any]) -> ContainerRequest:
 def _show_container(
     container: ContainerRequest, mask: Callable[[Mapping[str, str]], Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Without what is empty, and with secrets hidden."""
+    """The container without empty fields and with secrets masked."""
     shown = {name: value for name, value in asdict(container).items() if value not in (None, (), False, 0, "")}
     shown["replica"] = container.replica
     shown["env"] = mask(container.env)

@@ -1,11 +1,11 @@
-"""local_cwd and detached: replicas as processes of this machine, in the current working directory.
+"""local_cwd and detached: replicas are processes of this machine, in the current working directory.
 
-`scheduler` is what TorchX calls. `request` turns an AppDef into what will be run (pure, the dry run), `devices` shares
-GPUs out, `interpreter` finds the Python that runs the agents. `driver` runs replicas for the supervisor,
-`replica_process` starts one that dies with the supervisor, `capture` writes output, `logs` reads it.
+TorchX calls `scheduler`. `request` turns an AppDef into what will run (pure, the dry run), `devices` assigns GPUs,
+`interpreter` finds the Python that runs the agents. `driver` runs replicas for the supervisor, `replica_process` starts
+one that ends with the supervisor, `capture` writes output, `logs` reads it.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `torchx delete` removes
-an app or the folder is removed by hand: nothing there is needed by an app that has ended.
+an app or a user removes the folder by hand: an app that has ended needs nothing there.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from muster._processes import LINUX
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """TorchX's factory for `local_cwd`. What TorchX passes to all factories besides the session is not for us.
+    """TorchX's factory for `local_cwd`. It ignores the other arguments, which TorchX passes to all factories.
 
-    Elsewhere than on Linux it is TorchX's own scheduler, with its faults: ours needs pidfd, subreapers and epoll.
+    On systems other than Linux it returns TorchX's own scheduler: ours needs pidfd, subreapers and epoll.
     """
     if not LINUX:
         from torchx.schedulers.local_scheduler import create_scheduler as create_theirs
@@ -31,7 +31,7 @@ def create_detached_scheduler(session_name: str, **kwargs: Any) -> Any:
     """The same scheduler as `detached`: TorchX waits for every scheduler whose name begins with `local`.
 
     Raises:
-        ModuleNotFoundError: not on Linux; of which `torchx runopts` makes a line.
+        ModuleNotFoundError: this system is not Linux; `torchx runopts` prints it as a line.
     """
     del kwargs
     if not LINUX:

@@ -1,13 +1,13 @@
 """Writes a replica's output to three files: stdout, stderr, and both in the order in which they were written.
 
-How the order is known: each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write
-to the same stream blocks until the first was read, so at any time at most one write of each stream is pending, and the
-kernel tells which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
-ordinary pipes, for 40 to 55 microseconds per write. A stream that floods gets a large pipe until it calms down: then
-the writer no longer waits for us, and order is kept by batches.
+The order: each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write to the same
+stream blocks until the first was read, so at any time at most one write of each stream is pending, and the kernel
+reports which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
+ordinary pipes, for 40 to 55 microseconds per write. A stream with very many writes gets a large pipe until the rate
+falls: then the writer does not wait for us, and the order is that of batches.
 
-A pipe cuts a write that is longer than a packet, and the other stream's writes come in between. In the file of both,
-the beginning of a line that was cut so waits for its end.
+A pipe splits a write that is longer than a packet, and the other stream's writes come in between. The combined file
+gets the beginning of such a line only together with its end.
 
 Source: pipe(7), fcntl(2) F_SETPIPE_SZ, epoll(7).
 """
@@ -30,8 +30,7 @@ TIMES_RECORD: Final = struct.Struct("<dQ")
 
 _ONE_PACKET_BYTES: Final = 4096
 _CUT_LIMIT_S: Final = 2.0
-"""How long the beginning of a line that the pipe cut waits for more: the rest of a write comes at once, if the writer
-gets a core."""
+"""How long the beginning of a line that the pipe split waits for the rest, which comes at once if the writer runs."""
 
 _CUT_LIMIT_BYTES: Final = 16 << 20
 _FLOOD_BYTES: Final = 1 << 20
@@ -49,7 +48,7 @@ def log_path(folder: Path, stream: str) -> Path:
 
 
 def times_path(folder: Path, stream: str) -> Path:
-    """The file that says when which part of a stream was written."""
+    """The file that records when each part of a stream was written."""
     return folder / f"{stream}.times"
 
 
@@ -67,7 +66,7 @@ class LogFile:
         """Append; `now_s` is the wall clock.
 
         Raises:
-            OSError: no space left, a quota: some of it may have got in.
+            OSError: no space left, a quota; a part may have been written.
         """
         if now_s - self._timed_s >= _TIMES_STEP_S:
             os.write(self._times_fd, TIMES_RECORD.pack(now_s, self._offset))
@@ -85,39 +84,39 @@ class LogFile:
 
 
 class CombinedLog:
-    """Both streams in one file, in the order in which they were written; lines that the pipe cut are put together."""
+    """Both streams in one file, in the order in which they were written; lines that the pipe split are joined."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
-        self._cut: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
+        self._partial_lines: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
         """The beginning of a line whose end is still to come."""
 
-    def waits(self, stream: str) -> bool:
+    def has_partial_line(self, stream: str) -> bool:
         """Whether the beginning of a line of this stream waits for its end."""
-        return bool(self._cut[stream])
+        return bool(self._partial_lines[stream])
 
     def write(self, stream: str, data: bytes, now_s: float, *, cut: bool) -> None:
-        """Append what a stream brought.
+        """Append the next bytes of a stream.
 
         Args:
-            stream: which.
+            stream: the stream's name.
             data: its next bytes.
             now_s: when they came, by the wall clock.
-            cut: the pipe ended them, not the writer: more of the same write follows. What a writer leaves without an
-                end, a prompt or a progress bar, is shown as it is.
+            cut: the pipe split the write, so more of it follows. Text that the writer itself leaves without a newline,
+                such as a prompt or a progress bar, is written as it is.
 
         Raises:
-            OSError: see `LogFile.write`; what was to be written is lost.
+            OSError: see `LogFile.write`; the data is lost.
         """
-        held = self._cut[stream]
+        partial = self._partial_lines[stream]
         end = len(data)
-        if cut and len(held) + len(data) < _CUT_LIMIT_BYTES:
+        if cut and len(partial) + len(data) < _CUT_LIMIT_BYTES:
             end = data.rfind(b"\n") + 1
             if not end:
-                held += data
+                partial += data
                 return
-        whole = bytes(held) + data[:end]
-        held[:] = data[end:]
+        whole = bytes(partial) + data[:end]
+        partial[:] = data[end:]
         if whole:
             self._file.write(whole, now_s)
 
@@ -127,30 +126,30 @@ class CombinedLog:
 
 
 class Notice:
-    """The line that says output is being lost, in a file of its own whose room on the disk was taken beforehand.
+    """The line that reports lost output, in a file of its own whose space on the disk is allocated beforehand.
 
-    Room that is given back when it is needed is gone at once: the replicas fill the same disk.
+    Space that is only freed when it is needed would be lost at once: the replicas fill the same disk.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NOTICE
-        self._told = read_notice(folder) != b""
-        if not self._told:
+        self._written = read_notice(folder) != b""
+        if not self._written:
             with contextlib.suppress(OSError):
                 self._path.write_bytes(bytes(_NOTICE_BYTES))
 
-    def tell(self, error: OSError) -> None:
+    def write(self, error: OSError) -> None:
         """Write the line, once."""
-        if self._told:
+        if self._written:
             return
-        self._told = True
+        self._written = True
         text = f"[muster] output of this node is being lost: {error.strerror}; the job goes on\n"
         with contextlib.suppress(OSError), open(self._path, "r+b") as file:
             file.write(text.encode()[:_NOTICE_BYTES])
 
     def close(self) -> None:
-        """Keep the file only if there is something in it."""
-        if not self._told:
+        """Keep the file only if the line was written."""
+        if not self._written:
             self._path.unlink(missing_ok=True)
 
 
@@ -163,14 +162,14 @@ def read_notice(folder: Path) -> bytes:
 
 
 class Capture:
-    """Reads one start of a replica. `write_fds` are given to the process and closed by `started`.
+    """Writes the output of one start of a replica. The process gets `write_fds`; `close_write_ends` closes them here.
 
-    A full disk loses output, not the job; a line says so to whoever reads the log.
+    A full disk loses output, not the job; a line in the log reports it.
     """
 
-    def __init__(self, mailbox: EventQueue, folder: Path) -> None:
+    def __init__(self, event_queue: EventQueue, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}
         self._combined = CombinedLog(self._files[COMBINED])
         self._notice = Notice(folder)
@@ -186,25 +185,26 @@ class Capture:
             self._streams[read_fd] = stream
             self._epoll.register(read_fd, _ARMED)
             self.write_fds += (write_fd,)
-        # An epoll descriptor is itself readable when something in it is: our order survives the mailbox's selector.
-        mailbox.watch_readable(self._epoll.fileno(), self._take_ready)
+        # An epoll descriptor is itself readable when one of its descriptors is: the event queue's selector does not
+        # change our order.
+        event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
 
-    def started(self) -> None:
-        """The process has its ends; close ours, so that the streams can end."""
+    def close_write_ends(self) -> None:
+        """Close our copies after the process has inherited them, so that the streams can end."""
         for fd in self.write_fds:
             os.close(fd)
         self.write_fds = ()
 
     def close(self) -> None:
-        """Read what is left, then release everything. After all writers are gone."""
-        self.started()
+        """Read what is left, then release everything. Call it after all writers have ended."""
+        self.close_write_ends()
         while ready := self._epoll.poll(0):
             for fd, _ in ready:
                 self._read(fd)
         for stream in STREAMS:
             self._write_rest(stream)
-            self._mailbox.clear_timer(self._timers[stream])
-        self._mailbox.unwatch(self._epoll.fileno())
+            self._event_queue.clear_timer(self._timers[stream])
+        self._event_queue.unwatch(self._epoll.fileno())
         self._epoll.close()
         for fd in self._streams:
             os.close(fd)
@@ -213,12 +213,12 @@ class Capture:
             file.close()
         self._notice.close()
 
-    def _take_ready(self) -> None:
+    def _read_ready(self) -> None:
         for fd, _ in self._epoll.poll(0):
             self._read(fd)
 
     def _read(self, fd: int) -> None:
-        """Read one write, or a batch in a flood; forget a stream that has ended."""
+        """Read one write, or a batch in a flood; close a stream that has ended."""
         chunks = self._receive(fd)
         if chunks is None:
             self._epoll.unregister(fd)
@@ -226,29 +226,29 @@ class Capture:
             del self._streams[fd]
             return
         if chunks:
-            self._store(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
-        # Armed again only now: a write that came meanwhile takes its place behind the other stream's.
+            self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
+        # Armed again only now: a write that came meanwhile is queued after the other stream's.
         self._epoll.modify(fd, _ARMED)
 
-    def _store(self, stream: str, data: bytes, *, cut: bool) -> None:
+    def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
         now_s = time.time()
         try:
-            self._combined.write(stream, data, now_s, cut=cut)  # first: it is what people look at
+            self._combined.write(stream, data, now_s, cut=cut)  # first: it is the file that users read
             self._files[stream].write(data, now_s)
         except OSError as error:
-            self._notice.tell(error)
-        if self._combined.waits(stream):
-            self._mailbox.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write_rest(stream))
+            self._notice.write(error)
+        if self._combined.has_partial_line(stream):
+            self._event_queue.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write_rest(stream))
 
     def _write_rest(self, stream: str) -> None:
         try:
             self._combined.write_rest(stream, time.time())
         except OSError as error:
-            self._notice.tell(error)
+            self._notice.write(error)
 
     def _receive(self, fd: int) -> list[bytes] | None:
-        """What can be read now, write by write; None once the stream has ended."""
-        self._count(fd)
+        """The data that can be read now, one item per write; None once the stream has ended."""
+        self._update_flood_state(fd)
         chunks: list[bytes] = []
         for _ in range(256 if fd in self._flooding else 1):
             try:
@@ -260,9 +260,9 @@ class Capture:
             chunks.append(chunk)
         return chunks
 
-    def _count(self, fd: int) -> None:
-        """Notice the beginning and the end of a flood."""
-        now_s = self._mailbox.now_s()
+    def _update_flood_state(self, fd: int) -> None:
+        """Detect the beginning and the end of a flood."""
+        now_s = self._event_queue.now_s()
         if now_s - self._second_s.get(fd, 0.0) >= 1.0:
             if fd in self._flooding and self._packets.get(fd, 0) < _FLOOD_PACKETS // 16:
                 self._resize(fd, _ONE_PACKET_BYTES)
@@ -272,13 +272,13 @@ class Capture:
             self._resize(fd, _FLOOD_BYTES)
 
     def _resize(self, fd: int, size_bytes: int) -> None:
-        with contextlib.suppress(OSError):  # more is in it than would fit, or the user's pipe budget is spent
+        with contextlib.suppress(OSError):  # its content exceeds the new size, or the user's pipe quota is used up
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
             self._flooding ^= {fd}
 
 
 def _make_pipe() -> tuple[int, int]:
-    """A pipe that holds one packet; an ordinary one where the kernel has no packet mode."""
+    """A pipe that holds one packet; an ordinary one if the kernel has no packet mode."""
     try:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)
         fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _ONE_PACKET_BYTES)

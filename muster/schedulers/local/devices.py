@@ -1,4 +1,4 @@
-"""Divides the GPUs a caller may use among the replicas."""
+"""Divides the GPUs that the caller may use among the replicas."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ def list_devices(env: Mapping[str, str]) -> tuple[str, ...]:
     """The devices the caller may see: those of CUDA_VISIBLE_DEVICES if set, else all that nvidia-smi lists.
 
     Returns:
-        What can stand in CUDA_VISIBLE_DEVICES: numbers, or UUIDs if the caller used such. As for CUDA, the first
-        entry that cannot be a device ends the list.
+        Values for CUDA_VISIBLE_DEVICES: numbers, or UUIDs if the caller's are UUIDs. As with CUDA, the first entry that
+        cannot be a device ends the list.
     """
     visible = env.get(VISIBLE)
     if visible is None:
@@ -46,7 +46,7 @@ def assign_devices(wanted: Sequence[tuple[str, int, int]], devices: Sequence[str
         For each role that wants GPUs, one value of CUDA_VISIBLE_DEVICES per replica.
 
     Raises:
-        SchedulerError: there are too few; names both numbers.
+        SchedulerError: there are too few; the message names both numbers.
     """
     total = sum(replicas * each for _, replicas, each in wanted)
     if total > len(devices):

@@ -1,7 +1,8 @@
 """Runs replicas as processes of this machine: the supervisor's `ReplicaDriver` of local_cwd.
 
-Every replica is a guard (an agent is its own), which dies with the supervisor and kills its descendants before it
-ends. If the guard is killed itself, its orphans come to the supervisor, a subreaper, and are killed here.
+Every replica runs under a guard (an agent brings its own), which ends with the supervisor and kills its descendants
+before it ends. If the guard is killed itself, the supervisor, a subreaper, becomes the parent of its orphans and kills
+them.
 """
 
 import os
@@ -25,8 +26,8 @@ from muster.schedulers.supervision.state import ReplicaId
 
 LOOPBACK = "127.0.0.1"
 ADOPTED_LIMIT_S = 5.0
-"""How long replicas of a dead supervisor may take to go; they were told so by their death signal."""
-STRAY_LIMIT_S = 5.0
+"""How long replicas of a dead supervisor may take to end; they got their death signal."""
+ORPHAN_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +35,19 @@ class _Running:
     pid: int
     pidfd: int
     capture: Capture | None
-    """None for a replica that an earlier supervisor started: its pipes died with that one."""
+    """None for a replica that an earlier supervisor started: that process held its pipes."""
 
 
 class LocalDriver:
-    """See `driver.ReplicaDriver`. Lives in the supervisor's main thread: the death signal is bound to it."""
+    """See `driver.ReplicaDriver`. Used in the supervisor's main thread only: the death signal is bound to it."""
 
-    def __init__(self, *, spec: AppSpec, mailbox: EventQueue) -> None:
+    def __init__(self, *, spec: AppSpec, event_queue: EventQueue) -> None:
         self._spec = spec
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._folder = AppFolder(spec.folder)
         self._running: dict[ReplicaId, _Running] = {}
-        # Bound here and kept: nobody can take the port between choosing and using it, and agent 0 gets the same
-        # socket again when it is replaced, so that members who connected meanwhile are in its backlog.
+        # Bound here and kept: no other process can bind the port between choice and use, and agent 0 gets the same
+        # socket again when it is replaced, so that members that connected meanwhile are in its backlog.
         self._listeners = {role.name: _listen() for role in spec.roles if role.is_agent}
         if spec.details.get("needs_bundle"):
             from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
@@ -57,7 +58,7 @@ class LocalDriver:
         """See `ReplicaDriver`."""
         del start_number
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
-        capture = Capture(self._mailbox, self._folder.replica_dir(replica))
+        capture = Capture(self._event_queue, self._folder.replica_dir(replica))
         listener = self._listeners.get(replica.role)
         launch = Launch(
             command=plan["command"] if plan["is_agent"] else _guard_command(self._spec, plan["command"]),
@@ -72,18 +73,18 @@ class LocalDriver:
         except (StartError, OSError) as error:
             capture.close()
             raise StartError(str(error)) from error
-        capture.started()
+        capture.close_write_ends()
         self._watch(replica, pid, capture)
         process = ProcessId.of(pid)
         return {"pid": pid, "start_ticks": "" if process is None else process.start_ticks}
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
-        """See `ReplicaDriver`. Whatever an earlier supervisor started is on its way out."""
+        """See `ReplicaDriver`. Replicas of an earlier supervisor are about to end: they got their death signal."""
         process = ProcessId(pid=handle["pid"], start_ticks=handle["start_ticks"])
         if not process.is_alive():
             return False
         self._watch(replica, process.pid, None)
-        self._mailbox.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
+        self._event_queue.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
         return True
 
     def stop(self, replica: ReplicaId) -> None:
@@ -91,7 +92,7 @@ class LocalDriver:
         self._signal(replica, signal.SIGTERM)
 
     def kill(self, replica: ReplicaId) -> None:
-        """See `ReplicaDriver`. The guard's descendants become ours and are killed when its end is seen."""
+        """See `ReplicaDriver`. The guard's descendants become children of this process, which kills them at its end."""
         self._signal(replica, signal.SIGKILL)
 
     def close(self) -> None:
@@ -111,21 +112,21 @@ class LocalDriver:
     def _watch(self, replica: ReplicaId, pid: int, capture: Capture | None) -> None:
         running = _Running(pid=pid, pidfd=os.pidfd_open(pid), capture=capture)
         self._running[replica] = running
-        self._mailbox.watch_readable(running.pidfd, lambda: self._take_end(replica))
+        self._event_queue.watch_readable(running.pidfd, lambda: self._handle_end(replica))
 
-    def _take_end(self, replica: ReplicaId) -> None:
+    def _handle_end(self, replica: ReplicaId) -> None:
         running = self._running.pop(replica)
-        self._mailbox.unwatch(running.pidfd)
-        self._mailbox.clear_timer(f"adopted {replica}")
+        self._event_queue.unwatch(running.pidfd)
+        self._event_queue.clear_timer(f"adopted {replica}")
         os.close(running.pidfd)
         if running.capture is None:
             reason = "its supervisor had died"
-            self._mailbox.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
+            self._event_queue.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
             return
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
-        kill_strays({each.pid for each in self._running.values()})
-        running.capture.close()  # after the last writer is gone, so that nothing is lost
-        self._mailbox.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
+        kill_orphans({each.pid for each in self._running.values()})
+        running.capture.close()  # after the last writer has ended, so that no output is lost
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
         running = self._running.get(replica)
@@ -133,7 +134,7 @@ class LocalDriver:
             try:
                 signal.pidfd_send_signal(running.pidfd, signum)
             except ProcessLookupError:
-                return  # its end is already on its way to us
+                return  # it has ended; `_handle_end` runs soon
 
     def _kill_tree(self, replica: ReplicaId) -> None:
         running = self._running.get(replica)
@@ -142,10 +143,10 @@ class LocalDriver:
             self._signal(replica, signal.SIGKILL)
 
 
-def kill_strays(guards: set[int]) -> None:
-    """Kill and reap what has become this process's child without being one of its live guards, and all below it."""
-    until_s = time.monotonic() + STRAY_LIMIT_S
-    while time.monotonic() < until_s:
+def kill_orphans(guards: set[int]) -> None:
+    """Kill and reap the children of this process that are not live guards, and all their descendants."""
+    deadline_s = time.monotonic() + ORPHAN_LIMIT_S
+    while time.monotonic() < deadline_s:
         parents = _processes.list_parents()
         ours = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
         if not ours:
@@ -164,7 +165,7 @@ def _listen() -> socket.socket:
 
 
 def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
-    """Run a command under the guard. As in `client.start_supervisor`, the working directory is no place for imports."""
+    """Build the command that runs `command` under the guard, without imports from the working directory."""
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "from muster._guard import main\n"
@@ -173,6 +174,6 @@ def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
     return [sys.executable, "-c", program, "--", *command]
 
 
-def create_driver(*, spec: AppSpec, mailbox: EventQueue) -> LocalDriver:
+def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> LocalDriver:
     """The `driver.DriverFactory` of local_cwd."""
-    return LocalDriver(spec=spec, mailbox=mailbox)
+    return LocalDriver(spec=spec, event_queue=event_queue)

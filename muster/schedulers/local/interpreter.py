@@ -1,4 +1,4 @@
-"""Which Python runs the agents, and whether it has muster."""
+"""Finds the Python that runs the agents, and whether it has muster."""
 
 import os
 import subprocess
@@ -20,30 +20,30 @@ def find_interpreter(env: Mapping[str, str], own: str) -> str:
         own: `sys.executable`.
 
     Raises:
-        SchedulerError: the environment that is named has no Python.
+        SchedulerError: that environment has no Python.
     """
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if env.get(name):
             candidates = [os.path.join(env[name], "bin", python) for python in ("python3", "python")]
             found = next((path for path in candidates if os.access(path, os.X_OK)), None)
             if found is None:
-                raise SchedulerError(f"{name}={env[name]} has no bin/python3; leave that environment or unset {name}")
+                raise SchedulerError(f"{name}={env[name]} has no bin/python3; correct or unset {name}")
             return found
     return own
 
 
 def has_same_muster(python: str) -> bool:
-    """Whether a fresh interpreter finds this version of muster without help from its working directory."""
+    """Whether a new interpreter finds this version of muster without its working directory."""
     return _is_installed_beside(python) or _finds_muster(python)
 
 
 def _is_installed_beside(python: str) -> bool:
-    """Whether it is plain to see: the interpreter is our own, and we lie in its site-packages.
+    """Whether the interpreter is our own and muster is in its site-packages.
 
-    Most often so, and starting an interpreter to ask would be a third of the time a submission takes.
+    This is the usual case, and starting an interpreter to find out takes a third of the time of a submission.
     """
     own = sys.executable
-    # The same folder as well as the same file: the Pythons of all virtual environments lead to one file.
+    # The same folder as well as the same file: the Pythons of all virtual environments link to one file.
     is_own = os.path.dirname(python) == os.path.dirname(own) and os.path.realpath(python) == os.path.realpath(own)
     started_alike = not (sys.flags.ignore_environment or sys.flags.no_site)
     root = os.path.dirname(os.path.dirname(muster.__file__))

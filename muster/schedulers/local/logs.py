@@ -9,79 +9,79 @@ from pathlib import Path
 from typing import BinaryIO
 
 from muster.schedulers.local.capture import TIMES_RECORD, log_path, read_notice, times_path
-from muster.schedulers.supervision.file_watch import BACKSTOP_S, Watch
+from muster.schedulers.supervision.file_watch import MAX_WAIT_S, Watch
 
 CHUNK_BYTES = 65536
 PARTIAL_S = 0.5
-"""An unterminated line that has rested so long is shown: a prompt, or the last words of a process that hangs."""
+"""An unterminated line is shown after this time: a prompt, or the last output of a process that hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileLogQuery:
-    """Which part of which log."""
+    """Selects a part of a log."""
 
     folder: Path
     """The replica's folder."""
     stream: str
     """stdout, stderr or combined."""
     pattern: re.Pattern[str] | None = None
-    """Only lines in which it is found."""
+    """Only lines that contain a match."""
     since_s: float | None = None
     until_s: float | None = None
-    """Wall-clock seconds of this machine; both ends are exact to about 0.01 s."""
+    """Wall-clock seconds of this machine; both limits are exact to about 0.01 s."""
     follow: bool = False
 
 
-def read_log(query: FileLogQuery, is_over: Callable[[], bool], *also: Path) -> Iterator[str]:
+def read_log(query: FileLogQuery, has_ended: Callable[[], bool], *also: Path) -> Iterator[str]:
     r"""Lines as they come.
 
     Args:
-        query: which.
-        is_over: whether the app has ended and its logs are complete; asked only when there is nothing to read.
-        also: folders in which something changes when the app ends.
+        query: which lines.
+        has_ended: whether the app has ended and its logs are complete; called only when there is nothing to read.
+        also: folders in which a file changes when the app ends.
 
     Returns:
         Lines with their newline. A last line without one comes as it is, and so does a progress bar (text with a
-        carriage return) as often as it is drawn; bytes that are not UTF-8 come as U+FFFD.
+        carriage return) each time it is drawn; bytes that are not UTF-8 come as U+FFFD.
     """
-    for line in _read_lines(query, is_over, also):
+    for line in _read_lines(query, has_ended, also):
         text = line.decode(errors="replace")
         if query.pattern is None or query.pattern.search(text):
             yield text
 
 
-def _read_lines(query: FileLogQuery, is_over: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
+def _read_lines(query: FileLogQuery, has_ended: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
     with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
         _seek_since(log, query)
-        held, rested_s, complete, notice = bytearray(), time.monotonic(), False, b""
+        partial, last_read_s, complete, notice = bytearray(), time.monotonic(), False, b""
         while True:
             data = _read_until(log, query)
             if data:
-                held += data
-                yield from _cut_lines(held, len(held) - len(data))
-                rested_s = time.monotonic()
+                partial += data
+                yield from _split_lines(partial, len(partial) - len(data))
+                last_read_s = time.monotonic()
                 continue
             if not notice and (notice := read_notice(query.folder)):
-                yield from (bytes(held) + b"\n", notice) if held else (notice,)
-                held.clear()
-            if held and (b"\r" in held or complete or time.monotonic() - rested_s >= PARTIAL_S):
-                yield bytes(held)
-                held.clear()
+                yield from (bytes(partial) + b"\n", notice) if partial else (notice,)
+                partial.clear()
+            if partial and (b"\r" in partial or complete or time.monotonic() - last_read_s >= PARTIAL_S):
+                yield bytes(partial)
+                partial.clear()
             if complete:
                 return
-            # Asked before the last read, so that what was written up to the end is read.
-            complete = not query.follow or is_over() or _is_past(query)
+            # Checked before the last read, so that all output up to the end is read.
+            complete = not query.follow or has_ended() or _is_past(query)
             if not complete:
-                watch.wait(PARTIAL_S if held else BACKSTOP_S)
+                watch.wait(PARTIAL_S if partial else MAX_WAIT_S)
 
 
-def _cut_lines(held: bytearray, searched: int) -> list[bytes]:
-    """Take the whole lines out of `held`; its first `searched` bytes are known to have no newline."""
-    cut = held.rfind(b"\n", searched) + 1
+def _split_lines(partial: bytearray, searched: int) -> list[bytes]:
+    """Remove and return the complete lines of `partial`; its first `searched` bytes contain no newline."""
+    cut = partial.rfind(b"\n", searched) + 1
     if not cut:
         return []
-    lines = bytes(held[: cut - 1]).split(b"\n")
-    del held[:cut]
+    lines = bytes(partial[: cut - 1]).split(b"\n")
+    del partial[:cut]
     return [line + b"\n" for line in lines]
 
 
@@ -109,7 +109,7 @@ def _is_past(query: FileLogQuery) -> bool:
 
 
 def _find_offset(query: FileLogQuery, matches: Callable[[float], bool]) -> int | None:
-    """Where the first part begins that was written at such a time."""
+    """The offset of the first part whose time of writing matches."""
     try:
         content = times_path(query.folder, query.stream).read_bytes()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Starts one process for a replica, so that it dies with the supervisor.
+"""Starts one process for a replica, so that it ends with the supervisor.
 
-`subprocess` would do all but two things: it keeps the child's status to itself, while the supervisor must reap orphans
-it never started with `waitpid(-1)`, and between fork and exec it lets one run Python but not say what went wrong there.
+`subprocess` does not fit for two reasons: it collects the child's status itself, while the supervisor must also reap
+orphans that it did not start, with `waitpid(-1)`; and code that runs between fork and exec cannot report what failed.
 """
 
 import os
@@ -16,7 +16,7 @@ from muster.schedulers.supervision.driver import StartError
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A process to be."""
+    """A process to start."""
 
     command: Sequence[str]
     """Program (absolute path) and arguments."""
@@ -42,7 +42,7 @@ def spawn(launch: Launch) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(error_read)
-        _become(launch, parent, error_write)
+        _exec_program(launch, parent, error_write)
     os.close(error_write)
     with open(error_read, "rb") as errors:
         reason = errors.read().decode(errors="replace")
@@ -52,8 +52,8 @@ def spawn(launch: Launch) -> int:
     return pid
 
 
-def _become(launch: Launch, parent: int, error_fd: int) -> NoReturn:
-    """In the child: exec, or tell why not."""
+def _exec_program(launch: Launch, parent: int, error_fd: int) -> NoReturn:
+    """In the child: exec, or write the reason of a failure to `error_fd`."""
     what = launch.cwd
     try:
         os.setsid()

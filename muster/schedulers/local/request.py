@@ -1,4 +1,4 @@
-"""What local_cwd will run: built from the AppDef and options, without touching anything. The dry run prints it."""
+"""Builds what local_cwd will run from the AppDef and options, without side effects. The dry run prints it."""
 
 import json
 import os
@@ -9,22 +9,22 @@ from typing import Any
 from torchx.specs import AppDef, Role
 
 from muster._contract import Env
-from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role, rewrite_agent_args, separate_runs
+from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
 from muster.schedulers.local.devices import VISIBLE, assign_devices
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
-from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, name_role_dir
+from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
 
 RANK0_HOST = "127.0.0.1"
-"""All replicas are here. Not `localhost`: that may resolve to ::1 first, or not at all."""
+"""All replicas are on this machine. Not `localhost`: that may resolve to ::1 first, or not at all."""
 
 ERROR_FILE = "error.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Facts about this machine and the caller that a request depends on."""
+    """Facts about this machine and the caller on which a request depends."""
 
     cwd: str
     path: str
@@ -32,11 +32,11 @@ class Host:
     python: str
     """Interpreter for agents."""
     has_muster: bool
-    """Whether that interpreter finds this muster by itself."""
+    """Whether that interpreter finds this version of muster."""
     sets_unbuffered: bool = True
-    """Whether PYTHONUNBUFFERED must be set: the caller has not."""
+    """Whether the request sets PYTHONUNBUFFERED: the caller has not set it."""
     devices: tuple[str, ...] = ()
-    """GPUs the caller may use; only looked up when they are to be divided."""
+    """GPUs the caller may use; only listed if they are to be divided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class LocalRequest:
     replicas: Mapping[str, tuple[ReplicaLaunch, ...]]
     """By role, in order of index."""
     needs_bundle: bool
-    """The agents' interpreter has no muster (or another version): they run from a file in the app's folder."""
+    """The agents' interpreter has no muster, or another version: they run from a zip in the app's folder."""
     token: str = field(repr=False)
     description: Mapping[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
-        """For people and the dry run: no secrets."""
+        """The text of the dry run, without secrets."""
         content = asdict(self)
         del content["token"], content["description"]
         for launches in content["replicas"].values():
@@ -79,25 +79,25 @@ class LocalRequest:
 def build_request(
     app: AppDef, cfg: Mapping[str, Any], *, name: str, token: str, folder: str, host: Host
 ) -> LocalRequest:
-    """Builds the request for an app. Pure; the AppDef stays as it is.
+    """Builds the request for an app. Pure; the AppDef is not changed.
 
     Args:
-        app: what to run; images, mounts and resources (but GPUs) mean nothing here.
+        app: what to run; images, mounts and resources other than GPUs are ignored.
         cfg: resolved options.
         name: the app's id.
         token: the app's secret; the driver derives a token from it for each agent role.
-        folder: absolute path of the app's folder-to-be.
+        folder: absolute path of the app's future folder.
         host: see `Host`.
 
     Raises:
-        SchedulerError: something that cannot be run; one line.
+        SchedulerError: a part of the app cannot be run; one line.
     """
     check_roles(app)
     devices: Mapping[str, list[str]] = {}
     if cfg["auto_set_cuda_visible_devices"]:
         wanted = [(role.name, role.num_replicas, max(0, role.resource.gpu)) for role in app.roles]
         devices = assign_devices(wanted, host.devices)
-    args = separate_runs(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
+    args = assign_run_ids(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
     replicas = {
         role.name: tuple(
             _build_launch(role, index, cfg, name, folder, host, devices.get(role.name))
@@ -128,7 +128,7 @@ def _build_launch(
     devices: list[str] | None,
 ) -> ReplicaLaunch:
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
-    role_dir = os.path.join(folder, name_role_dir(role.name))
+    role_dir = os.path.join(folder, build_role_dir_name(role.name))
     env = dict(applied.env)
     env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=cfg["prepend_cwd"])
     env[Env.RANK0_HOST] = RANK0_HOST
@@ -153,7 +153,7 @@ def _build_launch(
 
 
 def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
-    # A bare name is whatever Python the caller means; a path is exactly that one.
+    # A bare name means the Python of the caller's environment; a path means exactly that interpreter.
     python = role.entrypoint if "/" in role.entrypoint else host.python
     bundle_dir = os.path.join(folder, STATE_DIR_NAME)
     args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else rewrite_agent_args(role.args, bundle_dir)

@@ -1,6 +1,6 @@
 """`local_cwd` and `detached`: TorchX's interface over a supervisor process per app.
 
-Nothing is kept in this process that another shell would lack: an app's state is in its folder, its id leads there.
+Other shells need nothing from this process: an app's state is in its folder, and the registry finds it by the id.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from muster.schedulers.runner.versions import (
     build_dryrun_info,
     check_replica,
 )
-from muster.schedulers.runner.waiting import look_for_wait
+from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -40,13 +40,13 @@ from muster.schedulers.supervision.state import ReplicaId
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
 DEFAULT_GRACE_S = 30.0
-"""As long as the agent's own `--shutdown-timeout`, and as a Kubernetes pod gets."""
+"""The same as the agent's own `--shutdown-timeout` and a Kubernetes pod's default."""
 
 FLUSH_S = 15.0
-"""What ending an app takes beyond its grace period, at most."""
+"""The longest time that ending an app takes beyond its grace period."""
 
-LAST_LINES_S = 1.0
-"""How long `close` waits for those who are still reading logs of apps that have ended."""
+READERS_LIMIT_S = 1.0
+"""How long `close` waits for threads that still read logs of apps that have ended."""
 
 _OWN_VARIABLES = "MUSTER_"
 
@@ -57,37 +57,37 @@ class LocalScheduler(PluginScheduler):
     """Runs replicas as processes of this machine, in the current directory.
 
     Args:
-        name: `local_cwd`, whose apps end with the command that started them, or `detached`, whose apps stay.
+        name: `local_cwd`, whose apps end with the command that started them, or `detached`, whose apps keep running.
         session_name: TorchX's; part of the default path of logs.
     """
 
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
-        self._own: dict[str, AppFolder] = {}
+        self._attached: dict[str, AppFolder] = {}
         self._readers = Readers()
 
     # -- submitting -------------------------------------------------------------------------------------------------
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
-        opts.add("log_dir", type_=str, default=None, help="folder for logs and state; default: the user's state folder")
-        opts.add("prepend_cwd", type_=bool, default=False, help="put the current folder first in PATH, not last")
+        opts.add("log_dir", type_=str, default=None, help="folder for logs and state (default: ~/.local/state/muster)")
+        opts.add("prepend_cwd", type_=bool, default=False, help="put the current folder first in PATH instead of last")
         opts.add(
             "auto_set_cuda_visible_devices",
             type_=bool,
             default=False,
-            help="divide the GPUs this process may use among the replicas; an error when they do not suffice",
+            help="divide the GPUs that this process may use among the replicas; an error if there are too few",
         )
         detached = self.backend == "detached"
-        opts.add("detach", type_=bool, default=detached, help="the app stays when the command that started it ends")
-        opts.add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds from a polite stop to the kill")
+        opts.add("detach", type_=bool, default=detached, help="keep the app running after the command that started it")
+        opts.add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds between the polite signal and the kill")
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         if not 0 <= cfg["grace_s"] <= 86400:
-            raise SchedulerError(f"option 'grace_s' must be from 0 to 86400 seconds, not {cfg['grace_s']:g}")
+            raise SchedulerError(f"option 'grace_s' must be 0 to 86400 seconds, not {cfg['grace_s']:g}")
         name = build_app_name(app.name, make_suffix())
         folder = os.path.abspath(os.path.join(self._find_log_dir(cfg), self.session_name or "torchx", name))
-        request = build_request(app, cfg, name=name, token=make_secret(), folder=folder, host=_look_around(app, cfg))
+        request = build_request(app, cfg, name=name, token=make_secret(), folder=folder, host=_read_host(app, cfg))
         return build_dryrun_info(request, str)
 
     def _find_log_dir(self, cfg: Mapping[str, Any]) -> str:
@@ -124,22 +124,22 @@ class LocalScheduler(PluginScheduler):
         except (client.SupervisorError, OSError) as error:
             raise EngineError(f"cannot start {request.app_id}: {error}") from error
         if not request.detach:
-            self._own[request.app_id] = AppFolder(request.folder)
+            self._attached[request.app_id] = AppFolder(request.folder)
         return request.app_id
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """The app as it stands; None when it is not known (any more)."""
+        """The app's current state; None when it is not known (any more)."""
         folder = self._find(app_id)
         if folder is None:
             return None
         try:
-            found = look_for_wait(folder)
+            found = read_app_for_wait(folder)
         except client.SupervisorError as error:
             raise EngineError(str(error)) from error
         if found is None:
-            return None  # deleted by another shell just now
+            return None  # another shell has just deleted it
         spec, record = found
         return build_describe_response(spec, record, error=_read_error(folder, spec), ui_url=folder.path.as_uri())
 
@@ -150,7 +150,7 @@ class LocalScheduler(PluginScheduler):
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items() if state is not None]
 
     def _find_state(self, app_id: str) -> AppState | None:
-        """One app that cannot be read must not hide the others."""
+        """The app's state; UNKNOWN if it cannot be read, so that the others are still listed."""
         try:
             response = self.describe(app_id)
         except EngineError:
@@ -171,7 +171,7 @@ class LocalScheduler(PluginScheduler):
             until_s=None if request.until is None else request.until.timestamp(),
             follow=request.follow,
         )
-        return self._readers.count(read_log(query, client.EndCheck(folder), folder.state_dir))
+        return self._readers.count_reader(read_log(query, client.EndCheck(folder), folder.state_dir))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class LocalScheduler(PluginScheduler):
             client.request_stop(folder)
 
     def delete_app(self, app_id: str) -> None:
-        """See `PluginScheduler`. Removes logs and all."""
+        """See `PluginScheduler`. Removes the app's logs too."""
         folder = self._find(app_id)
         if folder is None:
             return
@@ -189,21 +189,21 @@ class LocalScheduler(PluginScheduler):
             client.delete(folder, self._registry(), app_id)
         except client.SupervisorError as error:
             raise EngineError(str(error)) from error
-        self._own.pop(app_id, None)
+        self._attached.pop(app_id, None)
 
     def close(self) -> None:
-        """Ends the apps that were started here and not detached, and waits until they are gone.
+        """Ends the attached apps that this scheduler started, and waits for their ends.
 
-        Comes after Ctrl-C, too: a second Ctrl-C meanwhile kills.
+        TorchX also calls this after Ctrl-C; a second Ctrl-C during the call kills the apps.
         """
         hide_traceback()
-        folders = [folder for folder in self._own.values() if folder.spec_file.exists()]
-        self._own.clear()
+        folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
+        self._attached.clear()
         try:
             client.end_all(folders, flush_s=FLUSH_S)
         finally:
             if folders:
-                self._readers.wait_done(LAST_LINES_S)
+                self._readers.wait_until_idle(READERS_LIMIT_S)
 
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), self.backend)
@@ -214,14 +214,14 @@ class LocalScheduler(PluginScheduler):
 
 
 class Readers:
-    """Counts who is reading logs, so that the last lines are shown before the command ends."""
+    """Counts the readers of logs, so that the last lines are shown before the command ends."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._active = 0
 
-    def count(self, lines: Iterator[str]) -> Iterator[str]:
-        """The same lines; counted from the first until the last has been taken, or the iterator was thrown away."""
+    def count_reader(self, lines: Iterator[str]) -> Iterator[str]:
+        """Yields the same lines; counts a reader from the first line until the last or the iterator's close."""
         with self._changed:
             self._active += 1
         try:
@@ -231,14 +231,14 @@ class Readers:
                 self._active -= 1
                 self._changed.notify_all()
 
-    def wait_done(self, limit_s: float) -> None:
-        """Wait until nobody reads, at most so long."""
+    def wait_until_idle(self, limit_s: float) -> None:
+        """Wait until there are no readers, at most `limit_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._active == 0, limit_s)
 
 
-def _look_around(app: AppDef, cfg: Mapping[str, Any]) -> Host:
-    """What the request depends on beside its arguments; the one place that reads the environment."""
+def _read_host(app: AppDef, cfg: Mapping[str, Any]) -> Host:
+    """The facts on which the request depends besides its arguments; the one place that reads the environment."""
     runs_agents = any(is_agent_role(role) for role in app.roles)
     python = find_interpreter(os.environ, sys.executable) if runs_agents else sys.executable
     return Host(

@@ -1,6 +1,6 @@
-"""What the adapters adapt of TorchX: each fact about one of its two lines is here, once.
+"""Adapts TorchX for the adapters: each fact about one of its two lines (0.7 and the nightly) is here, once.
 
-`versions` bridges the scheduler interface of 0.7 and nightly, `roles` does the same for roles and macros, `options`
-parses `-cfg` strictly on both, `builtins` registers TorchX's own schedulers again, `waiting` and `interrupt` mend
+`versions` bridges the scheduler interfaces of both lines, `roles` does the same for roles and macros, `options` parses
+`-cfg` strictly on both, `builtins` registers TorchX's own schedulers again, `waiting` and `interrupt` improve
 `Runner.wait` and Ctrl-C.
 """

@@ -1,8 +1,8 @@
-"""TorchX's own schedulers that ours do not replace, registered again: on 0.7 any plug-in hides all of them.
+"""Registers again TorchX's own schedulers that ours do not replace: on 0.7 any plug-in hides all of them.
 
-Each is imported when first used. `torchx runopts` prints a ModuleNotFoundError as a line and goes on with the next
-scheduler, so that is what a missing client library, or a scheduler that this TorchX does not have, ends in. (0.7's
-`ray` without ray raises NameError, which ends `torchx runopts` with a traceback.)
+Each is imported when first used. A missing client library, or a scheduler that this TorchX does not have, raises
+ModuleNotFoundError: `torchx runopts` prints that as a line and goes on with the next scheduler. (0.7's `ray` without
+ray raises NameError, which ends `torchx runopts` with a traceback.)
 """
 
 import importlib

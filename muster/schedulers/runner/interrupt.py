@@ -1,4 +1,4 @@
-"""Ctrl-C of TorchX's command line: it catches none, so that what a user sees last would be a page of traceback."""
+"""Hides the traceback that TorchX's command line would print after Ctrl-C: it does not catch KeyboardInterrupt."""
 
 import sys
 import traceback
@@ -9,10 +9,11 @@ _COMMAND_LINE: Final = "torchx.cli.main"
 
 
 def hide_traceback() -> None:
-    """Let the KeyboardInterrupt that is on its way out of `torchx ...` show no traceback.
+    """Show no traceback for the KeyboardInterrupt that is ending `torchx ...`.
 
-    For a scheduler's `close`, which TorchX calls meanwhile, and which another Ctrl-C may cut short. The process still
-    ends by SIGINT, as shells want it. Any other exception, and a program of the caller's own, is left as it is.
+    A scheduler's `close` calls this: TorchX calls `close` during the interrupt, and another Ctrl-C may interrupt
+    `close` too. The process still ends by SIGINT, as shells expect. Other exceptions, and programs that are not
+    TorchX's command line, are not affected.
     """
     if not isinstance(sys.exc_info()[1], KeyboardInterrupt) or not _runs_command_line():
         return

@@ -1,9 +1,8 @@
-"""Scheduler options (`-cfg`), parsed alike and strictly on both TorchX lines.
+"""Parses scheduler options (`-cfg`) strictly and in the same way on both TorchX lines.
 
-TorchX 0.7 ignores keys it does not know and takes any word but "true" for false; the nightly refuses both, but its
-command line parses `-cfg` outside the place where it catches errors, so the user sees a traceback. Here parsing never
-fails: what cannot be understood is kept as it is until `resolve`, which both command lines call where an error
-becomes one line.
+TorchX 0.7 ignores keys it does not know and reads any word but "true" as false; the nightly refuses both, but its
+command line parses `-cfg` outside the code that catches errors, so the user sees a traceback. Here parsing never fails:
+invalid text is kept as it is until `resolve`, which both command lines call where an error becomes one line.
 """
 
 import difflib
@@ -23,7 +22,7 @@ _TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]:
 
 
 class StrictOpts(runopts):  # type: ignore[misc]
-    """`runopts` that name the right spelling. Return one from `_run_opts`.
+    """`runopts` whose errors suggest the right spelling. Return one from `_run_opts`.
 
     Args:
         scheduler: the scheduler's name, for messages.
@@ -42,7 +41,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
         return dict(_split(cfg_str or ""))
 
     def cfg_from_json_repr(self, json_repr: str, *, ignore_unknown: bool = False) -> dict[str, Any]:
-        """As the nightly's, but unknown keys wait for `resolve`."""
+        """Like the nightly's, but `resolve` checks unknown keys."""
         import json
 
         cfg: dict[str, Any] = json.loads(json_repr)
@@ -71,7 +70,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
         for key, option in self._opts.items():
             if option.is_required and resolved.get(key) is None:
                 raise OptionError(f"{self._scheduler} needs the option {key!r} ({option.help})", key, cfg)
-            # A None that was given and one that was not both mean the default; 0.7 does the same.
+            # An explicit None means the default too; 0.7 does the same.
             if resolved.get(key) is None:
                 resolved[key] = option.default
         return resolved
@@ -113,7 +112,7 @@ def _split(text: str) -> list[tuple[str, str]]:
         elif pairs:
             pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{word}")
         else:
-            pairs.append((word.strip(), ""))  # not key=value: `resolve` will not know it
+            pairs.append((word.strip(), ""))  # not key=value: `resolve` refuses it
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Roles of an AppDef on both lines of TorchX: macros, checks, what is printed and kept of them."""
+"""Roles of an AppDef on both lines of TorchX: macros, checks, and the form that is printed and stored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ def check_roles(app: AppDef) -> None:
     names = [role.name for role in app.roles]
     for role in app.roles:
         if names.count(role.name) > 1:
-            raise SchedulerError(f"role names must differ, but {role.name!r} is there {names.count(role.name)} times")
+            raise SchedulerError(f"role names must differ, but {role.name!r} appears {names.count(role.name)} times")
         _check_role(role)
 
 
@@ -50,7 +50,7 @@ def _check_role(role: Role) -> None:
 
 
 def build_role_plan(role: Role) -> SupervisedRole:
-    """What the supervisor's policy must know of a role."""
+    """What the supervisor's decisions need to know about a role."""
     policy = role.retry_policy
     return SupervisedRole(
         name=role.name,
@@ -63,9 +63,9 @@ def build_role_plan(role: Role) -> SupervisedRole:
 
 
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment fit for printing: values of secrets replaced by `***`.
+    """A copy of an environment for printing, with `***` for the values of secrets.
 
-    Secret is what is called so: a name with TOKEN, SECRET, PASSWORD, PASSWD, CREDENTIAL or a word KEY in it.
+    A variable is secret if its name contains TOKEN, SECRET, PASSWORD, PASSWD, CREDENTIAL or the word KEY.
     """
     return {name: "***" if _is_secret(name) else value for name, value in env.items()}
 
@@ -80,7 +80,7 @@ def _is_secret(name: str) -> bool:
 
 
 def describe_roles(app: AppDef) -> dict[str, Any]:
-    """The part of an AppDef that `describe` gives back, as JSON; secrets masked."""
+    """The part of an AppDef that `describe` returns, as JSON; secrets masked."""
     return {
         "name": app.name,
         "metadata": {str(key): str(value) for key, value in (app.metadata or {}).items()},
@@ -108,7 +108,7 @@ def describe_roles(app: AppDef) -> dict[str, Any]:
 
 
 def restore_roles(description: Mapping[str, Any]) -> list[Role]:
-    """Roles again from `describe_roles`."""
+    """The roles from the output of `describe_roles`."""
     return [
         Role(**(row | {"resource": Resource(**row["resource"]), "retry_policy": _restore_policy(row["retry_policy"])}))
         for row in description.get("roles", ())
@@ -116,7 +116,7 @@ def restore_roles(description: Mapping[str, Any]) -> list[Role]:
 
 
 def _restore_policy(name: str) -> RetryPolicy:
-    """The policy of that name; submitted on one line and read on the other it may not exist."""
+    """The policy of that name; the other TorchX line may have submitted one that this line does not have."""
     return RetryPolicy.__members__.get(name, RetryPolicy.REPLICA)
 
 

@@ -1,4 +1,4 @@
-"""Where TorchX 0.7 and its nightly differ, and what the adapters share on both.
+"""The differences between TorchX 0.7 and its nightly, and what the adapters share on both.
 
 | item              | 0.7                                   | nightly                              |
 |---                |---                                    |---                                   |
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-# Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one of
-# them imports would give the other half a module.
+# Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one thread
+# imports the module would leave the other with a partly initialised one.
 import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState
@@ -63,8 +63,8 @@ class LogRequest:
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
 
-    Subclasses give `_submit_dryrun`, `schedule`, `describe`, `_cancel_existing`, `add_options`, `list_apps`,
-    `read_log`, `delete_app` and, where something can be wrong with an AppDef, `check_app`.
+    Subclasses define `_submit_dryrun`, `schedule`, `describe`, `_cancel_existing`, `add_options`, `list_apps`,
+    `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`.
     """
 
     @abc.abstractmethod
@@ -77,7 +77,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     @abc.abstractmethod
     def delete_app(self, app_id: str) -> None:
-        """Forget an app that exists, stopping it first when it runs."""
+        """Delete an app that exists; stop it first when it runs."""
 
     @abc.abstractmethod
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
@@ -116,12 +116,12 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """Lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
 
         Raises:
-            SchedulerError: no such app, role or replica, or a regex that is none.
+            SchedulerError: no such app, role or replica, or the regex is invalid.
         """
         try:
             pattern = re.compile(regex) if regex else None
         except re.error as error:
-            raise SchedulerError(f"regex {regex!r}: {error}") from error
+            raise SchedulerError(f"{regex!r} is not a valid regex: {error}") from error
         request = LogRequest(
             role=role_name,
             index=k,
@@ -146,24 +146,13 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         self.delete_app(app_id)
 
 
-def get_app(info: AppDryRunInfo) -> AppDef:
-    """The AppDef a dry run was made of."""
-    return info.app if hasattr(info, "app") else info._app  # noqa: SLF001  # 0.7 has no public name
-
-
-def get_cfg(info: AppDryRunInfo) -> Mapping[str, Any]:
-    """The resolved options a dry run was made with."""
-    cfg: Mapping[str, Any] = info.cfg if hasattr(info, "cfg") else info._cfg  # noqa: SLF001
-    return cfg
-
-
 def build_dryrun_info(request: Any, show: Callable[[Any], str]) -> AppDryRunInfo:
     """Wraps a request; `show` must print no secret (see `mask_env`)."""
     return AppDryRunInfo(request, show)
 
 
 def get_workspace_path(workspace: str) -> str:
-    """The folder a workspace argument names on either line.
+    """The folder that a workspace argument names, on either line.
 
     Raises:
         SchedulerError: it is not a folder of this machine (`memory://...`).
@@ -183,9 +172,9 @@ def build_describe_response(
 
     Args:
         spec: as submitted.
-        record: where it stands; None: its supervisor has not spoken yet.
+        record: its current state; None: its supervisor has recorded none yet.
         error: the app's error.json as text, when there is one.
-        ui_url: where a person finds more.
+        ui_url: a link for the user.
     """
     _print_states_by_name()
     extra: dict[str, Any] = {}
@@ -193,9 +182,9 @@ def build_describe_response(
         extra["metadata"] = dict(spec.description.get("metadata", {}))
     return DescribeAppResponse(
         app_id=spec.app_id,
-        state=AppState.SUBMITTED if record is None else AppState[record.gang.app_state],
-        num_restarts=0 if record is None else record.gang.num_restarts,
-        msg=NONE if record is None or not record.gang.reason else record.gang.reason,
+        state=AppState.SUBMITTED if record is None else AppState[record.app.app_state],
+        num_restarts=0 if record is None else record.app.num_restarts,
+        msg=NONE if record is None or not record.app.reason else record.app.reason,
         structured_error_msg=error or NONE,
         ui_url=ui_url,
         roles=restore_roles(spec.description),
@@ -208,7 +197,7 @@ def check_replica(spec: AppSpec, request: LogRequest) -> None:
     """Refuses a role or a replica that a supervised app does not have.
 
     Raises:
-        SchedulerError: one line that says which it has.
+        SchedulerError: one line that names the roles or replicas it has.
     """
     replicas = {role.name: role.replicas for role in spec.roles}
     if request.role not in replicas:
@@ -219,7 +208,7 @@ def check_replica(spec: AppSpec, request: LogRequest) -> None:
 
 
 def _print_states_by_name() -> None:
-    """Teach YAML to write FAILED for a state.
+    """Make YAML write FAILED for a state.
 
     When a job fails, TorchX's command line dumps its status as YAML; without this the state of each replica reads
     `!!python/object/apply:torchx.specs.api.AppState [5]`.
@@ -236,7 +225,7 @@ def _build_statuses(spec: AppSpec, record: AppRecord) -> list[RoleStatus]:
         RoleStatus(
             role=role.name,
             replicas=[
-                build(each.role, each.index, k) for each, k in record.gang.replicas.items() if each.role == role.name
+                build(each.role, each.index, k) for each, k in record.app.replicas.items() if each.role == role.name
             ],
         )
         for role in spec.roles

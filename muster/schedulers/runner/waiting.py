@@ -1,7 +1,7 @@
-"""TorchX's `Runner.wait`: it asks for the app's state, sleeps an interval, asks again, on both lines.
+"""Makes TorchX's `Runner.wait` return at an app's end: on both lines it reads the state, sleeps and reads it again.
 
 The interval is 1 s on the command line and 10 s by default in Python, and half of it is lost at the end of every app.
-So `describe`, when it is `wait` that asks, first waits for the end itself. Everybody else gets an answer at once.
+So `describe`, when `wait` calls it, first waits for the end itself. All other callers get an answer at once.
 """
 
 import sys
@@ -10,32 +10,32 @@ from typing import Final
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, Machine
 
-HOLD_S: Final = 60.0
-"""An answer is not held back longer, so that nothing that goes wrong here can hang a caller."""
+WAIT_LIMIT_S: Final = 60.0
+"""The longest delay of an answer, so that no error here can block a caller for good."""
 
 _FRAMES: Final = 8
-"""How far up `wait` is looked for: it calls `Runner.status`, which calls `describe`, in one thread."""
+"""How many stack frames are searched for `wait`: it calls `Runner.status`, which calls `describe`, in one thread."""
 
 
-def look_for_wait(folder: AppFolder) -> tuple[AppSpec, AppRecord | None] | None:
-    """`client.look`, after the app's end if TorchX's `wait` is what asks; None when it has been deleted meanwhile.
+def read_app_for_wait(folder: AppFolder) -> tuple[AppSpec, AppRecord | None] | None:
+    """`client.read_app`, after the app's end if TorchX's `wait` is the caller; None if it has been deleted meanwhile.
 
     Raises:
-        SupervisorError: see `client.look`.
+        SupervisorError: see `client.read_app`.
     """
     try:
-        spec, record = client.look(folder)
-        if record is None or client.is_over(record) or record.machine.host != Machine.here().host:
+        spec, record = client.read_app(folder)
+        if record is None or client.has_ended(record) or record.machine.host != Machine.here().host:
             return spec, record
-        if not _is_asked_by_wait():
+        if not _is_called_by_wait():
             return spec, record
-        client.wait_ended(folder, limit_s=HOLD_S)
-        return client.look(folder)
+        client.wait_ended(folder, limit_s=WAIT_LIMIT_S)
+        return client.read_app(folder)
     except FileNotFoundError:
         return None
 
 
-def _is_asked_by_wait() -> bool:
+def _is_called_by_wait() -> bool:
     frame = sys._getframe(2)  # noqa: SLF001  # `inspect` would do the same
     for _ in range(_FRAMES):
         if frame.f_code.co_name == "wait" and frame.f_globals.get("__name__") == "torchx.runner.api":

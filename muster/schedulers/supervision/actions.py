@@ -1,4 +1,4 @@
-"""Actions of a supervisor: what `decisions.decide` asks it to do with the replicas of its app."""
+"""Actions of a supervisor: what `decisions.decide` has it do with the replicas of its app."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,7 +15,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Ask these replicas to end, all at once; GraceOver with `number` is due one grace period later."""
+    """Ask these replicas to end, all at once; GraceExpired with `number` is due one grace period later."""
 
     replicas: tuple[ReplicaId, ...]
     number: int
@@ -23,7 +23,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Linger:
-    """Do nothing yet; LingerOver with `number` is due after `LINGER_S`."""
+    """Do nothing yet; LingerExpired with `number` is due after `LINGER_S`."""
 
     number: int
 
@@ -37,7 +37,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """Nothing runs any more: record the outcome and go."""
+    """Nothing runs any more: record the outcome and exit."""
 
     outcome: Outcome
     reason: str

@@ -1,20 +1,20 @@
-"""The files of one app's folder, and what is in them. Written by the supervisor, read by every command.
+"""The files of one app's folder and their content. The supervisor writes them, every command reads them.
 
 <role>/<index>/  stdout.log stderr.log combined.log, and what the replica's agent adds; the rest is in `.muster/`:
 
 spec.json      what was submitted; never changes
 private.json   the part with secrets (environments, the job's token); only the owner can read it, removed at the end
-state.json     where the app stands; replaced atomically at every transition
+state.json     the app's state; replaced atomically at every transition
 control        a named pipe: one line per request, read by the supervisor
-stop.request   "cancel" or "kill": a request outlives a supervisor that is dead
+stop.request   "cancel" or "kill": a request that the next supervisor finds if this one is dead
 lock           held by the one supervisor
-supervisor.log what the supervisor itself had to say (normally nothing)
+supervisor.log errors of the supervisor itself (normally empty)
 
-What else the driver keeps (the agent's bundle, Docker's cargo) lies beside these. A role's folder is called like the
-role, with one more dot if the name begins with a dot: so no name of a role leads to `.muster`.
+The driver's own files (the agent's bundle, Docker's workspaces) lie beside these. A role's folder has the role's name,
+with one more dot if the name begins with a dot: so no role's folder is `.muster`.
 
-Earlier versions put all of it into the app's folder itself, beside the roles' folders. Apps in such a folder are served
-as they are, see `AppFolder`.
+Earlier versions put all of it into the app's folder itself, beside the roles' folders. Apps in such a folder still
+work, see `AppFolder`.
 """
 
 import contextlib
@@ -44,18 +44,18 @@ from muster.schedulers.supervision.state import (
 SCHEMA = 1
 
 STATE_DIR_NAME = ".muster"
-"""Below an app's folder; what is not a role's."""
+"""The folder inside an app's folder for all files that are not a role's."""
 
 _SPEC_NAME = "spec.json"
 
 
 class StateError(ValueError):
-    """A file of an app's folder is not what this version of muster writes."""
+    """A file of an app's folder does not have the form that this version of muster writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessId:
-    """One process for good: a pid is used again, a pid with its start time is not."""
+    """Identifies one process for good: the system reuses a pid, but not a pid with its start time."""
 
     pid: int
     start_ticks: str
@@ -75,7 +75,7 @@ class ProcessId:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine and its boot on which an app's processes live: state folders may be shared by hosts."""
+    """The machine and the boot on which an app's processes run: hosts may share state folders."""
 
     host: str
     boot_id: str
@@ -92,7 +92,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class AppSpec:
-    """Everything a supervisor must know of its app."""
+    """Everything a supervisor must know about its app."""
 
     app_id: str
     scheduler: str
@@ -103,43 +103,43 @@ class AppSpec:
     """`package.module:function`, a `driver.DriverFactory`."""
     roles: tuple[SupervisedRole, ...]
     grace_s: float
-    """From a polite stop to the kill."""
+    """From the polite signal to the kill."""
     owner: ProcessId | None = None
-    """The app ends when this process does; None: it stays (detached)."""
+    """The app ends when this process ends; None: it keeps running (detached)."""
     python: str = sys.executable
-    """Interpreter for the supervisor, also when a command of another environment starts it again."""
+    """Interpreter of the supervisor, also when a command of another environment starts it again."""
     import_root: str = str(Path(__file__).resolve().parents[3])
     """Folder that holds the package `muster`: the last place where the supervisor looks for modules."""
     description: Mapping[str, Any] = field(default_factory=dict)
     """What `describe` shows: the AppDef, without secrets. JSON."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """The driver's own: commands, environments, images. JSON; kept in private.json; empty once the app has ended."""
+    """The driver's own data: commands, environments, images. JSON; kept in private.json; empty after the app's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppRecord:
-    """Where an app stands."""
+    """The recorded state of an app."""
 
-    gang: SupervisedApp
+    app: SupervisedApp
     machine: Machine
     supervisor: ProcessId | None = None
     """The last supervisor, dead or alive; None before the first."""
     handles: Mapping[ReplicaId, Mapping[str, Any]] = field(default_factory=dict)
-    """How the driver finds replicas again."""
+    """How the driver finds running replicas."""
     submitted_s: float = 0.0
     """Wall-clock seconds, for people."""
     ended_s: float | None = None
 
 
 class AppFolder:
-    """The one place that names an app's files, and reads and writes them.
+    """Names, reads and writes the files of one app.
 
-    An app that an earlier version submitted has its spec, and all other files, in `path` itself.
+    An app that an earlier version submitted has its spec and all other files in `path` itself.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._is_old = (self.path / _SPEC_NAME).is_file()  # where it is now, only a role's folder could be called so
+        self._is_old = (self.path / _SPEC_NAME).is_file()  # today only a role's folder can have this path
         self.state_dir = self.path if self._is_old else self.path / STATE_DIR_NAME
         self.spec_file = self.state_dir / _SPEC_NAME
         self.private_file = self.state_dir / "private.json"
@@ -151,14 +151,14 @@ class AppFolder:
 
     def replica_dir(self, replica: ReplicaId) -> Path:
         """The folder of one replica's output."""
-        role = replica.role if self._is_old else name_role_dir(replica.role)
+        role = replica.role if self._is_old else build_role_dir_name(replica.role)
         return self.path / role / str(replica.index)
 
     def create(self, spec: AppSpec) -> None:
         """Make the folder for a new app.
 
         Raises:
-            FileExistsError: there is one already.
+            FileExistsError: it exists already.
         """
         self.path.mkdir(mode=0o700, parents=True)
         self.state_dir.mkdir(mode=0o700)
@@ -172,31 +172,31 @@ class AppFolder:
 
         Raises:
             FileNotFoundError: no app here (any more).
-            StateError: it was written by another version.
+            StateError: another version wrote it.
         """
         content = _read(self.spec_file)
         try:
             details = _read(self.private_file)
         except FileNotFoundError:
             details = {}
-        with _explained(self.spec_file):
+        with _translate_errors(self.spec_file):
             return _parse_spec(content, details)
 
     def write_record(self, record: AppRecord) -> None:
-        """Replace state.json; whoever reads sees the old one or the new one, whole."""
-        gang = record.gang
+        """Replace state.json; a reader sees either the old or the new content, complete."""
+        app = record.app
         content = {
             "schema": SCHEMA,
-            "phase": gang.phase,
-            "outcome": gang.outcome,
-            "reason": gang.reason,
-            "retries": dict(gang.retries),
-            "restarting": list(gang.restarting),
-            "grace_number": gang.grace_number,
-            "lingering": gang.lingering,
+            "phase": app.phase,
+            "outcome": app.outcome,
+            "reason": app.reason,
+            "retries": dict(app.retries),
+            "restarting": list(app.restarting),
+            "grace_number": app.grace_number,
+            "lingering": app.lingering,
             "replicas": [
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
-                for each, known in gang.replicas.items()
+                for each, known in app.replicas.items()
             ],
             "machine": asdict(record.machine),
             "supervisor": None if record.supervisor is None else asdict(record.supervisor),
@@ -206,51 +206,51 @@ class AppFolder:
         _write(self.state_file, content)
 
     def read_record(self) -> AppRecord | None:
-        """Where the app stands; None before its supervisor has said anything.
+        """The app's state; None before its supervisor has recorded any.
 
         Raises:
-            StateError: it was written by another version.
+            StateError: another version wrote it.
         """
         try:
             content = _read(self.state_file)
         except FileNotFoundError:
             return None
-        with _explained(self.state_file):
+        with _translate_errors(self.state_file):
             return _parse_record(content)
 
-    def write_request(self, word: str) -> None:
-        """Leave a request ("cancel", "kill") that a dead supervisor's successor will find. A kill is never undone."""
+    def write_request(self, request: str) -> None:
+        """Record a request ("cancel", "kill") for the next supervisor if this one is dead. A kill is never undone."""
         if self.read_request() != "kill":
-            _write_text(self.request_file, word)
+            _write_text(self.request_file, request)
 
     def read_request(self) -> str | None:
-        """The request that was left, or None."""
+        """The recorded request, or None."""
         try:
             return self.request_file.read_text().strip()
         except FileNotFoundError:
             return None
 
-    def poke(self, word: str) -> bool:
-        """Hand a word to the supervisor now; False when none listens."""
+    def send_request(self, request: str) -> bool:
+        """Send a request to the supervisor now; False when none is running."""
         try:
             fd = os.open(self.control_pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # ENXIO: nobody reads; ENOENT: no such app any more
+        except OSError:  # ENXIO: no process reads; ENOENT: no such app any more
             return False
         try:
-            os.write(fd, word.encode() + b"\n")
+            os.write(fd, request.encode() + b"\n")
         except BlockingIOError:
             return False
         finally:
             os.close(fd)
         return True
 
-    def forget_secrets(self) -> None:
-        """Remove what only a running app needs."""
+    def remove_secrets(self) -> None:
+        """Remove the file that only a running app needs."""
         self.private_file.unlink(missing_ok=True)
 
 
-def name_role_dir(role: str) -> str:
-    """The name of a role's folder in an app's folder: different for every role, and never `STATE_DIR_NAME`."""
+def build_role_dir_name(role: str) -> str:
+    """The name of a role's folder in an app's folder: unique to the role, and never `STATE_DIR_NAME`."""
     return f".{role}" if role.startswith(".") else role
 
 
@@ -276,7 +276,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         if row["handle"] is not None:
             handles[each] = row["handle"]
     supervisor = content["supervisor"]
-    gang = SupervisedApp(
+    app = SupervisedApp(
         replicas=replicas,
         phase=AppPhase(content["phase"]),
         retries=content["retries"],
@@ -287,7 +287,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         reason=content["reason"],
     )
     return AppRecord(
-        gang=gang,
+        app=app,
         machine=Machine(**content["machine"]),
         supervisor=None if supervisor is None else ProcessId(**supervisor),
         handles=handles,
@@ -297,8 +297,8 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Say in one line that a file is not what it should be."""
+def _translate_errors(path: Path) -> Iterator[None]:
+    """Turn errors about a file's content into one line."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -325,13 +325,13 @@ def _write_text(path: Path, text: str) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     text = path.read_text()
-    with _explained(path):
+    with _translate_errors(path):
         content: dict[str, Any] = json.loads(text)
         return content
 
 
-def is_folder_of_ours(path: Path) -> bool:
-    """Whether a folder holds an app of this user: the guard before anything is removed."""
+def is_own_app_folder(path: Path) -> bool:
+    """Whether a folder holds an app of this user; checked before anything is removed."""
     try:
         mode = os.stat(AppFolder(path).spec_file)
     except OSError:

@@ -1,6 +1,6 @@
-"""What commands do with an app: submit it, look at it, ask for its end, delete it. Any process, any shell.
+"""What commands do with an app: submit it, read its state, request its end, delete it. Any process, any shell.
 
-A command that finds the supervisor of a running app dead starts it again, whatever else it came for.
+A command that finds the supervisor of a running app dead starts it again, whatever its own purpose.
 """
 
 import logging
@@ -19,32 +19,32 @@ from muster.schedulers.supervision.app_folder import (
     Machine,
     ProcessId,
     StateError,
-    is_folder_of_ours,
+    is_own_app_folder,
 )
 from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.supervision.state import AppPhase
 
-LAST_WORDS_LIMIT_BYTES = 2000
-ELSEWHERE_S = 0.2
+LOG_TAIL_LIMIT_BYTES = 2000
+OTHER_HOST_POLL_S = 0.2
 
 logger = logging.getLogger(__name__)
 
 
 class SupervisorError(RuntimeError):
-    """A supervisor could not be started, or did not do in time what it was asked; one line."""
+    """A supervisor could not be started, or did not carry out a request in time; one line."""
 
 
 def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | None = None) -> None:
-    """Make the app's folder, start its supervisor, wait until that has started all replicas.
+    """Create the app's folder, start its supervisor, wait until it has started all replicas.
 
     Args:
         spec: what to run.
-        registry: where it will be found.
-        files: name -> content, put beside the state before the supervisor starts; its driver's own.
+        registry: where later commands find the app.
+        files: name -> content of the driver's own files, written beside the state before the supervisor starts.
 
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
-        FileExistsError: there is such an app already.
+        FileExistsError: the app exists already.
     """
     folder = AppFolder(spec.folder)
     folder.create(spec)
@@ -59,26 +59,26 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
 
 def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:
     folder.write_request("kill")
-    folder.poke("kill")
+    folder.send_request("kill")
     wait_ended(folder, limit_s=10.0)
     registry.remove(spec.app_id)
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
-    """Start the supervisor of an app and wait until it has started what was to start. One that lives is kept.
+    """Start the supervisor of an app and wait until it has started the replicas. A running one is kept.
 
     Raises:
-        SupervisorError: it ended before that; the message has its last words.
+        SupervisorError: it ended before that; the message has the last line of its log.
     """
     ready_read, ready_write = os.pipe()
-    # `-m` and `-c` put the working directory in front, where a user's selectors.py would shadow the standard library's.
+    # `-m` and `-c` put the working directory first, where a user's selectors.py would shadow the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "from muster.schedulers.supervision import supervisor\n"
         "supervisor.main(sys.argv[1], int(sys.argv[2]))"
     )
-    said_before = folder.log_file.stat().st_size if folder.log_file.exists() else 0
+    old_log_bytes = folder.log_file.stat().st_size if folder.log_file.exists() else 0
     try:
         subprocess.run(
             [spec.python, "-c", program, str(folder.path), str(ready_write)],
@@ -94,21 +94,23 @@ def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
         os.close(ready_write)
     with open(ready_read, "rb") as ready:
         if ready.read() != b"ok":
-            raise SupervisorError(f"the supervisor of {spec.app_id} ended early: {_read_end(folder, said_before)}")
+            raise SupervisorError(
+                f"the supervisor of {spec.app_id} ended early: {_read_last_line(folder, old_log_bytes)}"
+            )
 
 
-def _read_end(folder: AppFolder, skip_bytes: int) -> str:
+def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
     """The last line the supervisor wrote: of a traceback, the error."""
     try:
-        text = folder.log_file.read_bytes()[skip_bytes:][-LAST_WORDS_LIMIT_BYTES:].decode(errors="replace")
+        text = folder.log_file.read_bytes()[skip_bytes:][-LOG_TAIL_LIMIT_BYTES:].decode(errors="replace")
     except OSError:
         text = ""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
-def look(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
-    """An app as it stands; starts its supervisor again when that has died.
+def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
+    """An app and its current state; starts its supervisor again if that has died.
 
     Raises:
         FileNotFoundError: no app here.
@@ -125,56 +127,56 @@ def look(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
     return spec, record
 
 
-def is_over(record: AppRecord | None) -> bool:
+def has_ended(record: AppRecord | None) -> bool:
     """Whether the app has ended, logs and all."""
-    return record is not None and record.gang.phase is AppPhase.ENDED
+    return record is not None and record.app.phase is AppPhase.ENDED
 
 
 def _is_orphan(record: AppRecord) -> bool:
     """Whether the app should have a supervisor on this machine and has none."""
     here = Machine.here()
-    if is_over(record) or record.machine.host != here.host:
+    if has_ended(record) or record.machine.host != here.host:
         return False
     if record.machine.boot_id != here.boot_id:
         return True
     return record.supervisor is None or not record.supervisor.is_alive()
 
 
-def request_stop(folder: AppFolder, word: str = "cancel") -> None:
-    """Ask the supervisor for the app's end; returns at once.
+def request_stop(folder: AppFolder, request: str = "cancel") -> None:
+    """Ask the supervisor to end the app; returns at once.
 
     Args:
         folder: the app's.
-        word: "cancel" (politely, one grace period) or "kill".
+        request: "cancel" (politely, one grace period) or "kill".
     """
-    folder.write_request(word)
-    if not folder.poke(word):
-        look(folder)
+    folder.write_request(request)
+    if not folder.send_request(request):
+        read_app(folder)
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
-    """Wait until an app has ended; False when the time is over before.
+    """Wait until an app has ended; False when the limit expires first.
 
-    A supervisor that dies meanwhile is started again, so that the end comes about.
+    A supervisor that dies meanwhile is started again, so that the app does end.
     """
-    until_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s
     while True:
-        record = folder.read_record() if is_folder_of_ours(folder.path) else None
-        if record is None or is_over(record):
+        record = folder.read_record() if is_own_app_folder(folder.path) else None
+        if record is None or has_ended(record):
             return True
-        left_s = until_s - time.monotonic()
+        left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
         if record.machine.host != Machine.here().host:
-            time.sleep(min(left_s, ELSEWHERE_S))  # nothing tells us what another machine writes
+            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
         elif record.supervisor is None or not record.supervisor.is_alive():
-            look(folder)
+            read_app(folder)
         else:
             _wait_process(record.supervisor.pid, left_s)
 
 
 def _wait_process(pid: int, limit_s: float) -> bool:
-    """Wait for a process that need not be our child; False when there is none (any more)."""
+    """Wait for the end of a process that need not be our child; False when there is none (any more)."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -192,13 +194,13 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
     """Stop apps politely and wait for their ends; an interrupt meanwhile kills them.
 
     Args:
-        folders: of the apps; what has ended or been deleted is fine.
-        flush_s: what an end may take beyond the grace period.
+        folders: of the apps; apps that have ended or been deleted are skipped.
+        flush_s: the time an end may take beyond the grace period.
 
     Raises:
-        KeyboardInterrupt: after the kill, unless an earlier one is on its way out of the program already.
+        KeyboardInterrupt: after the kill, unless an earlier one is ending the program already.
     """
-    left = [folder for folder in folders if folder.spec_file.exists() and not is_over(folder.read_record())]
+    left = [folder for folder in folders if folder.spec_file.exists() and not has_ended(folder.read_record())]
     try:
         for folder in left:
             logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
@@ -215,35 +217,35 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
 
 
 class EndCheck:
-    """Whether an app has ended; reads its state only when that has changed, or when its supervisor may have died."""
+    """Whether an app has ended; reads its state only when it has changed, or when its supervisor may have died."""
 
     def __init__(self, folder: AppFolder) -> None:
         self._folder = folder
         self._seen_ns = -1
-        self._over = False
+        self._ended = False
         self._supervisor: ProcessId | None = None
 
     def __call__(self) -> bool:
-        """True once it has ended, its logs complete; and when it has been deleted."""
+        """True once the app has ended with complete logs, or has been deleted."""
         try:
             changed_ns = self._folder.state_file.stat().st_mtime_ns
         except FileNotFoundError:
             return not self._folder.spec_file.exists()
         if changed_ns == self._seen_ns and self._is_supervised():
-            return self._over
+            return self._ended
         self._seen_ns = changed_ns
         try:
-            _, record = look(self._folder)
+            _, record = read_app(self._folder)
         except FileNotFoundError:  # deleted meanwhile
             return True
         except SupervisorError:
-            return self._over
-        self._over = is_over(record)
+            return self._ended
+        self._ended = has_ended(record)
         self._supervisor = None if record is None else record.supervisor
-        return self._over
+        return self._ended
 
     def _is_supervised(self) -> bool:
-        return self._over or (self._supervisor is not None and self._supervisor.is_alive())
+        return self._ended or (self._supervisor is not None and self._supervisor.is_alive())
 
 
 def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
@@ -253,13 +255,13 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
         SupervisorError: it could not be stopped; nothing is removed then.
     """
     try:
-        over, grace_s = is_over(folder.read_record()), folder.read_spec().grace_s
+        ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s
     except StateError:
-        over, grace_s = True, 0.0  # nothing of ours can run it any more
-    if not over:
+        ended, grace_s = True, 0.0  # no supervisor of this version can run it any more
+    if not ended:
         request_stop(folder, "cancel")
         if not wait_ended(folder, limit_s=grace_s + 30.0):
             raise SupervisorError(f"{app_id} did not end within its grace period of {grace_s:g} s; not deleted")
-    if is_folder_of_ours(folder.path):
+    if is_own_app_folder(folder.path):
         shutil.rmtree(folder.path)
     registry.remove(app_id)

@@ -1,11 +1,11 @@
-"""What a supervisor does about its gang of replicas: pure functions from state and event to new state and actions.
+"""Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
-Two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are final, 69
-and a death by signal (143 among them: preempted) are lost replicas, started again one by one, at most `max_retries`
-per role, because the agents of the others carry on meanwhile. Any other role keeps TorchX's meaning: every failure
-may be tried again `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
-anew. Without retries left, the app goes on as long as `min_replicas` of the role run or have succeeded; else what
-still runs is stopped and the app has failed: no half-dead gangs.
+There are two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are
+final, 69 and an end by signal (143 among them: preempted) are lost replicas, which are started again one by one, at
+most `max_retries` per role, because the agents of the others keep running meanwhile. Any other role keeps TorchX's
+meaning: every failure may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the
+whole app starts again. Without retries left, the app goes on as long as `min_replicas` of the role run or have
+succeeded; else the supervisor stops what still runs and the app has failed: a part of an app never runs on alone.
 """
 
 import signal
@@ -39,19 +39,19 @@ Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
 Plan: TypeAlias = Sequence[SupervisedRole]
 
 LINGER_S: Final = 5.0
-"""When an agent says that its job has failed for good, the others know, and end at the same moment: one of them prints
-the report. A stop in between would cut it short, so they get this long before they are stopped."""
+"""When an agent reports that its job has failed for good, the others know it and end at the same time: one of them
+prints the report. An immediate stop could truncate the report, so they get this long before they are stopped."""
 
 
 def build_state(plan: Plan) -> SupervisedApp:
-    """An app of which nothing has been started."""
+    """The state of an app before any replica has been started."""
     return SupervisedApp(
         replicas={ReplicaId(role.name, index): ReplicaState() for role in plan for index in range(role.replicas)}
     )
 
 
 def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
-    """What follows from an event.
+    """Decide what follows from an event.
 
     Args:
         plan: the app's roles, in order.
@@ -59,21 +59,21 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
         event: what happened.
 
     Returns:
-        The new state, and actions to carry out in order. Events about what is over already change nothing.
+        The new state, and actions to carry out in order. Outdated events change nothing.
     """
     if state.phase is AppPhase.ENDED:
         return state, ()
     if isinstance(event, Begin):
         return _begin(state)
     if isinstance(event, ReplicaEnded):
-        return _on_replica_ended(plan, state, event)
+        return _handle_replica_ended(plan, state, event)
     if isinstance(event, CancelRequested):
         return _cancel(state, event)
     if isinstance(event, KillRequested):
         return _kill(state, event)
     if isinstance(event, LingerExpired):
         return _stop_lingering(state) if event.number == state.lingering else (state, ())
-    return _on_grace_expired(state, event)
+    return _handle_grace_expired(state, event)
 
 
 def describe_end(exit_code: int | None) -> str:
@@ -91,35 +91,35 @@ def describe_end(exit_code: int | None) -> str:
 def _begin(state: SupervisedApp) -> Decision:
     if state.phase in (AppPhase.ENDING, AppPhase.RESTARTING):
         roles = state.restarting if state.phase is AppPhase.RESTARTING else None
-        return _settle(*_stop(replace(state, lingering=0), state.running(roles)))
-    return _start(replace(state, phase=AppPhase.RUNNING), _of_status(state, ReplicaStatus.WAITING))
+        return _advance(*_stop(replace(state, lingering=0), state.running(roles)))
+    return _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
 
 
-def _on_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:
+def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:
     known = state.replicas.get(event.replica)
     if known is None or known.status is not ReplicaStatus.RUNNING:
         return state, ()
     if state.phase is AppPhase.ENDING:
         bad = ReplicaStatus.FAILED if state.lingering else ReplicaStatus.CANCELLED
         status = ReplicaStatus.SUCCEEDED if event.exit_code == 0 else bad
-        return _settle(_mark(state, event.replica, status, event.exit_code))
+        return _advance(_set_status(state, event.replica, status, event.exit_code))
     if event.replica.role in state.restarting:
-        return _settle(_mark(state, event.replica, ReplicaStatus.WAITING, event.exit_code))
+        return _advance(_set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code))
     if event.exit_code == 0:
-        return _settle(_mark(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
+        return _advance(_set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
     role = next(each for each in plan if each.name == event.replica.role)
-    return _on_failure(role, state, event)
+    return _handle_failure(role, state, event)
 
 
-def _on_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> Decision:
+def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> Decision:
     what = f"{event.replica} {describe_end(event.exit_code)}" + (f" ({event.reason})" if event.reason else "")
     if event.final and event.exit_code is None:
-        what = f"{event.replica} {event.reason}"  # there was nothing to end
+        what = f"{event.replica} {event.reason}"  # it was never started
     if event.final or _is_final(role, event.exit_code):
-        state = _mark(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
+        state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         reason = _explain_final(what, role, event)
-        told = role.is_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
-        return _end(state, Outcome.FAILED, reason, linger=told)
+        lingers = role.is_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
+        return _end(state, Outcome.FAILED, reason, linger=lingers)
     used = state.retries.get(role.name, 0)
     if used < role.max_retries:
         state = replace(
@@ -127,19 +127,19 @@ def _on_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded)
             retries={**state.retries, role.name: used + 1},
             reason=f"{what}; started again ({used + 1} of {role.max_retries} retries)",
         )
-        return _retry(role, _mark(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
+        return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
     why = f"all {role.max_retries} retries are used" if role.max_retries else "no retries (max_retries is 0)"
     left = _count_good(state, role.name) - 1
     if left < role.needed:
-        state = _mark(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
+        state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         needs = f"; {left} of at least {role.needed} replicas left" if role.min_replicas is not None else ""
         return _end(state, Outcome.FAILED, f"{what}; {why}{needs}")
     state = replace(state, reason=f"{what}; {why}; going on with {left} replicas (at least {role.needed} needed)")
-    return _settle(_mark(state, event.replica, ReplicaStatus.LOST, event.exit_code))
+    return _advance(_set_status(state, event.replica, ReplicaStatus.LOST, event.exit_code))
 
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
-    """Whether starting the replica again is no use. An agent exits with 69, dies by a signal, or is done for good."""
+    """Whether starting the replica again is useless: for an agent, unless it exited with 69 or a signal ended it."""
     if not role.is_agent or exit_code is None:
         return False
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
@@ -152,26 +152,26 @@ def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
         int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",
         int(ExitCode.USAGE): "its command line is wrong; see its log",
     }
-    return f"{what}: {meaning.get(event.exit_code or 0, 'not a code that allows another try')}"
+    return f"{what}: {meaning.get(event.exit_code or 0, 'this exit code is not retried')}"
 
 
 def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> Decision:
     if role.scope is RetryScope.REPLICA:
         return _start(state, (replica,))
-    anew = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
-    anew |= set(state.restarting)
+    restarting = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
+    restarting |= set(state.restarting)
     replicas = {
         each: replace(known, status=ReplicaStatus.WAITING)
-        if each.role in anew and known.status is not ReplicaStatus.RUNNING
+        if each.role in restarting and known.status is not ReplicaStatus.RUNNING
         else known
         for each, known in state.replicas.items()
     }
-    state = replace(state, replicas=replicas, phase=AppPhase.RESTARTING, restarting=tuple(sorted(anew)))
-    return _settle(*_stop(state, state.running(anew)))
+    state = replace(state, replicas=replicas, phase=AppPhase.RESTARTING, restarting=tuple(sorted(restarting)))
+    return _advance(*_stop(state, state.running(restarting)))
 
 
 def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, linger: bool = False) -> Decision:
-    """Stop everything, at once or after lingering; what was not running yet never will."""
+    """Stop everything, at once or after lingering; replicas that wait are never started."""
     replicas = {
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
         for each, known in state.replicas.items()
@@ -182,7 +182,7 @@ def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, linger: bool = 
     if linger and state.running():
         number = state.grace_number + 1
         return replace(state, grace_number=number, lingering=number), (Linger(number=number),)
-    return _settle(*_stop(state, state.running()))
+    return _advance(*_stop(state, state.running()))
 
 
 def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
@@ -204,24 +204,24 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
     return replace(state, lingering=0), (Kill(replicas=running),)
 
 
-def _on_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
+def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
     if event.number != state.grace_number or state.phase not in (AppPhase.ENDING, AppPhase.RESTARTING):
         return state, ()
     running = state.running(state.restarting if state.phase is AppPhase.RESTARTING else None)
     return state, (Kill(replicas=running),) if running else ()
 
 
-def _settle(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:
-    """See whether what was being waited for has come about."""
+def _advance(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:
+    """Change the phase if the replicas that it waits for have ended."""
     if state.phase is AppPhase.ENDING and not state.running():
         assert state.outcome is not None  # noqa: S101  # set together with the phase
         ended = replace(state, phase=AppPhase.ENDED)
         return ended, (*actions, Finish(outcome=state.outcome, reason=state.reason))
     if state.phase is AppPhase.RESTARTING and not state.running(state.restarting):
         state = replace(state, phase=AppPhase.RUNNING, restarting=())
-        state, starts = _start(state, _of_status(state, ReplicaStatus.WAITING))
+        state, starts = _start(state, _list_by_status(state, ReplicaStatus.WAITING))
         return state, (*actions, *starts)
-    if state.phase is AppPhase.RUNNING and not _of_status(state, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
+    if state.phase is AppPhase.RUNNING and not _list_by_status(state, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
         ended = replace(state, phase=AppPhase.ENDED, outcome=Outcome.SUCCEEDED)
         return ended, (*actions, Finish(outcome=Outcome.SUCCEEDED, reason=ended.reason))
     return state, actions
@@ -229,7 +229,7 @@ def _settle(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:
 
 def _start(state: SupervisedApp, replicas: tuple[ReplicaId, ...]) -> Decision:
     if not replicas:
-        return _settle(state)
+        return _advance(state)
     marked = {
         each: replace(state.replicas[each], status=ReplicaStatus.RUNNING, starts=state.replicas[each].starts + 1)
         for each in replicas
@@ -244,17 +244,19 @@ def _stop(state: SupervisedApp, replicas: tuple[ReplicaId, ...]) -> Decision:
     return replace(state, grace_number=number), (Stop(replicas=replicas, number=number),)
 
 
-def _mark(state: SupervisedApp, replica: ReplicaId, status: ReplicaStatus, exit_code: int | None) -> SupervisedApp:
+def _set_status(
+    state: SupervisedApp, replica: ReplicaId, status: ReplicaStatus, exit_code: int | None
+) -> SupervisedApp:
     known = replace(state.replicas[replica], status=status, exit_code=exit_code)
     return replace(state, replicas={**state.replicas, replica: known})
 
 
-def _of_status(state: SupervisedApp, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
+def _list_by_status(state: SupervisedApp, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
     return tuple(each for each, known in state.replicas.items() if known.status in statuses)
 
 
 def _count_good(state: SupervisedApp, role: str) -> int:
-    """Replicas of a role that run, are about to, or have succeeded."""
+    """Count the replicas of a role that run, are about to run, or have succeeded."""
     good = (ReplicaStatus.RUNNING, ReplicaStatus.WAITING, ReplicaStatus.SUCCEEDED)
     return sum(1 for each, known in state.replicas.items() if each.role == role and known.status in good)
 

@@ -1,8 +1,8 @@
-"""What a supervisor needs of the thing that runs replicas.
+"""The interface between a supervisor and what runs replicas.
 
-A driver is made by a factory that the app's spec names as `package.module:function` and that is called, inside the
-supervisor process and in its main thread, as `factory(spec=..., mailbox=...)`. A driver may use threads of its own
-(Docker's client blocks); it tells what happens by `mailbox.post`, which is safe from any thread.
+The app's spec names a factory as `package.module:function`. The supervisor calls it in its main thread, as
+`factory(spec=..., event_queue=...)`, and gets the driver. A driver may use threads of its own (Docker's client
+blocks); it reports what happens by `event_queue.post`, which is safe from any thread.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from typing import Any, Protocol
 from muster.schedulers.supervision.state import ReplicaId
 
 Handle = Mapping[str, Any]
-"""What a driver needs to find a replica again (a pid and its start time, a container's id). JSON; kept on disk."""
+"""What a driver needs to find a running replica (a pid and its start time, a container's id). JSON; kept on disk."""
 
 
 class StartError(Exception):
-    """A replica could not be started; `str()` is one line. `final`: trying again would be no use."""
+    """A replica could not be started; `str()` is one line. `final`: another try would be useless."""
 
     def __init__(self, reason: str, *, final: bool = True) -> None:
         super().__init__(reason)
@@ -28,7 +28,7 @@ class StartError(Exception):
 
 
 class EventQueue:
-    """The supervisor's one queue: events from anywhere, callbacks for descriptors, timers. Monotonic seconds."""
+    """The supervisor's one queue: events of all sources, callbacks for descriptors, timers. Monotonic seconds."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.now_s = now_s
@@ -41,7 +41,7 @@ class EventQueue:
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
 
     def post(self, event: Any) -> None:
-        """Queue an event for the supervisor; from any thread and from signal handlers."""
+        """Queue an event for the supervisor; safe from any thread and from signal handlers."""
         # A deque's append and popleft are atomic; a lock would deadlock in a signal handler.
         self._events.append(event)
         with contextlib.suppress(BlockingIOError):  # full of wake-ups already
@@ -60,21 +60,21 @@ class EventQueue:
         self._timers[name] = (self.now_s() + delay_s, callback)
 
     def clear_timer(self, name: str) -> None:
-        """Forget a timer; not having it is fine."""
+        """Remove a timer if it is set."""
         self._timers.pop(name, None)
 
-    def turn(self) -> None:
-        """Wait for something and run what is due. Returns at once when events are queued."""
+    def run_once(self) -> None:
+        """Wait for a descriptor, a timer or an event and run due callbacks. Returns at once when events are queued."""
         for key, _ in self._selector.select(self._wait_s()):
-            # An earlier callback of this turn may have unwatched it.
+            # An earlier callback of this call may have unwatched it.
             if key.fd in self._selector.get_map():
                 key.data()
         now_s = self.now_s()
         for name in [name for name, (due_s, _) in self._timers.items() if due_s <= now_s]:
             self._timers.pop(name)[1]()
 
-    def take(self) -> Any | None:
-        """The oldest event, or None."""
+    def pop(self) -> Any | None:
+        """Remove and return the oldest event; None when there is none."""
         return self._events.popleft() if self._events else None
 
     def close(self) -> None:
@@ -95,13 +95,13 @@ class EventQueue:
 
 
 class ReplicaDriver(Protocol):
-    """Starts and ends replicas. Every end is told exactly once per start or adoption, by posting `ReplicaEnded`."""
+    """Starts and ends replicas. It posts `ReplicaEnded` exactly once per start or adoption."""
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """Start a replica; may take a second, must not wait for its end.
 
         Args:
-            replica: which.
+            replica: the one to start.
             start_number: 1 for the first start, 2 after one restart, ...
 
         Raises:
@@ -113,26 +113,26 @@ class ReplicaDriver(Protocol):
         """After a restart of the supervisor: watch a replica that an earlier one started.
 
         Returns:
-            False when it is gone without a trace; then no ReplicaEnded follows. True when its end, even one in the
-            past, will be told.
+            False when nothing of it is left; then no ReplicaEnded follows. True when the driver will report its end,
+            even one in the past.
         """
         ...
 
     def stop(self, replica: ReplicaId) -> None:
-        """Ask a replica to end. Returns at once; one that is gone is fine. The supervisor keeps the grace period."""
+        """Ask a replica to end, if it runs. Returns at once. The supervisor measures the grace period."""
         ...
 
     def kill(self, replica: ReplicaId) -> None:
-        """End a replica now. Returns at once; one that is gone is fine."""
+        """End a replica now, if it runs. Returns at once."""
         ...
 
     def close(self) -> None:
-        """All replicas have ended: flush logs and remove what the driver made for the app (networks, containers).
+        """After all replicas have ended: flush logs, remove what the driver created for the app (networks, containers).
 
-        May take a few seconds. Raises nothing for what is gone already.
+        May take a few seconds. Raises nothing for objects that are gone already.
         """
         ...
 
 
 DriverFactory = Callable[..., ReplicaDriver]
-"""`factory(*, spec: AppSpec, mailbox: EventQueue) -> ReplicaDriver`."""
+"""`factory(*, spec: AppSpec, event_queue: EventQueue) -> ReplicaDriver`."""

@@ -1,41 +1,39 @@
-"""Events of a supervisor: what `decisions.decide` is told."""
+"""Events of a supervisor: the input of `decisions.decide`."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from muster.schedulers.supervision.state import ReplicaId
 
-# -- events ---------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """Start what waits; after a supervisor was started again also: stop once more what was being stopped."""
+    """Start replicas that wait; in a supervisor that was started again, also repeat a stop that was in progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaEnded:
-    """A replica is gone."""
+    """A replica has ended."""
 
     replica: ReplicaId
     exit_code: int | None
-    """128+n when signal n ended it; None when nobody knows (the container vanished, the supervisor had died)."""
+    """128+n when signal n ended it; None when not known (the container vanished, the supervisor had died)."""
     reason: str = ""
     """One clause to add: "out of memory", "could not be started: no such file"."""
     final: bool = False
-    """Trying again would be no use: the command does not exist, the image is gone."""
+    """Another try would be useless: the command does not exist, the image is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CancelRequested:
-    """Someone wants the app stopped, politely first."""
+    """A request to stop the app, politely first."""
 
     reason: str = "cancelled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillRequested:
-    """Someone wants the app gone at once."""
+    """A request to kill the app at once."""
 
     reason: str = "killed"
 
@@ -55,6 +53,3 @@ class LingerExpired:
 
 
 Event: TypeAlias = Begin | ReplicaEnded | CancelRequested | KillRequested | GraceExpired | LingerExpired
-
-
-# -- actions --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Being told of changed files, instead of looking at them again and again.
+"""Waits for changes of files without polling them.
 
-Source: inotify(7). Where the kernel gives no instance (a user has 128 by default) or files change on another host
-(network file systems tell nobody), `wait` still returns, after `BACKSTOP_S`.
+Source: inotify(7). If the kernel gives no instance (a user has 128 by default), or files change on another host
+(network file systems send no notifications), `wait` still returns, after `MAX_WAIT_S`.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
 _IN_DELETE_SELF = 0x400
 
-BACKSTOP_S = 1.0
-BLIND_S = 0.05
-"""How often to look where the kernel tells nothing."""
+MAX_WAIT_S = 1.0
+FALLBACK_POLL_S = 0.05
+"""The poll interval without an inotify instance."""
 
 
 @final
@@ -42,10 +42,10 @@ class Watch:
             os.close(self._fd)
         self._fd = -1
 
-    def wait(self, limit_s: float = BACKSTOP_S) -> None:
+    def wait(self, limit_s: float = MAX_WAIT_S) -> None:
         """Return when something changed since the last call, at the latest after `limit_s`."""
         if self._fd < 0:
-            select.select([], [], [], min(BLIND_S, limit_s))
+            select.select([], [], [], min(FALLBACK_POLL_S, limit_s))
             return
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)

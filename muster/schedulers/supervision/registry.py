@@ -1,9 +1,9 @@
-"""Finds apps again by their id: per user and scheduler a folder of links to the apps' folders.
+"""Finds apps by their id: per user and scheduler a folder of links to the apps' folders.
 
     <state>/muster/<scheduler>/<app id> -> <log_dir>/<session>/<app id>
 
-<state> is $XDG_STATE_HOME, else ~/.local/state; where neither can be written, /tmp/muster-<uid>. Nothing is removed
-by itself: `torchx delete` removes one app, removing an app's folder by hand is fine too, and so is removing all of it.
+<state> is $XDG_STATE_HOME, else ~/.local/state; if neither is writable, /tmp/muster-<uid>. Nothing is removed
+automatically: `torchx delete` removes one app, and a user may remove an app's folder, or all of it, by hand.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from muster.schedulers.supervision.app_folder import AppFolder
 
 
 def find_state_dir(env: Mapping[str, str]) -> Path:
-    """The user's folder for what muster keeps; made when missing, readable by the user only.
+    """The user's folder for muster's state; created when missing, readable by the user only.
 
     Args:
         env: the environment, for XDG_STATE_HOME and HOME.
@@ -31,11 +31,11 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.access(path, os.W_OK | os.X_OK):
                 return path
-    return _shared_fallback()
+    return _create_fallback_dir()
 
 
-def _shared_fallback() -> Path:
-    """A folder below /tmp, which must be ours: someone else could have made it first."""
+def _create_fallback_dir() -> Path:
+    """Create a folder in /tmp; another user could have created it first, so its owner is checked."""
     path = Path(tempfile.gettempdir()) / f"muster-{os.geteuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -51,23 +51,23 @@ class AppRegistry:
         self._dir = state_dir / scheduler
 
     def add(self, app_id: str, folder: Path) -> None:
-        """Remember where an app's folder is.
+        """Record where an app's folder is.
 
         Raises:
-            FileExistsError: the id is taken.
+            FileExistsError: the id is in use.
         """
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._dir / app_id).symlink_to(folder.absolute())
 
     def find(self, app_id: str) -> Path | None:
-        """The app's folder, or None: never known, deleted, or its folder is gone."""
+        """The app's folder; None if the id is unknown, the app deleted or its folder gone."""
         if not app_id or "/" in app_id or app_id in (".", ".."):
             return None
-        folder = self._read(self._dir / app_id)
+        folder = self._read_link(self._dir / app_id)
         return folder if folder is not None and AppFolder(folder).spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
-        """Ids of all apps whose folder is there, oldest first."""
+        """Ids of all apps whose folder exists, oldest first."""
         try:
             links = [entry for entry in os.scandir(self._dir) if entry.is_symlink()]
         except FileNotFoundError:
@@ -77,11 +77,11 @@ class AppRegistry:
                 yield link.name
 
     def remove(self, app_id: str) -> None:
-        """Forget an app; not knowing it is fine."""
+        """Remove an app's entry if there is one."""
         (self._dir / app_id).unlink(missing_ok=True)
 
     @staticmethod
-    def _read(link: Path) -> Path | None:
+    def _read_link(link: Path) -> Path | None:
         try:
             return Path(os.readlink(link))
         except OSError:

@@ -1,4 +1,4 @@
-"""Where an app and its replicas stand, as the supervisor remembers it."""
+"""The state of an app and its replicas, as the supervisor records it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class ReplicaId:
 
 
 class RetryScope(str, Enum):
-    """What starts anew when a replica of the role fails: TorchX's RetryPolicy, less its synonyms."""
+    """What starts again when a replica of the role fails: TorchX's RetryPolicy without its synonyms."""
 
     REPLICA = "replica"
     ROLE = "role"
@@ -25,7 +25,7 @@ class RetryScope(str, Enum):
 
 
 class ReplicaStatus(str, Enum):
-    """Where a replica stands."""
+    """The state of a replica."""
 
     WAITING = "waiting"
     """To be started (again)."""
@@ -33,25 +33,25 @@ class ReplicaStatus(str, Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     LOST = "lost"
-    """Ended without success, not started again, and the app goes on without it."""
+    """Ended without success and not started again; the app goes on without it."""
     CANCELLED = "cancelled"
     """Stopped by us."""
 
 
 class AppPhase(str, Enum):
-    """Where the app stands."""
+    """The phase of an app."""
 
     PENDING = "pending"
     RUNNING = "running"
     RESTARTING = "restarting"
-    """Some roles are being stopped in order to be started again."""
+    """Some roles are being stopped in order to start them again."""
     ENDING = "ending"
-    """All is being stopped; the outcome is known."""
+    """All replicas are being stopped; the outcome is known."""
     ENDED = "ended"
 
 
 class Outcome(str, Enum):
-    """How an app ended; TorchX's names of its states."""
+    """How an app ended; the names are those of TorchX's states."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -60,59 +60,59 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedRole:
-    """What the policy must know about a role."""
+    """What the decisions need to know about a role."""
 
     name: str
     replicas: int
     is_agent: bool
     """Runs `muster.agent`, so that exit codes have the contract's meaning."""
     min_replicas: int | None = None
-    """With fewer the app has failed; None: all of them."""
+    """With fewer replicas the app has failed; None: all are needed."""
     max_retries: int = 0
     retry_scope: RetryScope = RetryScope.APPLICATION
-    """Ignored for agents, whose lost replicas are always replaced singly."""
+    """Ignored for agents, whose lost replicas are always replaced one by one."""
 
     @property
     def needed(self) -> int:
-        """Replicas without which the app cannot go on."""
+        """The number of replicas that the app needs to go on."""
         return self.replicas if self.min_replicas is None else self.min_replicas
 
     @property
     def scope(self) -> RetryScope:
-        """What starts anew when one of its replicas is lost."""
+        """What starts again when one of its replicas is lost."""
         return RetryScope.REPLICA if self.is_agent else self.retry_scope
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaState:
-    """One replica as the policy remembers it."""
+    """The state of one replica, for the decisions."""
 
     status: ReplicaStatus = ReplicaStatus.WAITING
     starts: int = 0
     exit_code: int | None = None
-    """Of its last end; 128+n for signal n; None: none yet, or nobody saw it."""
+    """Of its last end; 128+n for signal n; None: none yet, or not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedApp:
-    """The whole app as the policy remembers it."""
+    """The state of the whole app, for the decisions."""
 
     replicas: Mapping[ReplicaId, ReplicaState]
     phase: AppPhase = AppPhase.PENDING
     retries: Mapping[str, int] = field(default_factory=dict)
     """Retries used, by role."""
     restarting: tuple[str, ...] = ()
-    """Roles being stopped in order to be started again."""
+    """Roles being stopped in order to start them again."""
     grace_number: int = 0
-    """Tells the running grace period from earlier ones."""
+    """Distinguishes the running grace period from earlier ones."""
     lingering: int = 0
-    """Number of the time in which agents end by themselves; 0: none runs."""
+    """Number of the period in which agents end by themselves; 0: none runs."""
     outcome: Outcome | None = None
     reason: str = ""
-    """One line: why it ended, or what was last done about a lost replica."""
+    """One line: why the app ended, or what was last done about a lost replica."""
 
     def running(self, roles: Iterable[str] | None = None) -> tuple[ReplicaId, ...]:
-        """Replicas that run, of all roles or of these."""
+        """Replicas that run, of all roles or of the given ones."""
         wanted = None if roles is None else set(roles)
         return tuple(
             each

@@ -1,9 +1,9 @@
-"""The supervisor process of one app: one mailbox, one loop, the only place that acts.
+"""The supervisor process of one app: one event queue, one loop, the only place that acts.
 
-It leads a session of its own (the terminal's Ctrl-C is the command line's business), is a subreaper, watches the
-command that submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills
-whatever descendant is left at its end. If it is killed itself, the replicas of local_cwd die with it; a later command
-starts it again, and what is gone then counts as lost replicas.
+It leads a session of its own (the terminal's Ctrl-C is for the command line), is a subreaper, watches the command that
+submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills its remaining
+descendants at its end. If it is killed itself, the replicas of local_cwd end with it; a later command starts it again,
+and replicas that no longer run count as lost.
 """
 
 import contextlib
@@ -26,82 +26,80 @@ from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
 
 SWEEP_LIMIT_S = 10.0
-"""How long the last sweep waits for processes that cannot die."""
+"""How long the last sweep waits for processes that the kernel cannot end."""
 
 SAVE_LIMIT_S = 60.0
-"""How long the outcome waits for room on the disk."""
-
-Tell = Callable[[str], None]
+"""How long the supervisor tries to record the outcome on a full disk."""
 
 
 class Supervisor:
-    """Carries out what `policy.decide` says, and records it. One use."""
+    """Carries out the actions of `decisions.decide` and records the state. For one use."""
 
-    def __init__(self, folder: AppFolder, spec: AppSpec, mailbox: EventQueue, driver: ReplicaDriver) -> None:
+    def __init__(self, folder: AppFolder, spec: AppSpec, event_queue: EventQueue, driver: ReplicaDriver) -> None:
         self._folder = folder
         self._spec = spec
-        self._mailbox = mailbox
+        self._event_queue = event_queue
         self._driver = driver
         earlier = folder.read_record()
-        here, me = Machine.here(), ProcessId.of(os.getpid())
+        here, own_id = Machine.here(), ProcessId.of(os.getpid())
         if earlier is None:
-            gang = decisions.build_state(spec.roles)
-            self._record = AppRecord(gang=gang, machine=here, supervisor=me, submitted_s=time.time())
+            app = decisions.build_state(spec.roles)
+            self._record = AppRecord(app=app, machine=here, supervisor=own_id, submitted_s=time.time())
         else:
-            # After a reboot an old pid may be anybody's.
+            # After a reboot an old pid may belong to any process.
             handles = earlier.handles if earlier.machine == here else {}
-            self._record = replace(earlier, machine=here, supervisor=me, handles=handles)
+            self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles)
 
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to do."""
-        return self._record.gang.phase is AppPhase.ENDED
+        return self._record.app.phase is AppPhase.ENDED
 
     def begin(self) -> None:
-        """Adopt what an earlier supervisor started, hear what was asked meanwhile, start what waits."""
-        gone = [each for each in self._record.gang.running() if not self._adopt(each)]
+        """Adopt what an earlier supervisor started, handle requests made meanwhile, start replicas that wait."""
+        gone = [each for each in self._record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
-            self.take(events.KillRequested() if request == "kill" else events.CancelRequested())
-        self._take_all()  # the owner may be gone already: start nothing then
+            self.handle_event(events.KillRequested() if request == "kill" else events.CancelRequested())
+        self._handle_queued_events()  # the owner may have ended already: then start nothing
         for each in gone:
-            self.take(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
-        self.take(events.Begin())
+            self.handle_event(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
+        self.handle_event(events.Begin())
 
     def run(self) -> None:
-        """Take events until the app has ended."""
+        """Handle events until the app has ended."""
         while not self.ended:
-            self._mailbox.turn()
-            self._take_all()
+            self._event_queue.run_once()
+            self._handle_queued_events()
 
-    def _take_all(self) -> None:
-        while (event := self._mailbox.take()) is not None:
-            self.take(event)
+    def _handle_queued_events(self) -> None:
+        while (event := self._event_queue.pop()) is not None:
+            self.handle_event(event)
 
-    def take(self, event: events.Event) -> None:
-        """Decide about one event, record it, act."""
-        gang, decided = decisions.decide(self._spec.roles, self._record.gang, event)
-        changed = gang != self._record.gang
-        self._record = replace(self._record, gang=gang)
-        # Recorded before acting: should we die in between, the successor finds a replica that "runs" and is gone,
-        # never one that runs unknown. The end is recorded last: who sees it may read complete logs.
+    def handle_event(self, event: events.Event) -> None:
+        """Decide about one event, record the new state, act."""
+        app, decided = decisions.decide(self._spec.roles, self._record.app, event)
+        changed = app != self._record.app
+        self._record = replace(self._record, app=app)
+        # Recorded before acting: if this process dies in between, the next supervisor finds a replica recorded as
+        # running that is gone, never one that runs unrecorded. The end is recorded last: then the logs are complete.
         if changed and not self.ended:
             self._save()
         for action in decided:
             self._act(action)
 
     def close(self) -> None:
-        """After the end: flush, leave nothing behind, record the outcome."""
+        """After the end: flush logs, kill remaining descendants, record the outcome."""
         self._driver.close()
         sweep(time.monotonic() + SWEEP_LIMIT_S)
-        self._folder.forget_secrets()
+        self._folder.remove_secrets()
         self._record = replace(self._record, ended_s=time.time(), handles={})
-        until_s = time.monotonic() + SAVE_LIMIT_S
-        while not self._save() and time.monotonic() < until_s:
+        deadline_s = time.monotonic() + SAVE_LIMIT_S
+        while not self._save() and time.monotonic() < deadline_s:
             time.sleep(0.5)
 
     def _save(self) -> bool:
-        """Record where the app stands. A disk that is full must not end the job: the next transition tries again."""
+        """Record the app's state. A full disk must not end the job: the next transition tries again."""
         try:
             self._folder.write_record(self._record)
         except OSError as error:
@@ -118,14 +116,14 @@ class Supervisor:
             self._start(action.replicas)
         elif isinstance(action, actions.Stop):
             number = action.number
-            self._mailbox.set_timer(
-                "grace", self._spec.grace_s, lambda: self._mailbox.post(events.GraceExpired(number=number))
+            self._event_queue.set_timer(
+                "grace", self._spec.grace_s, lambda: self._event_queue.post(events.GraceExpired(number=number))
             )
             for each in action.replicas:
                 self._driver.stop(each)
         elif isinstance(action, actions.Linger):
-            over = events.LingerExpired(number=action.number)
-            self._mailbox.set_timer("linger", decisions.LINGER_S, lambda: self._mailbox.post(over))
+            expired = events.LingerExpired(number=action.number)
+            self._event_queue.set_timer("linger", decisions.LINGER_S, lambda: self._event_queue.post(expired))
         elif isinstance(action, actions.Kill):
             for each in action.replicas:
                 self._driver.kill(each)
@@ -135,17 +133,17 @@ class Supervisor:
         for each in replicas:
             handles.pop(each, None)
             try:
-                handles[each] = self._driver.start(each, self._record.gang.replicas[each].starts)
+                handles[each] = self._driver.start(each, self._record.app.replicas[each].starts)
             except StartError as error:
                 reason = f"could not be started: {error}"
-                self._mailbox.post(ReplicaEnded(replica=each, exit_code=None, reason=reason, final=error.final))
+                self._event_queue.post(ReplicaEnded(replica=each, exit_code=None, reason=reason, final=error.final))
         self._record = replace(self._record, handles=handles)
         self._save()
 
 
-def sweep(until_s: float) -> None:
+def sweep(deadline_s: float) -> None:
     """Kill and reap all descendants of this process until there are none, or until this monotonic time."""
-    while time.monotonic() < until_s:
+    while time.monotonic() < deadline_s:
         killed = _processes.kill_descendants(os.getpid())
         if not _reap() and not killed:
             return
@@ -153,7 +151,7 @@ def sweep(until_s: float) -> None:
 
 
 def _reap() -> bool:
-    """Collect dead children; False when there is no child at all."""
+    """Wait for ended children; False when there is no child at all."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -163,48 +161,48 @@ def _reap() -> bool:
             return True
 
 
-def watch_owner(spec: AppSpec, mailbox: EventQueue) -> None:
-    """Cancel the app when the process it belongs to ends, however it does."""
+def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
+    """Cancel the app when the process it belongs to ends for any reason."""
     if spec.owner is None:
         return
     gone = events.CancelRequested(reason=f"cancelled: the command that started it (pid {spec.owner.pid}) ended")
     try:
         pidfd = os.pidfd_open(spec.owner.pid)
     except ProcessLookupError:
-        mailbox.post(gone)
+        event_queue.post(gone)
         return
 
-    def tell() -> None:
-        mailbox.unwatch(pidfd)
+    def report_end() -> None:
+        event_queue.unwatch(pidfd)
         os.close(pidfd)
-        mailbox.post(gone)
+        event_queue.post(gone)
 
-    mailbox.watch_readable(pidfd, tell)
-    if not spec.owner.is_alive():  # the pid was another process's already, or has just ended
-        tell()
+    event_queue.watch_readable(pidfd, report_end)
+    if not spec.owner.is_alive():  # the pid belongs to another process by now, or the owner has just ended
+        report_end()
 
 
-def watch_control(folder: AppFolder, mailbox: EventQueue) -> None:
-    """Hear requests of other commands."""
-    # Read and write: with a writer of our own the pipe never reports end of file.
+def watch_requests(folder: AppFolder, event_queue: EventQueue) -> None:
+    """Post the requests of other commands as events."""
+    # Opened for reading and writing: with a writer of our own the pipe never reports end of file.
     fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
 
-    def hear() -> None:
+    def read_requests() -> None:
         with contextlib.suppress(BlockingIOError):
             words = os.read(fd, 4096).decode(errors="replace").split()
             if "kill" in words:
-                mailbox.post(events.KillRequested())
+                event_queue.post(events.KillRequested())
             elif "cancel" in words:
-                mailbox.post(events.CancelRequested())
+                event_queue.post(events.CancelRequested())
 
-    mailbox.watch_readable(fd, hear)
+    event_queue.watch_readable(fd, read_requests)
 
 
-def watch_signals(mailbox: EventQueue) -> None:
-    """SIGTERM stops politely; SIGHUP and SIGINT are for the command line, not for us."""
+def watch_signals(event_queue: EventQueue) -> None:
+    """SIGTERM stops the app politely; SIGHUP and SIGINT are for the command line and ignored here."""
 
     def stop(signum: int, _frame: Any) -> None:
-        mailbox.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
+        event_queue.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
 
     signal.signal(signal.SIGTERM, stop)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
@@ -218,65 +216,65 @@ def load_factory(name: str) -> DriverFactory:
     return factory
 
 
-def supervise(folder: AppFolder, tell: Tell) -> None:
+def supervise(folder: AppFolder, report_ready: Callable[[str], None]) -> None:
     """Run the app of a folder to its end.
 
     Args:
         folder: of an app that has been submitted.
-        tell: called once with "ok" when all replicas have been started, or when another supervisor has the app.
+        report_ready: called once with "ok" when all replicas have been started, or another supervisor runs the app.
     """
     with open(folder.lock_file, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("ok")
+            report_ready("ok")
             return
         earlier = folder.read_record()
-        if earlier is not None and earlier.gang.phase is AppPhase.ENDED:
-            tell("ok")
+        if earlier is not None and earlier.app.phase is AppPhase.ENDED:
+            report_ready("ok")
             return
         _processes.become_subreaper()
         spec = folder.read_spec()
-        mailbox = EventQueue()
-        watch_signals(mailbox)
-        watch_control(folder, mailbox)
-        driver = load_factory(spec.driver)(spec=spec, mailbox=mailbox)
-        supervisor = Supervisor(folder, spec, mailbox, driver)
-        watch_owner(spec, mailbox)
+        event_queue = EventQueue()
+        watch_signals(event_queue)
+        watch_requests(folder, event_queue)
+        driver = load_factory(spec.driver)(spec=spec, event_queue=event_queue)
+        supervisor = Supervisor(folder, spec, event_queue, driver)
+        watch_owner(spec, event_queue)
         supervisor.begin()
-        tell("ok")
+        report_ready("ok")
         supervisor.run()
         supervisor.close()
-        mailbox.close()
+        event_queue.close()
 
 
 def main(path: str, ready_fd: int) -> None:
     """Become the supervisor of the app in the folder `path`; the entry point of `client.start_supervisor`.
 
-    Forks, and returns in the parent at once, so that the supervisor is nobody's child who would have to wait for it.
+    Forks and returns in the parent at once, so that no living process has to wait for the supervisor.
 
     Args:
         path: the app's folder.
-        ready_fd: write end of a pipe that gets "ok" once all is started; closed unwritten when that failed.
+        ready_fd: write end of a pipe that gets "ok" when all replicas have started; closed without it on failure.
     """
     if os.fork() != 0:
         os.close(ready_fd)
         return
-    os.set_inheritable(ready_fd, False)  # or replicas would hold it open, and the submission would wait for their end
+    os.set_inheritable(ready_fd, False)  # else replicas keep it open, and the submission waits for their end
     os.setsid()
     folder = AppFolder(Path(path))
     _redirect(folder.log_file)
 
-    def tell(word: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the command that started us is gone already
+    def report_ready(word: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the command that started us has ended already
             os.write(ready_fd, word.encode())
         os.close(ready_fd)
 
-    supervise(folder, tell)
+    supervise(folder, report_ready)
 
 
 def _redirect(log_file: Path) -> None:
-    """Nothing in, and what we say, for instance a traceback, to a file."""
+    """Redirect standard input to /dev/null and the output, for instance a traceback, to a file."""
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)

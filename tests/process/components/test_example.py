@@ -1,4 +1,4 @@
-"""The example: it trains, it resumes where it was interrupted, it says nothing alarming."""
+"""The example: it trains, it resumes where it was interrupted, it prints no warnings."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ALARMING = re.compile(r"Error|Exception|Traceback|frame #|Warning")
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """What a launcher tells the only worker of a job."""
+    """The environment of the only worker of a job."""
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     return os.environ | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -33,7 +33,7 @@ def test_trains_then_resumes_where_it_was_interrupted(tmp_path: Path, environmen
     assert not ALARMING.search(whole.stdout + whole.stderr)
     result = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert result["accuracy"] > 0.95
-    assert not (tmp_path / "whole" / "checkpoint.pt").exists()  # so that the next run starts anew
+    assert not (tmp_path / "whole" / "checkpoint.pt").exists()  # so that the next run starts from the beginning
 
     # killed as it begins epoch 4: the checkpoint of the third is there
     code = f"""

@@ -49,7 +49,7 @@ def test_the_example_trains_on_two_nodes_of_four_workers(line: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_scripts_own_alarming_words_carry_its_prefix_and_nobody_elses_appear(line: str, tmp_path: Path) -> None:
+def test_alarming_lines_are_the_scripts_own_and_have_its_prefix(line: str, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text("print('Error: mine\\nTraceback of mine')\nimport sys\nprint('Exception', file=sys.stderr)\n")
     outcome = run_torchx(line, tmp_path, "dist.ddp", "-j", "2x2", "--script", str(script))

@@ -1,4 +1,4 @@
-"""Today's code shows the ended jobs of `docker` that version 19df633 left, with no engine there; see tests/golden."""
+"""Today's code shows the ended jobs of `docker` that version 19df633 left, without an engine; see tests/golden."""
 
 import golden_state
 import pytest

@@ -1,4 +1,4 @@
-"""local_cwd through TorchX's interface: real supervisors, real replicas, short lives."""
+"""local_cwd through TorchX's interface: real supervisors and short-running replicas."""
 
 import os
 import re
@@ -85,8 +85,8 @@ def pids_of(app_id):
     return [handle["pid"] for handle in folder_of(app_id).read_record().handles.values()]
 
 
-class TestOrdinaryLife:
-    def test_succeeds_and_can_be_read_by_anyone_afterwards(self, scheduler):
+class TestNormalRun:
+    def test_succeeds_and_can_be_read_by_any_command_afterwards(self, scheduler):
         app_id = submit(scheduler, shell("echo out; echo err >&2", num_replicas=2), shell("true", name="side"))
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
         another = create_scheduler("torchx")
@@ -107,7 +107,7 @@ class TestOrdinaryLife:
         app_id = submit(scheduler, shell("sleep 1000"))
         assert scheduler.describe(app_id).state.name == "RUNNING"
 
-    def test_each_replica_knows_its_place(self, scheduler):
+    def test_each_replica_knows_its_index(self, scheduler):
         show = "echo $0 $1 $TORCHX_RANK0_HOST"
         role = shell(show, args=["-c", show, macros.replica_id, macros.app_id], num_replicas=2)
         app_id = submit(scheduler, role)
@@ -222,7 +222,7 @@ class TestRetries:
         (tmp_path / "go").touch()
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
 
-    def test_below_the_minimum_it_ends_whole(self, scheduler):
+    def test_below_the_minimum_it_ends_completely(self, scheduler):
         app_id = submit(scheduler, shell("sleep 1000", num_replicas=3, min_replicas=2))
         first, second, third = pids_of(app_id)
         os.kill(first, signal.SIGKILL)
@@ -260,9 +260,9 @@ class TestAgents:
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
         jobs = {name: [read(scheduler, app_id, name, k) for k in (0, 1)] for name in names}
         for name, nodes in jobs.items():
-            told = [line.split("job ")[1].split() for node in nodes for line in node if "job " in line]
-            assert sorted(words[:4] for words in told) == [[name, str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
-            assert len({words[4] for words in told}) == 1
+            printed = [line.split("job ")[1].split() for node in nodes for line in node if "job " in line]
+            assert sorted(words[:4] for words in printed) == [[name, str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
+            assert len({words[4] for words in printed}) == 1
             assert (folder_of(app_id).path / name / f"{app_id}-{name}").is_dir(), "the log folder of its agents"
 
     def test_the_bundle_serves_where_muster_is_not_installed(self, scheduler, tmp_path, monkeypatch):
@@ -292,13 +292,13 @@ class TestCancel:
         assert wait(scheduler, app_id).state.name == "CANCELLED"
         wait_until(lambda: not supervisor.is_alive(), what="the supervisor's end")
 
-    def test_who_ignores_it_is_killed_after_the_grace_period(self, scheduler):
+    def test_a_replica_that_ignores_it_is_killed_after_the_grace_period(self, scheduler):
         app_id = submit(scheduler, program("local_tree.py", "ignore-term", num_replicas=3), grace_s=0.2)
         wait_until(lambda: all(read(scheduler, app_id, k=k) for k in range(3)), what="the trees")
         scheduler.cancel(app_id)
         response = wait(scheduler, app_id)
         assert response.state.name == "CANCELLED"
-        assert [row.exit_code for row in folder_of(app_id).read_record().gang.replicas.values()] == [137] * 3
+        assert [row.exit_code for row in folder_of(app_id).read_record().app.replicas.values()] == [137] * 3
 
     def test_from_another_process(self, scheduler):
         app_id = submit(scheduler, shell("sleep 1000"))
@@ -331,7 +331,7 @@ class TestCancel:
 
 
 class TestSupervisorDies:
-    def test_nothing_is_left_and_the_next_command_tells(self, scheduler):
+    def test_nothing_is_left_and_the_next_command_reports_it(self, scheduler):
         app_id = submit(scheduler, program("local_tree.py", num_replicas=2))
         wait_until(lambda: all(read(scheduler, app_id, k=k) for k in range(2)), what="the trees")
         pids = pids_of(app_id)
@@ -351,13 +351,13 @@ class TestSupervisorDies:
         assert (response.state.name, response.num_restarts) == ("SUCCEEDED", 1)
         assert read(scheduler, app_id) == ["up\n", "up\n"]
 
-    def test_a_request_it_never_heard_is_not_lost(self, scheduler):
+    def test_a_request_made_without_it_is_not_lost(self, scheduler):
         app_id = submit(scheduler, shell("sleep 1000", max_retries=5))
         os.kill(folder_of(app_id).read_record().supervisor.pid, signal.SIGKILL)
         scheduler.cancel(app_id)
         assert wait(scheduler, app_id).state.name == "CANCELLED"
 
-    def test_asked_to_end_it_ends_the_app_first(self, scheduler):
+    def test_on_sigterm_it_ends_the_app_first(self, scheduler):
         app_id = submit(scheduler, program("local_tree.py"))
         wait_until(lambda: read(scheduler, app_id), what="the tree")
         supervisor = folder_of(app_id).read_record().supervisor
@@ -417,7 +417,7 @@ class TestLogs:
         app_id = submit(scheduler, shell("printf '\\r 10%%'; sleep 1000"))
         assert next(iter(scheduler.log_iter(app_id, "r", should_tail=True))) == "\r 10%"
 
-    def test_bytes_that_are_no_text(self, scheduler):
+    def test_bytes_that_are_not_text(self, scheduler):
         app_id = submit(scheduler, shell("printf 'a\\377b\\n'"))
         wait(scheduler, app_id)
         assert read(scheduler, app_id) == ["a\ufffdb\n"]
@@ -462,7 +462,7 @@ class TestDryRun:
 
     @pytest.mark.parametrize("grace_s", [-1, 1e9])
     def test_impossible_grace(self, scheduler, grace_s):
-        with pytest.raises(SchedulerError, match="'grace_s' must be from 0 to 86400 seconds"):
+        with pytest.raises(SchedulerError, match="'grace_s' must be 0 to 86400 seconds"):
             scheduler.submit_dryrun(AppDef("app", roles=[shell("true")]), {"grace_s": grace_s})
 
     def test_devices_are_divided(self, scheduler, monkeypatch):

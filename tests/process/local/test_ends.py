@@ -58,8 +58,8 @@ def wait_for_trees(tmp_path, scheduler="local_cwd"):
 
 
 def outcome_of(folder):
-    gang = folder.read_record().gang
-    return (gang.app_state, gang.reason)
+    app = folder.read_record().app
+    return (app.app_state, app.reason)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -76,7 +76,7 @@ def test_nothing_outlives_the_command_line(tmp_path, env, signum):
     assert "Traceback" not in outcome.stderr, outcome.explain()
 
 
-def test_ctrl_c_of_a_pipeline_is_its_own_affair(tmp_path, env):
+def test_ctrl_c_of_a_pipeline_does_not_reach_the_supervisor(tmp_path, env):
     with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
         wait_for_trees(tmp_path)
         tree.send(signal.SIGINT)
@@ -105,10 +105,10 @@ def test_second_ctrl_c_kills(tmp_path, env):
     assert "Traceback" not in outcome.stderr, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     # The shell above the program heeds SIGTERM: it may have gone (143) by the time of the kill.
-    assert {known.exit_code for known in folder.read_record().gang.replicas.values()} <= {137, 143}
+    assert {known.exit_code for known in folder.read_record().app.replicas.values()} <= {137, 143}
 
 
-def test_stubborn_replicas_go_after_the_grace_period(tmp_path, env):
+def test_replicas_that_ignore_sigterm_end_after_the_grace_period(tmp_path, env):
     with Tree(cli("ignore-term", cfg="grace_s=0.3"), env=env, cwd=tmp_path, settle_s=20) as tree:
         wait_for_trees(tmp_path)
         tree.send(signal.SIGKILL)

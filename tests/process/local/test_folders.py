@@ -54,7 +54,7 @@ def wait_for(scheduler, app_id, *states):
     wait_until(lambda: scheduler.describe(app_id).state.name in states, timeout_s=60, what=f"{app_id} being {states}")
 
 
-def test_roles_called_like_what_lies_in_the_folder(scheduler):
+def test_roles_named_like_files_in_the_folder(scheduler):
     names = [*FILES, ".muster", "..muster", "muster-agent.zip", "torchelastic", "0"]
     roles = [shell(name, f"echo {name}; echo $PET_LOG_DIR") for name in names]
     app_id = scheduler.submit(AppDef("app", roles=roles), {})
@@ -70,7 +70,7 @@ def test_roles_called_like_what_lies_in_the_folder(scheduler):
 
 
 @pytest.mark.parametrize("name", ["control", "lock"])
-def test_a_script_called_like_a_file_of_the_supervisor(tmp_path, name):
+def test_a_script_named_like_a_file_of_the_supervisor(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("print('it runs')\n")
     words = ["run", "-s", "local_cwd", "dist.ddp", "-j", "1x1", "--start", "cold", "--script", f"{name}.py"]
     outcome = run_tree([TORCHX, *words], cwd=tmp_path, timeout_s=120)
@@ -80,7 +80,7 @@ def test_a_script_called_like_a_file_of_the_supervisor(tmp_path, name):
 
 @pytest.fixture
 def as_earlier(monkeypatch):
-    """Submissions lay out the app's folder as they did before `.muster` was."""
+    """Submissions lay out the app's folder as versions before `.muster` did."""
     create = AppFolder.create
 
     def create_as_earlier(self, spec):
@@ -133,4 +133,4 @@ class TestFoldersOfAnEarlierVersion:
         wait_for(detached, app_id, "FAILED")  # what ran is lost with it, and there are no retries
         record = folder_of(app_id, "detached").read_record()
         assert record.supervisor != supervisor
-        assert "its supervisor had died" in record.gang.reason
+        assert "its supervisor had died" in record.app.reason

@@ -1,4 +1,4 @@
-"""Files of the user's that are called like modules of the standard library: no process of ours imports them.
+"""Users' files with the names of standard library modules: no process of ours imports them.
 
 The agent's interpreter has nothing in its site-packages that imports such modules when Python starts.
 """
@@ -64,7 +64,7 @@ def test_a_job_in_such_a_folder(folder: Path, bare: Path, line: str, start: str)
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
-def test_where_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path, start: str) -> None:
+def test_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path, start: str) -> None:
     bare = tmp_path / "without-muster"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     outcome = run_torchx("stable", folder, bare, "--start", start, "--script", "main.py")

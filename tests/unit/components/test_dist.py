@@ -161,7 +161,7 @@ def test_every_argument_can_be_given_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("component", OURS)
-def test_nothing_of_the_callers_is_mutated(component: Callable[..., Any]) -> None:
+def test_the_arguments_are_not_mutated(component: Callable[..., Any]) -> None:
     env, metadata, mounts = {"A": "1"}, {"K": "v"}, ["type=bind", "src=/a", "dst=/b"]
     app = component(script="main.py", env=env, metadata=metadata, mounts=mounts, debug=True)
     assert (env, metadata, mounts) == ({"A": "1"}, {"K": "v"}, ["type=bind", "src=/a", "dst=/b"])
@@ -203,7 +203,7 @@ def test_what_a_bare_number_means(
     assert (flag(app, "--nnodes"), flag(app, "--nproc-per-node")) == (nnodes, processes)
 
 
-def test_memory_that_nobody_gave_is_told_from_the_same_number_given() -> None:
+def test_the_default_memory_differs_from_the_same_number_given() -> None:
     assert only_role(dist.ddp(script="m.py", j="2x4")).metadata == {RoleKey.MEMORY_REQUEST_MB: "4096"}
     assert only_role(materialize_appdef(dist.ddp, ["--script", "m.py"])).metadata == {RoleKey.MEMORY_REQUEST_MB: "2048"}
     for app in (
@@ -233,18 +233,18 @@ def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: 
         ({"j": "4:2x8"}, "-j '4:2x8' has a minimum of 4 nodes"),
         ({"j": "1x9", "h": GPU_HOST}, "-j '1x9' asks for 9 processes on each node, more than the 8 GPUs of -h aws_p4d"),
         ({"j": "1x3", "gpu": 2}, "-j '1x3' asks for 3 processes on each node, more than the 2 GPUs of --gpu 2"),
-        ({"h": "no.such"}, "-h 'no.such' is no named resource"),
+        ({"h": "no.such"}, "-h 'no.such' is not a named resource"),
         ({"max_retries": -1}, "--max_retries -1 is negative"),
         ({"tee": 4}, "--tee 4 is not one of 0"),
         ({"start": "hot"}, "--start 'hot' is not one of auto, warm, cold"),
         ({"rdzv_port": 65536}, "--rdzv_port 65536 is not a port"),
-        ({"rdzv_port": 0, "j": "2x1"}, "--rdzv_port 0 cannot be known"),
+        ({"rdzv_port": 0, "j": "2x1"}, "--rdzv_port 0 works on one node only"),
         ({"rdzv_conf": "timeout"}, "--rdzv_conf 'timeout': 'timeout' is not key=value"),
         ({"rdzv_conf": "timeout=1,"}, "--rdzv_conf 'timeout=1,': '' is not key=value"),
         ({"hang_timeout": -1.0}, "--hang_timeout -1.0 is not a number of seconds"),
         ({"hang_timeout": float("nan")}, "--hang_timeout nan is not a number of seconds"),
-        ({"memMB": 0}, "--memMB 0 is too small; at least 1"),
-        ({"gpu": -1}, "--gpu -1 is too small; at least 0"),
+        ({"memMB": 0}, "--memMB 0 is too small; it must be at least 1"),
+        ({"gpu": -1}, "--gpu -1 is too small; it must be at least 0"),
         ({"mounts": ["type=bind", "src=/a"]}, "--mounts 'type=bind,src=/a': dst is missing"),
         ({"mounts": ["src=/a"]}, "--mounts 'src=/a': type must be specified first"),
         ({"mounts": ["type=nope"]}, "--mounts 'type=nope': invalid mount type"),

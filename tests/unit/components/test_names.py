@@ -36,8 +36,8 @@ def test_a_module_names_a_job_as_torchx_does(name: str, module: str) -> None:
 @pytest.mark.parametrize(
     ("script", "module", "line"),
     [
-        (None, None, "exactly one of --script and -m must be given, and neither was; for example: --script main.py"),
-        ("a.py", "b", "exactly one of --script and -m must be given, and both were: --script 'a.py' and -m 'b'"),
+        (None, None, "give exactly one of --script and -m; neither was given; for example: --script main.py"),
+        ("a.py", "b", "give exactly one of --script and -m; both were given: --script 'a.py' and -m 'b'"),
         ("", None, "--script '' is not the path of a file"),
         ("-train.py", None, "--script '-train.py' looks like an option; write ./-train.py if it is a file"),
         (None, "", "-m '' is not the dotted name of a module"),

@@ -1,4 +1,4 @@
-"""The -j grammar: everything it accepts round-trips, everything else is refused in one line with a right example."""
+"""The -j grammar: everything it accepts round-trips, everything else is refused in one line with a valid example."""
 
 import re
 
@@ -22,7 +22,7 @@ NEAR_MISSES = st.lists(
     st.one_of(NUMBERS, st.sampled_from((":", "x", *COUNTED_PROCESSES, *WRONG_WORDS))), max_size=6
 ).map("".join)
 
-SMALL = st.integers(0, 4)  # so that the limits themselves are met
+SMALL = st.integers(0, 4)  # so that the limits themselves occur
 ANYTHING = st.one_of(
     st.text(), NEAR_MISSES, st.builds("{}x{}".format, SMALL, SMALL), st.builds("{}:{}x{}".format, SMALL, SMALL, SMALL)
 )
@@ -133,7 +133,7 @@ def test_says_what_is_wrong(j: str, shown: str, problem: str, right: str) -> Non
     assert line.endswith(f"for example: -j {right}")
 
 
-def test_a_value_that_is_no_string_is_named() -> None:
+def test_a_value_that_is_not_a_string_is_named() -> None:
     with pytest.raises(ValueError, match=r"^-j 4 must be a string; for example: -j 2x4$"):
         parse_topology(4)  # type: ignore[arg-type]
 
@@ -155,7 +155,7 @@ def test_more_processes_than_gpus_names_both_numbers() -> None:
         parse_topology("2x9", host=Host(label="-h big", gpus=8))
 
 
-def test_a_host_without_gpus_takes_any_number_of_processes() -> None:
+def test_a_host_without_gpus_accepts_any_number_of_processes() -> None:
     assert parse_topology("2x9", host=Host(label="-h cpu.small", gpus=0)).processes == "9"
     assert parse_topology("2x9", host=Host(label="-h NULL", gpus=-1)).processes == "9"
 

@@ -15,7 +15,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-bbbb)
 """
 
 
-def test_listing_is_read_and_slices_stand_for_their_gpu():
+def test_listing_is_parsed_and_slices_replace_their_gpu():
     assert parse_gpus(LISTING) == {"GPU-aaaa": "0", "MIG-1111": "1", "MIG-2222": "1"}
 
 
@@ -37,15 +37,15 @@ def test_what_the_caller_may_see(visible, found):
 @given(
     wanted=st.lists(st.integers(0, 4), max_size=6),
     free=st.lists(st.text("abc", min_size=1), unique=True, max_size=12),
-    taken=st.sets(st.text("abc", min_size=1), max_size=4),
+    in_use=st.sets(st.text("abc", min_size=1), max_size=4),
 )
-def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, taken):
-    usable = [device for device in free if device not in taken]
+def test_replicas_never_share_and_never_get_a_device_in_use(wanted, free, in_use):
+    usable = [device for device in free if device not in in_use]
     if sum(wanted) > len(usable):
-        with pytest.raises(DockerError, match=f"wants {sum(wanted)} GPUs"):
-            assign_gpus(wanted, free, taken)
+        with pytest.raises(DockerError, match=f"needs {sum(wanted)} GPUs"):
+            assign_gpus(wanted, free, in_use)
         return
-    assigned = assign_gpus(wanted, free, taken)
+    assigned = assign_gpus(wanted, free, in_use)
     assert [len(ids) for ids in assigned] == wanted
     flat = [device for ids in assigned for device in ids]
     assert len(set(flat)) == len(flat)
@@ -54,7 +54,7 @@ def test_replicas_never_share_and_never_get_what_is_taken(wanted, free, taken):
 
 def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DockerError, match=r"no NVIDIA runtime \(it has: runc\)"):
+    with pytest.raises(DockerError, match=r"no NVIDIA runtime \(it has runc\)"):
         check_runtime({"Runtimes": {"runc": {}}})
     check_runtime({"Runtimes": {"runc": {}, "nvidia": {}}})
     check_runtime({"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "nvidia.com/gpu=0"}]})
@@ -63,11 +63,11 @@ def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["unix:///var/run/docker.sock", "tcp://localhost:2375", "tcp://[::1]:2375"])
-def test_gpus_of_an_engine_here_can_be_listed(address):
+def test_gpus_of_an_engine_on_this_machine_can_be_listed(address):
     check_host(address)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:2376", "ssh://me@gpu-box"])
-def test_gpus_of_an_engine_elsewhere_are_refused(address):
+def test_gpus_of_an_engine_on_another_machine_are_refused(address):
     with pytest.raises(DockerError, match=f"those of the engine at {address} cannot be listed"):
         check_host(address)

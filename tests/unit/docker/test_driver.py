@@ -1,4 +1,4 @@
-"""The driver against an engine that fails in ways a real one cannot be made to: every end is told all the same."""
+"""The driver with an engine that fails in ways a real one cannot be made to fail: every end is still reported."""
 
 import queue
 
@@ -8,7 +8,7 @@ from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerError, EngineGone, NotThere
+from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
@@ -19,7 +19,7 @@ _GOES_AWAY = object()
 
 
 class ScriptedEngine:
-    """One container, created before. A test says what happens to it, and which calls fail how often."""
+    """One container, created before. A test defines what happens to it, and which calls fail how often."""
 
     def __init__(self):
         self.status, self.exit_code = "created", None
@@ -80,14 +80,14 @@ def engine():
 
 
 @pytest.fixture
-def mailbox():
-    mailbox = EventQueue()
-    yield mailbox
-    mailbox.close()
+def event_queue():
+    event_queue = EventQueue()
+    yield event_queue
+    event_queue.close()
 
 
 @pytest.fixture
-def driver(engine, mailbox, tmp_path, monkeypatch):
+def driver(engine, event_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(drivers, "RECONNECT_S", 0.0)
     (tmp_path / AGENT_BUNDLE_NAME).write_bytes(b"")
     container = ContainerRequest(
@@ -98,7 +98,7 @@ def driver(engine, mailbox, tmp_path, monkeypatch):
         app_id="a", network="net", owns_network=False, pull="missing", grace_s=1.0, keep="all", user="u",
         containers=(container,),
     )  # fmt: skip
-    driver = DockerDriver(engine, app, tmp_path, mailbox)
+    driver = DockerDriver(engine, app, tmp_path, event_queue)
     yield driver
     driver._closing.set()
     engine.happens.put(_GOES_AWAY)
@@ -107,48 +107,48 @@ def driver(engine, mailbox, tmp_path, monkeypatch):
         driver._watcher.join()
 
 
-def told(mailbox):
+def next_end(event_queue):
     """The next end; waits for it."""
-    while (event := mailbox.take()) is None:
-        mailbox.turn()
+    while (event := event_queue.pop()) is None:
+        event_queue.run_once()
     return event
 
 
-def test_end_is_told_once(driver, engine, mailbox):
+def test_end_is_reported_once(driver, engine, event_queue):
     driver.start(REPLICA, 1)
     engine.end(3)
-    assert told(mailbox) == ReplicaEnded(replica=REPLICA, exit_code=3, reason="", final=False)
-    assert mailbox.take() is None
+    assert next_end(event_queue) == ReplicaEnded(replica=REPLICA, exit_code=3, reason="", final=False)
+    assert event_queue.pop() is None
 
 
-def test_watcher_outlives_a_fault_that_is_not_the_engines_absence(driver, engine, mailbox, capfd):
+def test_watcher_continues_after_an_error_of_a_running_engine(driver, engine, event_queue, capfd):
     engine.fail("now_s", DockerError("cannot ask: 500"), DockerError("cannot ask: 500"))
     driver.start(REPLICA, 1)
     engine.end(3)
-    assert told(mailbox).exit_code == 3
-    assert capfd.readouterr().err.count("looking again: cannot ask: 500") == 2
+    assert next_end(event_queue).exit_code == 3
+    assert capfd.readouterr().err.count("retrying: cannot ask: 500") == 2
 
 
-def test_end_is_told_when_what_it_left_cannot_be_read(driver, engine, mailbox):
+def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine, event_queue):
     engine.fail("copy_out", DockerError("500"), DockerError("500"))
     driver.start(REPLICA, 1)
     engine.end(1)
-    assert told(mailbox).exit_code == 1
+    assert next_end(event_queue).exit_code == 1
 
 
-def test_what_an_engine_that_goes_away_kept_from_being_read_is_read_when_it_is_back(driver, engine, mailbox):
-    engine.fail("copy_out", EngineGone("gone"))
+def test_files_are_read_when_a_stopped_engine_is_back(driver, engine, event_queue):
+    engine.fail("copy_out", EngineUnavailable("gone"))
     driver.start(REPLICA, 1)
     engine.end(1)
-    assert told(mailbox).exit_code == 1
+    assert next_end(event_queue).exit_code == 1
 
 
-@pytest.mark.parametrize("error", [EngineGone("gone"), DockerError("busy"), NotThere("gone")])
-def test_failed_start_is_told_when_the_container_cannot_be_removed(driver, engine, mailbox, error):
+@pytest.mark.parametrize("error", [EngineUnavailable("gone"), DockerError("busy"), NotFound("gone")])
+def test_failed_start_is_reported_when_the_container_cannot_be_removed(driver, engine, event_queue, error):
     engine.fail("start_container", DockerError("no space left"))
     engine.fail("remove_container", error)
     driver.start(REPLICA, 1)
-    end = told(mailbox)
+    end = next_end(event_queue)
     assert (end.exit_code, end.final) == (127, True)
     assert "could not be started: no space left" in end.reason
 

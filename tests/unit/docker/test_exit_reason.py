@@ -1,4 +1,4 @@
-"""Why a container ended, in words."""
+"""Descriptions of why a container ended."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_what_an_engine_that_stops_leaves(code, oom, runs_agent, engine):
     assert ended_by_engine(facts(exit_code=code, oom_killed=oom), runs_agent=runs_agent) is engine
 
 
-def test_missing_interpreter_has_its_own_words():
+def test_missing_interpreter_has_its_own_text():
     said = 'runc: exec: "python3": executable file not found in $PATH: unknown'
     assert describe_start_failure(said, "img", "python3", runs_agent=True) == (
         "could not be started: image 'img' has no 'python3'; muster's agent needs Python 3.10 or newer in the image"

@@ -1,4 +1,4 @@
-"""Reading logs across containers and through an engine that goes away, against a scripted engine."""
+"""Reading logs across containers and through stops of the engine, with a scripted engine."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
-from muster.schedulers.docker.engine.errors import EngineGone
+from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
 from muster.schedulers.docker.spec import Label
 
@@ -16,8 +16,8 @@ OUT, ERR = 1, 2
 class ScriptedEngine:
     """Containers with dated records; `steps` happen one by one whenever the reader waits.
 
-    `breaks` says after how many records the next readings of a log end; those after the last are whole. Engines up to
-    20.10 look at each record's date when they are asked for those since a time, newer ones give all after the first.
+    `breaks` lists after how many records the next readings of a log end; later readings are complete. Engines up to
+    20.10 check each record's date for a reading since a time, newer ones return all after the first match.
     """
 
     def __init__(self, *steps, each_date=True):
@@ -61,7 +61,7 @@ class ScriptedEngine:
                 yield stream, f"{time} {text}".encode() if timestamps else text.encode()
                 left = None if left is None else left - 1
         if left is not None:
-            raise EngineGone("gone")
+            raise EngineUnavailable("gone")
 
 
 def record(second, text, stream=OUT, nanos=0):
@@ -70,7 +70,7 @@ def record(second, text, stream=OUT, nanos=0):
 
 def read(engine, over):
     query = ContainerLogQuery(labels={})
-    return list(LogReader(engine, query, wait=engine.wait, is_over=over).lines())
+    return list(LogReader(engine, query, wait=engine.wait, has_ended=over).lines())
 
 
 def test_containers_are_read_in_order():
@@ -88,7 +88,7 @@ def test_followed_log_goes_on_in_the_next_container():
     assert read(engine, lambda: not engine.steps) == ["a\n", "b\n"]
 
 
-def test_nothing_is_lost_or_repeated_when_the_engine_goes_away():
+def test_nothing_is_lost_or_repeated_when_the_engine_stops():
     records = [record(1, "a\n"), record(1, "b\n"), record(2, "c\n")]
 
     def grow(engine):
@@ -103,14 +103,14 @@ def test_nothing_is_lost_or_repeated_when_the_engine_goes_away():
     assert read(engine, lambda: not engine.steps) == ["a\n", "b\n", "c\n", "d\n", "e\n"]
 
 
-def test_one_that_never_ran_ends_with_the_app():
+def test_a_container_that_never_ran_ends_with_the_app():
     engine = ScriptedEngine(lambda _: None)
     engine.containers = {0: ("created", [])}
     assert read(engine, lambda: not engine.steps) == []
 
 
 def test_a_record_dated_before_the_last_one_is_not_lost():
-    """The engine dates the streams separately, and writes down the record that it dated first second."""
+    """The engine dates the streams separately, and may write the record with the earlier date second."""
     records = [record(1, "o1\n", OUT, 500), record(1, "e1\n", ERR, 300), record(1, "o2\n", OUT, 700)]
     engine = ScriptedEngine(lambda _: None)
     engine.containers = {0: ("exited", records)}
@@ -125,13 +125,13 @@ def test_a_break_between_records_of_two_streams():
     assert read(engine, lambda: not engine.steps) == ["o1\n", "e1\n", "e2\n"]
 
 
-def test_nothing_from_before_the_asked_time_comes_after_a_break():
+def test_nothing_from_before_the_given_time_comes_after_a_break():
     records = [record(1, "o1\n"), record(2, "e1\n", ERR), record(3, "o2\n")]
     engine = ScriptedEngine(lambda _: None)
     engine.containers = {0: ("exited", records)}
     engine.breaks = [1]
     query = ContainerLogQuery(labels={}, since_s=parse_time(records[1][0]))
-    lines = list(LogReader(engine, query, wait=engine.wait, is_over=lambda: not engine.steps).lines())
+    lines = list(LogReader(engine, query, wait=engine.wait, has_ended=lambda: not engine.steps).lines())
     assert lines == ["e1\n", "o2\n"]
 
 
@@ -158,7 +158,7 @@ def test_every_record_of_both_streams_comes_once_whatever_breaks(dates, lag, bre
         assert own == [text for _, text, each in records if each == stream]
 
 
-def test_lines_are_joined_and_cut():
+def test_lines_are_joined_and_split():
     frames = [(OUT, piece) for piece in (b"a", b"b\nc\xc3", b"\xa4\n\n", b"\xff", b"end")]
     assert list(join_lines(iter(frames))) == ["ab\n", "c\u00e4\n", "\n", "\ufffdend"]
 

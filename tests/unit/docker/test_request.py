@@ -1,4 +1,4 @@
-"""The request: pure, offline, deterministic; nothing here knows an engine."""
+"""The request: pure, offline, deterministic; without an engine."""
 
 import copy
 import json
@@ -9,7 +9,13 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 
 from muster._contract import Env, RoleKey
 from muster.schedulers.docker import spec
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body, container_name, parse_user
+from muster.schedulers.docker.container_body import (
+    EngineFacts,
+    ImageFacts,
+    build_body,
+    build_container_name,
+    parse_user,
+)
 from muster.schedulers.docker.options import add_options, parse_options
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
@@ -70,7 +76,7 @@ def test_dry_run_shows_no_secret():
     assert "muster-agent.zip" in shown
 
 
-def test_agents_get_the_bundle_a_token_and_a_place_for_their_report():
+def test_agents_get_the_bundle_a_token_and_a_path_for_their_report():
     first, second = request_of().containers
     assert first.command[:2] == ("python3", "/opt/muster/muster-agent.zip")
     assert "--node-rank" in second.command
@@ -91,7 +97,7 @@ def test_other_commands_get_no_token():
     assert first.command == ("sh", "-c", "true")
 
 
-def test_agent_of_the_image_is_left_alone():
+def test_agent_of_the_image_is_used_as_it_is():
     first, _ = request_of(words="agent=image").containers
     assert first.command[:2] == ("python3", "-c")
     assert "from muster.agent.__main__ import main" in first.command[2]
@@ -100,7 +106,7 @@ def test_agent_of_the_image_is_left_alone():
     assert not first.bundled
 
 
-def test_each_role_of_agents_is_a_gang_of_its_own():
+def test_each_role_of_agents_is_a_job_of_its_own():
     containers = request_of(role(name="a"), role(name="b"), role(name="c", entrypoint="sh", args=[])).containers
     hosts = {each.role: each.env[Env.RANK0_HOST] for each in containers}
     assert hosts == {"a": "rank0", "b": "b-0", "c": "rank0"}
@@ -110,7 +116,7 @@ def test_each_role_of_agents_is_a_gang_of_its_own():
     assert len(tokens) == len({token for _, token in tokens}) == 2, "one for each role"
 
 
-def test_a_plain_role_before_the_agents_is_not_where_they_meet():
+def test_a_plain_role_before_the_agents_is_not_their_rank0():
     containers = request_of(role(name="ps", entrypoint="sh", args=[]), role(name="b")).containers
     assert {each.role: each.env[Env.RANK0_HOST] for each in containers} == {"ps": "rank0", "b": "b-0"}
     assert {each.role for each in containers if "rank0" in each.aliases} == {"ps"}
@@ -135,7 +141,7 @@ def test_environment_precedence():
         ({"resource": Resource(cpu=1, gpu=0, memMB=-1)}, None),
     ],
 )
-def test_memory_is_limited_only_when_asked_for(how, limit):
+def test_memory_is_limited_only_when_requested(how, limit):
     host = body_of(request_of(role(**how)))["HostConfig"]
     assert host.get("Memory") == limit
     assert host.get("MemorySwap") == limit
@@ -179,7 +185,7 @@ def test_options_reach_the_engine():
     assert body["StopTimeout"] == 7
     assert host["ReadonlyRootfs"] is True
     assert (request.network, request.owns_network) == ("net", False)
-    # others may use that network too
+    # other apps may use that network too
     assert body["NetworkingConfig"]["EndpointsConfig"]["net"]["Aliases"] == ["job-x-train-0", "job-x-rank0"]
     assert request.containers[1].env[Env.RANK0_HOST] == "job-x-rank0"
 
@@ -208,24 +214,24 @@ def test_workspace_goes_to_the_images_folder_but_never_to_its_root():
     assert body_of(request_of(), image=rootless)["WorkingDir"] == "/"
 
 
-def test_every_container_is_labelled_and_named_apart():
+def test_every_container_has_labels_and_a_unique_name():
     request = request_of()
     labels = body_of(request, 1, incarnation=2)["Labels"]
     assert labels[spec.Label.APP] == "job-x"
     assert (labels[spec.Label.REPLICA], labels[spec.Label.INCARNATION]) == ("1", "2")
-    names = {container_name(each, number) for each in request.containers for number in range(2)}
+    names = {build_container_name(each, number) for each in request.containers for number in range(2)}
     assert names == {"job-x-train-0", "job-x-train-0-r1", "job-x-train-1", "job-x-train-1-r1"}
 
 
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"image": ""}, "'train' names no image"),
+        ({"image": ""}, "'train' has no image"),
         ({"num_replicas": 0}, "num_replicas"),
         ({"min_replicas": 3}, "min_replicas"),
         ({"mounts": [BindMount(src_path="rel", dst_path="/b")]}, "'rel' needs an absolute path"),
         ({"mounts": ["nonsense"]}, "'nonsense' is not a bind mount"),
-        ({"resource": Resource(cpu=1, gpu=0, memMB=1, devices={"x/y": 1})}, "no device is called 'x/y'"),
+        ({"resource": Resource(cpu=1, gpu=0, memMB=1, devices={"x/y": 1})}, "unknown device 'x/y'"),
     ],
 )
 def test_impossible_roles_are_refused_in_one_line(how, says):

@@ -1,4 +1,4 @@
-"""What apps must not share, on an engine that is scripted: GPUs, and ports of the host's network."""
+"""What apps must not share, on a scripted engine: GPUs, and ports of the host's network."""
 
 from contextlib import ExitStack
 
@@ -19,7 +19,7 @@ from muster.schedulers.docker.spec import HOST_PORTS
 
 
 class ScriptedEngine:
-    """Volumes as a real engine has them: the first caller's labels stay. Counts what was made."""
+    """Volumes as on a real engine: the first caller's labels stay. Records what was created."""
 
     def __init__(self, *, busy_gpus=(), busy_ports=()):
         self.volumes = {}
@@ -101,7 +101,7 @@ def gpus_of(request):
     return [container.gpu_ids for container in request.containers]
 
 
-def test_each_replica_has_devices_of_its_own_and_the_engine_is_told_their_ids():
+def test_each_replica_has_devices_of_its_own_and_the_engine_gets_their_ids():
     engine = ScriptedEngine()
     request = submit(engine, request_of("a", 1, 0, 2), ["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
     assert gpus_of(request) == [("GPU-a",), (), ("GPU-b", "GPU-c")]
@@ -114,9 +114,9 @@ def test_each_replica_has_devices_of_its_own_and_the_engine_is_told_their_ids():
     ]
 
 
-def test_too_few_devices_are_refused_before_anything_is_made():
+def test_too_few_devices_are_refused_before_anything_is_created():
     engine = ScriptedEngine(busy_gpus=["GPU-a"])
-    with pytest.raises(DockerError, match=r"wants 2 GPUs \(1\+1\), this host has 2, 1 of them in use"):
+    with pytest.raises(DockerError, match=r"needs 2 GPUs \(1\+1\), this host has 2, 1 of them in use"):
         submit(engine, request_of("a", 1, 1), ["GPU-a", "GPU-b"])
     assert (engine.made, engine.volumes) == ([], {})
 
@@ -126,14 +126,14 @@ def test_apps_do_not_share_devices_and_those_of_an_ended_one_are_free_again():
     first = submit(engine, request_of("a", 1), ["GPU-a", "GPU-b"])
     second = submit(engine, request_of("b", 1), ["GPU-a", "GPU-b"])
     assert (gpus_of(first), gpus_of(second)) == ([("GPU-a",)], [("GPU-b",)])
-    with pytest.raises(DockerError, match=r"2 of them in use by other containers; apps of ours that hold some: a, b$"):
+    with pytest.raises(DockerError, match=r"2 of them in use by other containers; apps that have reserved some: a, b$"):
         submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])
     reservations.release_reservations(engine, first.labels)
     assert gpus_of(submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])) == [("GPU-a",)]
 
 
 @given(wants=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=2, max_size=5))
-def test_of_apps_that_looked_at_the_same_time_each_device_goes_to_one(wants):
+def test_each_device_goes_to_one_of_the_apps_that_listed_it_at_the_same_time(wants):
     engine = ScriptedEngine()
     devices = [f"GPU-{number}" for number in range(6)]
     looked = [(request_of(f"app{i}", *gpus), devices) for i, gpus in enumerate(wants)]  # all before any has claimed
@@ -153,21 +153,21 @@ def port_of(request, role="w"):
     return int(port)
 
 
-def test_gang_on_the_hosts_network_meets_where_it_would_like_to():
+def test_job_on_the_hosts_network_gets_its_preferred_port():
     engine = ScriptedEngine()
     wished = port_of(request_of("a", network="host"))
     assert port_of(submit(engine, request_of("a", network="host"))) == wished
     assert engine.bodies["a-w-0"]["Env"].count(f"{Env.RDZV_PORT}={wished}") == 1
 
 
-def test_port_that_somebody_uses_is_passed_over():
+def test_port_in_use_is_skipped():
     wished = port_of(request_of("a", network="host"))
     engine = ScriptedEngine(busy_ports=[wished, wished + 1])
     assert port_of(submit(engine, request_of("a", network="host"))) == wished + 2
 
 
-def test_apps_that_would_like_the_same_port_get_two(monkeypatch):
-    monkeypatch.setattr("muster.schedulers.docker.request._host_port", lambda *_: HOST_PORTS[-1])
+def test_apps_with_the_same_preferred_port_get_different_ports(monkeypatch):
+    monkeypatch.setattr("muster.schedulers.docker.request._pick_host_port", lambda *_: HOST_PORTS[-1])
     engine = ScriptedEngine()
     requests = [request_of("a", network="host", roles=("w", "x")), request_of("b", network="host")]
     first, second = (submit(engine, request) for request in requests)
@@ -179,19 +179,19 @@ def test_apps_that_would_like_the_same_port_get_two(monkeypatch):
 
 def test_no_free_port_is_one_line_and_leaves_nothing():
     engine = ScriptedEngine(busy_ports=HOST_PORTS)
-    with pytest.raises(DockerError, match=r"role 'w' finds no free port .* \(64 tried from \d+ on\)"):
+    with pytest.raises(DockerError, match=r"role 'w': no free port .* \(64 tried from \d+ on\)"):
         submit(engine, request_of("a", network="host"))
     assert (engine.made, engine.volumes) == ([], {})
 
 
-def test_gangs_with_a_network_of_their_own_claim_nothing():
+def test_jobs_with_a_network_of_their_own_reserve_nothing():
     engine = ScriptedEngine()
     request = submit(engine, request_of("a"))
     assert engine.volumes == {}
     assert Env.RDZV_PORT not in request.containers[0].env
 
 
-def test_what_was_claimed_is_given_back_when_the_submission_fails():
+def test_reservations_are_released_when_the_submission_fails():
     engine = ScriptedEngine()
     with ExitStack() as undo:
         reservations.reserve_gpus(engine, request_of("a", 2), ["GPU-a", "GPU-b"], undo)

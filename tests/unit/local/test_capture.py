@@ -1,4 +1,4 @@
-"""A replica's output on its way into files: what happens when they take no more."""
+"""Writing a replica's output to files, also when the disk is full."""
 
 import errno
 import os
@@ -9,47 +9,47 @@ from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.supervision.driver import EventQueue
 
 PACKET = 4096
-"""What the pipe takes at once; a longer write comes in several packets."""
+"""The largest packet of the pipe; a longer write comes in several packets."""
 
 
-def say(made, mailbox, *texts, stream=0):
+def write_output(made, event_queue, *texts, stream=0):
     for text in texts:
         os.write(made.write_fds[stream], text)
-        mailbox.turn()
+        event_queue.run_once()
 
 
 def read(folder, stream="combined"):
     return list(read_log(FileLogQuery(folder=folder, stream=stream), lambda: True))
 
 
-def test_a_full_disk_loses_output_and_says_so_once(tmp_path, monkeypatch):
+def test_a_full_disk_loses_output_and_reports_it_once(tmp_path, monkeypatch):
     def refuse(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    mailbox = EventQueue()
-    made = Capture(mailbox, tmp_path)
-    say(made, mailbox, b"one\n", b"tw")
+    event_queue = EventQueue()
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"one\n", b"tw")
     with monkeypatch.context() as full:
         full.setattr(capture.LogFile, "write", refuse)
-        say(made, mailbox, b"o\n", b"three\n")
-    say(made, mailbox, b"there is room again\n")
+        write_output(made, event_queue, b"o\n", b"three\n")
+    write_output(made, event_queue, b"there is room again\n")
     made.close()
-    mailbox.close()
+    event_queue.close()
     notice = "[muster] output of this node is being lost: No space left on device; the job goes on\n"
     for stream in ("combined", "stdout"):
         lines = read(tmp_path, stream)
         assert lines == ["one\n", "twthere is room again\n", notice]
-    again = Capture(EventQueue(), tmp_path)  # the next start of the replica forgets nothing
+    again = Capture(EventQueue(), tmp_path)  # the next start of the replica keeps the notice
     again.close()
     assert read(tmp_path)[-1] == notice
 
 
 def test_nothing_lost_leaves_no_notice(tmp_path):
-    mailbox = EventQueue()
-    made = Capture(mailbox, tmp_path)
-    say(made, mailbox, b"all\n")
+    event_queue = EventQueue()
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"all\n")
     made.close()
-    mailbox.close()
+    event_queue.close()
     assert read(tmp_path) == ["all\n"]
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{stream}.{kind}" for stream in ("stdout", "stderr", "combined") for kind in ("log", "times")
@@ -62,37 +62,37 @@ def test_long_lines_come_whole(tmp_path):
     assert [len(line) for line in read(tmp_path, "stdout")] == [4, 1, 3 + len(long) + 1, len(long)]
 
 
-def test_a_line_that_the_pipe_cut_is_put_together(tmp_path):
-    mailbox = EventQueue()
-    made = Capture(mailbox, tmp_path)
-    say(made, mailbox, b"a\n" + b"o" * (PACKET - 2))
-    say(made, mailbox, b"e" * PACKET, b"e\n", stream=1)
-    say(made, mailbox, b"o" * PACKET, b"o\nb\n")
+def test_a_line_that_the_pipe_split_is_joined(tmp_path):
+    event_queue = EventQueue()
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"a\n" + b"o" * (PACKET - 2))
+    write_output(made, event_queue, b"e" * PACKET, b"e\n", stream=1)
+    write_output(made, event_queue, b"o" * PACKET, b"o\nb\n")
     made.close()
-    mailbox.close()
+    event_queue.close()
     assert read(tmp_path) == ["a\n", "e" * (PACKET + 1) + "\n", "o" * (2 * PACKET - 1) + "\n", "b\n"]
 
 
 def test_what_the_writer_left_without_an_end_is_shown_at_once(tmp_path):
-    mailbox = EventQueue()
-    made = Capture(mailbox, tmp_path)
-    say(made, mailbox, b"name? ")
-    say(made, mailbox, b"no\n", stream=1)
+    event_queue = EventQueue()
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"name? ")
+    write_output(made, event_queue, b"no\n", stream=1)
     assert read(tmp_path) == ["name? no\n"]
     made.close()
-    mailbox.close()
+    event_queue.close()
 
 
 def test_a_cut_line_whose_end_does_not_come_is_shown_after_a_while(tmp_path):
     now_s = 100.0
-    mailbox = EventQueue(now_s=lambda: now_s)
-    made = Capture(mailbox, tmp_path)
-    say(made, mailbox, b"o" * PACKET)
+    event_queue = EventQueue(now_s=lambda: now_s)
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"o" * PACKET)
     assert read(tmp_path) == []
     now_s += 60.0
-    mailbox.turn()
+    event_queue.run_once()
     assert read(tmp_path) == ["o" * PACKET]
-    say(made, mailbox, b"p" * PACKET)
+    write_output(made, event_queue, b"p" * PACKET)
     made.close()
-    mailbox.close()
+    event_queue.close()
     assert read(tmp_path) == ["o" * PACKET + "p" * PACKET]

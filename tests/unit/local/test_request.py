@@ -40,14 +40,14 @@ def build(app, host=HOST, **cfg):
     return build_request(app, CFG | cfg, name="app-x", token="t0ken", folder="/logs/app-x", host=host)
 
 
-def test_the_appdef_stays_as_it_is_and_the_result_is_the_same_every_time():
+def test_the_appdef_is_not_changed_and_the_result_is_always_the_same():
     app = make_app(env={"A": macros.app_id})
     before = copy.deepcopy(app)
     assert build(app) == build(app)
     assert app == before
 
 
-def test_an_agent_gets_its_place_its_interpreter_and_its_variables():
+def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
     launch = build(make_app()).replicas["trainer"][1]
     assert launch.command == (
         "/venv/bin/python3", AGENT_ENTRY, "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
@@ -111,7 +111,7 @@ def test_path(prepend, role_path, path):
     assert build(make_app(env=env), prepend_cwd=prepend).replicas["trainer"][0].env["PATH"] == path
 
 
-def test_what_the_role_sets_wins():
+def test_variables_of_the_role_take_precedence():
     env = {"TORCHELASTIC_ERROR_FILE": "/e", "PYTHONUNBUFFERED": "0"}
     launch = build(make_app(env=env)).replicas["trainer"][0]
     assert (launch.env["TORCHELASTIC_ERROR_FILE"], launch.env["PYTHONUNBUFFERED"]) == ("/e", "0")
@@ -157,18 +157,18 @@ def test_interpreters(tmp_path):
     assert find_interpreter({"VIRTUAL_ENV": ""}, "/own") == "/own"
     assert find_interpreter(conda, "/own") == str(tmp_path / "conda/bin/python")
     assert find_interpreter(venv | conda, "/own") == str(tmp_path / "venv/bin/python3")
-    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; leave that environment or unset"):
+    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; correct or unset"):
         find_interpreter({"VIRTUAL_ENV": "/gone"}, "/own")
 
 
 @pytest.mark.parametrize("sibling", [sys.executable, str(Path(sys.executable).with_name("python3"))])
-def test_no_interpreter_is_started_to_see_what_is_plain(monkeypatch, sibling):
+def test_our_own_interpreter_is_not_started(monkeypatch, sibling):
     monkeypatch.setattr(subprocess, "run", None)
     monkeypatch.setattr(muster, "__file__", f"{sysconfig.get_path('purelib')}/muster/__init__.py")
     assert has_same_muster(sibling)
 
 
-def test_any_other_interpreter_is_asked(monkeypatch, tmp_path):
+def test_any_other_interpreter_is_started(monkeypatch, tmp_path):
     other = tmp_path / "bin" / "python3"
     other.parent.mkdir()
     other.symlink_to(Path(sys.executable).resolve())  # the same file, another environment

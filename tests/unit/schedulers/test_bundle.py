@@ -106,7 +106,7 @@ class TestWorkspaceBundle:
         assert packed == bundle.build_workspace_bundle(str(tmp_path))
         assert names_of(packed) == ["a", "a/x", "a/y", "b", "c"]
 
-    def test_links_modes_and_times_survive_the_trip(self, tmp_path):
+    def test_links_modes_and_times_are_kept(self, tmp_path):
         source = make_tree(tmp_path / "source", ["run.sh", "data/x"])
         (source / "run.sh").chmod(0o750)
         os.utime(source / "run.sh", (1_600_000_000, 1_600_000_000))
@@ -161,7 +161,7 @@ class TestWorkspaceBundle:
         ours = {name for name in bundle.walk_workspace(root) if (root / name).is_file()}
         assert ours == expected
 
-    def test_names_what_is_not_there(self, tmp_path):
+    def test_names_a_missing_folder(self, tmp_path):
         with pytest.raises(bundle.BundleError, match=r"workspace '.*nowhere' is not a folder"):
             bundle.build_workspace_bundle(str(tmp_path / "nowhere"))
 
@@ -237,7 +237,7 @@ class TestUnpacking:
         assert (into / "same").read_bytes() == b"new"
         assert (into / "old").read_text() == "old"
 
-    def test_says_what_is_broken(self, tmp_path):
+    def test_names_a_damaged_archive(self, tmp_path):
         (tmp_path / "w.tar.gz").write_bytes(b"no archive")
         with pytest.raises(EnvironmentFault, match=r"cannot unpack the workspace '.*w\.tar\.gz'"):
             unpack_workspace(str(tmp_path / "w.tar.gz"), str(tmp_path / "into"))
@@ -259,7 +259,7 @@ class TestEntrypoint:
             ("python3", []),
         ],
     )
-    def test_takes_nothing_else_for_the_agent(self, entrypoint, args):
+    def test_recognises_nothing_else_as_the_agent(self, entrypoint, args):
         assert not is_agent_command(entrypoint, args)
 
     def test_rewrites_without_touching_the_role(self):

@@ -1,4 +1,4 @@
-"""The agent's own flags as adapters read them: the same words as the agent itself takes, and none of the program's."""
+"""The agent's own flags as adapters parse them: the same words as the agent itself, and none of the program's."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from muster._contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
 from muster.agent.cli.command_line import parse_words
 from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError
-from muster.schedulers.agent_command import find_agent_flag, list_agent_flags, separate_runs
+from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, list_agent_flags
 
 COMMAND = ["-m", "muster.agent"]
 
@@ -62,7 +62,7 @@ def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
 def test_the_contract_names_the_agents_switches() -> None:
     assert {flag.name for flag in FLAGS if flag.is_switch} == set(AGENT_SWITCHES)
     assert {flag.short for flag in FLAGS if flag.is_switch and flag.short} == set(AGENT_SHORT_SWITCHES)
-    # `AgentFlag.means` takes the beginning of a name for the name
+    # `AgentFlag.matches` accepts a prefix of a name
     for name in ("shutdown-timeout", "rdzv-id"):
         assert [flag.name for flag in FLAGS if name.startswith(flag.name)] == [name]
 
@@ -76,9 +76,9 @@ def shell(name: str) -> SimpleNamespace:
 
 
 def run_ids(*roles: SimpleNamespace) -> dict[str, str | None]:
-    """What each role's agents will take for their run id."""
+    """The run id that each role's agents will use."""
     before = [list(role.args) for role in roles]
-    args = separate_runs(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
+    args = assign_run_ids(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
     assert [role.args for role in roles] == before, "the caller's roles are not changed"
     return {role.name: parse_words(args[role.name][2:]).given.get("rdzv_id") for role in roles}
 
@@ -103,9 +103,9 @@ def test_agent_roles_that_would_share_a_run_id_get_one_each(
     assert run_ids(*roles) == expected
 
 
-def test_what_stands_behind_the_program_is_left_alone() -> None:
+def test_arguments_of_the_program_are_not_changed() -> None:
     roles = [agents(name, "--rdzv-id", "x") for name in "ab"]
     for role in roles:
         role.args += ["--rdzv-id", "the program's"]
-    args = separate_runs(roles, {"a": "a", "b": "b"}, app_id="APP")
+    args = assign_run_ids(roles, {"a": "a", "b": "b"}, app_id="APP")
     assert args["a"] == [*COMMAND, "--rdzv-id", "x-a", "main.py", "--rdzv-id", "the program's"]

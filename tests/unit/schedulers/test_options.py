@@ -97,7 +97,7 @@ def test_defaults_fill_in_and_resolving_twice_changes_nothing(opts):
     assert opts.resolve(once) == once
 
 
-def test_camel_case_is_understood_but_not_against_itself(opts):
+def test_camel_case_is_accepted_but_not_with_two_values(opts):
     assert opts.resolve({"logDir": "/x"})["log_dir"] == "/x"
     with pytest.raises(OptionError, match="given twice"):
         opts.resolve({"logDir": "/x", "log_dir": "/y"})
@@ -125,12 +125,12 @@ def make_role(**more):
         ({"min_replicas": 0}, r"min_replicas must be from 1 to num_replicas \(1\), not 0"),
     ],
 )
-def test_roles_nobody_can_run(role, message):
+def test_invalid_roles_are_refused(role, message):
     with pytest.raises(SchedulerError, match=message):
         roles.check_roles(AppDef("app", roles=[make_role(**role)]))
 
 
-def test_apps_nobody_can_run():
+def test_invalid_apps_are_refused():
     with pytest.raises(SchedulerError, match="has no roles"):
         roles.check_roles(AppDef("app"))
     with pytest.raises(SchedulerError, match="role names must differ"):
@@ -144,7 +144,7 @@ def test_workspace_paths(workspace, path):
     assert lines.get_workspace_path(workspace) == path
 
 
-def test_workspaces_elsewhere_are_refused():
+def test_workspaces_on_other_file_systems_are_refused():
     with pytest.raises(SchedulerError, match="'memory://x' is not a local folder"):
         lines.get_workspace_path("memory://x")
 
@@ -163,7 +163,7 @@ def test_secrets_are_masked_by_name():
     }  # fmt: skip
 
 
-def test_macros_leave_the_role_alone():
+def test_macros_do_not_change_the_role():
     role = make_role(args=[macros.app_id, macros.replica_id], env={"A": macros.rank0_env})
     applied = roles.apply_macros(role, app_id="x", replica_id=3)
     assert applied.args == ["x", "3"]
@@ -171,7 +171,7 @@ def test_macros_leave_the_role_alone():
     assert role.args[0] == macros.app_id
 
 
-def test_describe_gives_back_what_was_submitted():
+def test_describe_returns_what_was_submitted():
     role = make_role(args=["-c", "x"], env={"A": "1", "API_KEY": "k"}, num_replicas=2, min_replicas=1, max_retries=3)
     app = AppDef("app", roles=[role], metadata={"k": "v"})
     plan = roles.build_role_plan(role)
@@ -181,7 +181,7 @@ def test_describe_gives_back_what_was_submitted():
         app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
         description=roles.describe_roles(app),
     )  # fmt: skip
-    gang = SupervisedApp(
+    state = SupervisedApp(
         replicas={
             ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.FAILED),
             ReplicaId("r", 1): ReplicaState(status=ReplicaStatus.SUCCEEDED),
@@ -190,7 +190,7 @@ def test_describe_gives_back_what_was_submitted():
         outcome=Outcome.FAILED,
         reason="because",
     )
-    response = lines.build_describe_response(spec, AppRecord(gang=gang, machine=Machine(host="h", boot_id="")))
+    response = lines.build_describe_response(spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")))
     assert response.state.name == "FAILED"
     assert response.msg == "because"
     assert [status.state.name for status in response.roles_statuses[0].replicas] == ["FAILED", "SUCCEEDED"]

@@ -11,7 +11,7 @@ from muster.schedulers.supervision.app_folder import (
     Machine,
     ProcessId,
     StateError,
-    is_folder_of_ours,
+    is_own_app_folder,
 )
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import (
@@ -55,7 +55,7 @@ def test_secrets_are_for_the_owner_and_go_at_the_end(spec):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.private_file.stat().st_mode) == 0o600
     assert "h1dden" not in folder.spec_file.read_text()
-    folder.forget_secrets()
+    folder.remove_secrets()
     assert folder.read_spec().details == {}
 
 
@@ -65,7 +65,7 @@ def test_a_record_survives_the_disk(spec):
     assert folder.read_record() is None
     first, second = ReplicaId("r", 0), ReplicaId("r", 1)
     record = AppRecord(
-        gang=SupervisedApp(
+        app=SupervisedApp(
             replicas={
                 first: ReplicaState(status=ReplicaStatus.LOST, starts=2, exit_code=137),
                 second: ReplicaState(status=ReplicaStatus.RUNNING, starts=1),
@@ -89,7 +89,7 @@ def test_a_record_survives_the_disk(spec):
     assert [name for name in os.listdir(folder.state_dir) if name.startswith(".")] == []
 
 
-def test_no_role_gets_the_place_of_the_state(spec):
+def test_no_role_gets_the_folder_of_the_state(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     folder.write_request("cancel")
@@ -120,7 +120,7 @@ def test_no_role_gets_the_place_of_the_state(spec):
 def test_an_app_of_an_earlier_version_has_its_state_beside_the_roles(spec, tmp_path):
     folder = AppFolder(spec.folder)
     folder.create(spec)
-    lay_out_as_earlier(folder)
+    move_to_earlier_layout(folder)
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     registry.add(spec.app_id, folder.path)
     old = AppFolder(registry.find(spec.app_id))
@@ -128,13 +128,13 @@ def test_an_app_of_an_earlier_version_has_its_state_beside_the_roles(spec, tmp_p
     assert old.replica_dir(ReplicaId(".x", 1)) == folder.path / ".x" / "1"
     old.write_request("kill")
     assert (folder.path / "stop.request").read_text() == "kill"
-    assert is_folder_of_ours(folder.path)
+    assert is_own_app_folder(folder.path)
     client.delete(old, registry, spec.app_id)
     assert not folder.path.exists()
 
 
-def lay_out_as_earlier(folder):
-    """Before `.muster` was, its files lay in the app's folder."""
+def move_to_earlier_layout(folder):
+    """Earlier versions had the files of `.muster` in the app's folder."""
     for file in folder.state_dir.iterdir():
         file.rename(folder.path / file.name)
     folder.state_dir.rmdir()
@@ -146,7 +146,7 @@ def test_a_process_is_its_pid_and_its_start():
     assert not ProcessId(pid=me.pid, start_ticks="1").is_alive()
 
 
-def test_a_kill_request_is_not_taken_back(spec):
+def test_a_kill_request_is_not_undone(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     assert folder.read_request() is None
@@ -156,29 +156,29 @@ def test_a_kill_request_is_not_taken_back(spec):
     assert folder.read_request() == "kill"
 
 
-def test_poking_a_dead_supervisor_is_noticed(spec, tmp_path):
+def test_a_request_to_a_dead_supervisor_is_detected(spec, tmp_path):
     folder = AppFolder(spec.folder)
     folder.create(spec)
-    assert not folder.poke("cancel")
-    assert not AppFolder(tmp_path / "nowhere").poke("cancel")
+    assert not folder.send_request("cancel")
+    assert not AppFolder(tmp_path / "nowhere").send_request("cancel")
 
 
-def test_apps_of_another_host_are_left_alone(spec):
+def test_apps_of_another_host_are_only_read(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
-    gang = SupervisedApp(
+    app = SupervisedApp(
         replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=AppPhase.RUNNING
     )
     elsewhere = AppRecord(
-        gang=gang,
+        app=app,
         machine=Machine(host="another-host", boot_id="b"),
         supervisor=ProcessId(pid=1, start_ticks="no such start"),
     )
     folder.write_record(elsewhere)
-    assert client.look(folder) == (spec, elsewhere)
+    assert client.read_app(folder) == (spec, elsewhere)
 
 
-def test_registry_finds_apps_and_forgets_them(tmp_path, spec):
+def test_registry_finds_and_removes_apps(tmp_path, spec):
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     assert list(registry) == []
     assert registry.find("app-x") is None
@@ -206,9 +206,9 @@ def test_state_dir_prefers_xdg_then_home(tmp_path, monkeypatch):
 
 
 def test_only_app_folders_are_ever_removed(tmp_path, spec):
-    assert not is_folder_of_ours(tmp_path)
+    assert not is_own_app_folder(tmp_path)
     AppFolder(spec.folder).create(spec)
-    assert is_folder_of_ours(AppFolder(spec.folder).path)
+    assert is_own_app_folder(AppFolder(spec.folder).path)
 
 
 def test_files_of_another_version_are_named_and_can_be_removed(tmp_path, spec):
@@ -217,7 +217,7 @@ def test_files_of_another_version_are_named_and_can_be_removed(tmp_path, spec):
     registry.add(spec.app_id, folder.path)
     folder.spec_file.write_text('{"schema": 0}')
     with pytest.raises(client.SupervisorError, match=r"spec\.json cannot be read .*another version of muster wrote it"):
-        client.look(folder)
+        client.read_app(folder)
     folder.state_file.write_text("{")
     with pytest.raises(StateError, match=r"state\.json cannot be read"):
         folder.read_record()
@@ -237,7 +237,7 @@ def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(client, "request_stop", ask)
-    monkeypatch.setattr(client, "is_over", lambda _: False)
+    monkeypatch.setattr(client, "has_ended", lambda _: False)
     monkeypatch.setattr(client, "wait_ended", lambda *_, **__: True)
     monkeypatch.setattr(AppFolder, "read_record", lambda _: None)
     with pytest.raises(KeyboardInterrupt):

@@ -25,14 +25,14 @@ def others(replicas=2, name="main", **more):
     return SupervisedRole(name=name, replicas=replicas, is_agent=False, **more)
 
 
-class Gang:
-    """Drives `decide` and remembers what it did, in short words: "start trainer/0"."""
+class App:
+    """Drives `decide` and returns its actions as short texts: "start trainer/0"."""
 
     def __init__(self, *plan):
         self.plan = plan
         self.state = build_state(plan)
 
-    def tell(self, event):
+    def decide_event(self, event):
         self.state, actions = decide(self.plan, self.state, event)
         done = []
         for action in actions:
@@ -46,148 +46,148 @@ class Gang:
         return done
 
     def begin(self):
-        return self.tell(Begin())
+        return self.decide_event(Begin())
 
     def end(self, name, exit_code, **more):
         role, _, index = name.partition("/")
-        return self.tell(ReplicaEnded(replica=ReplicaId(role, int(index)), exit_code=exit_code, **more))
+        return self.decide_event(ReplicaEnded(replica=ReplicaId(role, int(index)), exit_code=exit_code, **more))
 
     def status(self, name):
         role, _, index = name.partition("/")
         return self.state.replicas[ReplicaId(role, int(index))].status
 
 
-class TestOrdinaryLife:
+class TestNormalRun:
     def test_starts_all_and_succeeds_when_all_have(self):
-        gang = Gang(agents())
-        assert gang.state.app_state == "PENDING"
-        assert gang.begin() == ["start trainer/0", "start trainer/1"]
-        assert gang.state.app_state == "RUNNING"
-        assert gang.end("trainer/1", 0) == []
-        assert gang.end("trainer/0", 0) == ["finish SUCCEEDED"]
-        assert gang.state.app_state == "SUCCEEDED"
+        app = App(agents())
+        assert app.state.app_state == "PENDING"
+        assert app.begin() == ["start trainer/0", "start trainer/1"]
+        assert app.state.app_state == "RUNNING"
+        assert app.end("trainer/1", 0) == []
+        assert app.end("trainer/0", 0) == ["finish SUCCEEDED"]
+        assert app.state.app_state == "SUCCEEDED"
 
     def test_roles_succeed_together(self):
-        gang = Gang(agents(1), others(1))
-        gang.begin()
-        assert gang.end("trainer/0", 0) == []
-        assert gang.end("main/0", 0) == ["finish SUCCEEDED"]
+        app = App(agents(1), others(1))
+        app.begin()
+        assert app.end("trainer/0", 0) == []
+        assert app.end("main/0", 0) == ["finish SUCCEEDED"]
 
-    def test_what_is_over_changes_nothing(self):
-        gang = Gang(agents(1))
-        gang.begin()
-        gang.end("trainer/0", 0)
-        before = gang.state
+    def test_events_after_the_end_change_nothing(self):
+        app = App(agents(1))
+        app.begin()
+        app.end("trainer/0", 0)
+        before = app.state
         for event in (Begin(), CancelRequested(), KillRequested(), GraceExpired(number=1)):
-            assert gang.tell(event) == []
-        assert gang.end("trainer/0", 1) == []
-        assert gang.state == before
+            assert app.decide_event(event) == []
+        assert app.end("trainer/0", 1) == []
+        assert app.state == before
 
 
 class TestAgentExitCodes:
     def test_a_failed_jobs_agents_end_by_themselves_before_they_are_stopped(self):
-        gang = Gang(agents(3, max_retries=5))
-        gang.begin()
-        assert gang.end("trainer/0", 1) == ["linger"]
-        assert gang.end("trainer/1", 1) == []
-        assert gang.tell(LingerExpired(number=gang.state.lingering + 1)) == []
-        assert gang.tell(LingerExpired(number=gang.state.lingering)) == ["stop trainer/2"]
-        assert gang.tell(LingerExpired(number=1)) == []
-        assert gang.end("trainer/2", 143) == ["finish FAILED"]
-        statuses = [gang.status(f"trainer/{index}") for index in range(3)]
+        app = App(agents(3, max_retries=5))
+        app.begin()
+        assert app.end("trainer/0", 1) == ["linger"]
+        assert app.end("trainer/1", 1) == []
+        assert app.decide_event(LingerExpired(number=app.state.lingering + 1)) == []
+        assert app.decide_event(LingerExpired(number=app.state.lingering)) == ["stop trainer/2"]
+        assert app.decide_event(LingerExpired(number=1)) == []
+        assert app.end("trainer/2", 143) == ["finish FAILED"]
+        statuses = [app.status(f"trainer/{index}") for index in range(3)]
         assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.FAILED, ReplicaStatus.CANCELLED]
 
     @pytest.mark.parametrize(
         ("request_", "expected"), [(CancelRequested(), ["stop trainer/1"]), (KillRequested(), ["kill trainer/1"])]
     )
     def test_a_request_ends_the_lingering(self, request_, expected):
-        gang = Gang(agents(2))
-        gang.begin()
-        gang.end("trainer/0", 1)
-        number = gang.state.lingering
-        assert gang.tell(request_) == expected
-        assert gang.tell(LingerExpired(number=number)) == []
-        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+        app = App(agents(2))
+        app.begin()
+        app.end("trainer/0", 1)
+        number = app.state.lingering
+        assert app.decide_event(request_) == expected
+        assert app.decide_event(LingerExpired(number=number)) == []
+        assert app.end("trainer/1", 143) == ["finish FAILED"]
 
     @pytest.mark.parametrize("exit_code", [2, 3, 64, 120, 126, 127])
-    def test_final_codes_end_the_app_whatever_the_retries(self, exit_code):
-        gang = Gang(agents(max_retries=5))
-        gang.begin()
-        assert gang.end("trainer/0", exit_code) == ["stop trainer/1"]
-        assert gang.end("trainer/1", 143) == ["finish FAILED"]
-        assert f"trainer/0 exited with {exit_code}" in gang.state.reason
+    def test_final_codes_end_the_app_with_retries_left(self, exit_code):
+        app = App(agents(max_retries=5))
+        app.begin()
+        assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
+        assert app.end("trainer/1", 143) == ["finish FAILED"]
+        assert f"trainer/0 exited with {exit_code}" in app.state.reason
 
     @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, 143, None])
     def test_lost_replicas_are_started_again(self, exit_code):
-        gang = Gang(agents(max_retries=1))
-        gang.begin()
-        assert gang.end("trainer/1", exit_code) == ["start trainer/1"]
-        assert gang.state.num_restarts == 1
-        assert gang.end("trainer/0", exit_code) == ["stop trainer/1"]
-        assert gang.end("trainer/1", 143) == ["finish FAILED"]
-        assert "all 1 retries are used" in gang.state.reason
+        app = App(agents(max_retries=1))
+        app.begin()
+        assert app.end("trainer/1", exit_code) == ["start trainer/1"]
+        assert app.state.num_restarts == 1
+        assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
+        assert app.end("trainer/1", 143) == ["finish FAILED"]
+        assert "all 1 retries are used" in app.state.reason
 
     def test_retries_are_one_budget_of_the_role(self):
-        gang = Gang(agents(3, max_retries=2))
-        gang.begin()
-        assert gang.end("trainer/0", 137) == ["start trainer/0"]
-        assert gang.end("trainer/1", 137) == ["start trainer/1"]
-        assert gang.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
+        app = App(agents(3, max_retries=2))
+        app.begin()
+        assert app.end("trainer/0", 137) == ["start trainer/0"]
+        assert app.end("trainer/1", 137) == ["start trainer/1"]
+        assert app.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
 
-    def test_agents_are_replaced_singly_whatever_the_retry_policy(self):
+    def test_agents_are_replaced_one_by_one_with_any_retry_policy(self):
         for scope in RetryScope:
-            gang = Gang(agents(max_retries=1, retry_scope=scope))
-            gang.begin()
-            assert gang.end("trainer/0", 137) == ["start trainer/0"]
+            app = App(agents(max_retries=1, retry_scope=scope))
+            app.begin()
+            assert app.end("trainer/0", 137) == ["start trainer/0"]
 
     def test_reason_names_replica_signal_and_budget(self):
-        gang = Gang(agents())
-        gang.begin()
-        gang.end("trainer/1", 137, reason="out of memory")
-        assert gang.state.reason == "trainer/1 was ended by SIGKILL (out of memory); no retries (max_retries is 0)"
+        app = App(agents())
+        app.begin()
+        app.end("trainer/1", 137, reason="out of memory")
+        assert app.state.reason == "trainer/1 was ended by SIGKILL (out of memory); no retries (max_retries is 0)"
 
     def test_what_cannot_be_started_is_final(self):
-        gang = Gang(agents(max_retries=3))
-        gang.begin()
-        gang.end("trainer/0", None, reason="could not be started: no such file", final=True)
-        assert gang.end("trainer/1", 143) == ["finish FAILED"]
-        assert "could not be started: no such file" in gang.state.reason
+        app = App(agents(max_retries=3))
+        app.begin()
+        app.end("trainer/0", None, reason="could not be started: no such file", final=True)
+        assert app.end("trainer/1", 143) == ["finish FAILED"]
+        assert "could not be started: no such file" in app.state.reason
 
 
 class TestMinReplicas:
     def test_goes_on_with_fewer_and_succeeds(self):
-        gang = Gang(agents(3, min_replicas=2))
-        gang.begin()
-        assert gang.end("trainer/2", 137) == []
-        assert gang.status("trainer/2") is ReplicaStatus.LOST
-        assert "going on with 2 replicas (at least 2 needed)" in gang.state.reason
-        gang.end("trainer/0", 0)
-        assert gang.end("trainer/1", 0) == ["finish SUCCEEDED"]
+        app = App(agents(3, min_replicas=2))
+        app.begin()
+        assert app.end("trainer/2", 137) == []
+        assert app.status("trainer/2") is ReplicaStatus.LOST
+        assert "going on with 2 replicas (at least 2 needed)" in app.state.reason
+        app.end("trainer/0", 0)
+        assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
 
-    def test_ends_whole_below_the_minimum(self):
-        gang = Gang(agents(3, min_replicas=2))
-        gang.begin()
-        gang.end("trainer/2", 137)
-        assert gang.end("trainer/1", 137) == ["stop trainer/0"]
-        assert gang.end("trainer/0", 143) == ["finish FAILED"]
-        assert "1 of at least 2 replicas left" in gang.state.reason
+    def test_ends_completely_below_the_minimum(self):
+        app = App(agents(3, min_replicas=2))
+        app.begin()
+        app.end("trainer/2", 137)
+        assert app.end("trainer/1", 137) == ["stop trainer/0"]
+        assert app.end("trainer/0", 143) == ["finish FAILED"]
+        assert "1 of at least 2 replicas left" in app.state.reason
 
     def test_retries_come_first(self):
-        gang = Gang(agents(3, min_replicas=1, max_retries=1))
-        gang.begin()
-        assert gang.end("trainer/0", 137) == ["start trainer/0"]
-        assert gang.end("trainer/0", 137) == []
+        app = App(agents(3, min_replicas=1, max_retries=1))
+        app.begin()
+        assert app.end("trainer/0", 137) == ["start trainer/0"]
+        assert app.end("trainer/0", 137) == []
 
     def test_a_replica_that_succeeded_counts(self):
-        gang = Gang(agents(2, min_replicas=1))
-        gang.begin()
-        gang.end("trainer/0", 0)
-        assert gang.end("trainer/1", 137) == ["finish SUCCEEDED"]
+        app = App(agents(2, min_replicas=1))
+        app.begin()
+        app.end("trainer/0", 0)
+        assert app.end("trainer/1", 137) == ["finish SUCCEEDED"]
 
-    def test_final_codes_do_not_care(self):
-        gang = Gang(agents(3, min_replicas=1))
-        gang.begin()
-        assert gang.end("trainer/0", 2) == ["stop trainer/1", "stop trainer/2"]
+    def test_final_codes_end_the_app(self):
+        app = App(agents(3, min_replicas=1))
+        app.begin()
+        assert app.end("trainer/0", 2) == ["stop trainer/1", "stop trainer/2"]
 
 
 class TestOtherRoles:
@@ -195,132 +195,132 @@ class TestOtherRoles:
 
     @pytest.mark.parametrize("exit_code", [1, 2, 69, 137, None])
     def test_every_failure_counts_the_same(self, exit_code):
-        gang = Gang(others(1, max_retries=1))
-        gang.begin()
-        assert gang.end("main/0", exit_code) == ["start main/0"]
-        assert gang.end("main/0", exit_code) == ["finish FAILED"]
+        app = App(others(1, max_retries=1))
+        app.begin()
+        assert app.end("main/0", exit_code) == ["start main/0"]
+        assert app.end("main/0", exit_code) == ["finish FAILED"]
 
     def test_application_stops_all_then_starts_all(self):
-        gang = Gang(others(2, max_retries=1), others(1, name="side"))
-        gang.begin()
-        gang.end("side/0", 0)
-        assert gang.end("main/0", 1) == ["stop main/1"]
-        assert gang.state.phase is AppPhase.RESTARTING
-        assert gang.end("main/1", 143) == ["start main/0", "start main/1", "start side/0"]
-        assert gang.state.phase is AppPhase.RUNNING
-        assert gang.state.num_restarts == 1
+        app = App(others(2, max_retries=1), others(1, name="side"))
+        app.begin()
+        app.end("side/0", 0)
+        assert app.end("main/0", 1) == ["stop main/1"]
+        assert app.state.phase is AppPhase.RESTARTING
+        assert app.end("main/1", 143) == ["start main/0", "start main/1", "start side/0"]
+        assert app.state.phase is AppPhase.RUNNING
+        assert app.state.num_restarts == 1
 
-    def test_role_leaves_other_roles_alone(self):
-        gang = Gang(others(2, max_retries=1, retry_scope=RetryScope.ROLE), others(1, name="side"))
-        gang.begin()
-        assert gang.end("main/0", 1) == ["stop main/1"]
-        assert gang.end("side/0", 0) == []
-        assert gang.end("main/1", 143) == ["start main/0", "start main/1"]
+    def test_role_does_not_restart_other_roles(self):
+        app = App(others(2, max_retries=1, retry_scope=RetryScope.ROLE), others(1, name="side"))
+        app.begin()
+        assert app.end("main/0", 1) == ["stop main/1"]
+        assert app.end("side/0", 0) == []
+        assert app.end("main/1", 143) == ["start main/0", "start main/1"]
 
-    def test_replica_leaves_its_peers_alone(self):
-        gang = Gang(others(2, max_retries=1, retry_scope=RetryScope.REPLICA))
-        gang.begin()
-        assert gang.end("main/0", 1) == ["start main/0"]
+    def test_replica_does_not_restart_other_replicas(self):
+        app = App(others(2, max_retries=1, retry_scope=RetryScope.REPLICA))
+        app.begin()
+        assert app.end("main/0", 1) == ["start main/0"]
 
     def test_two_roles_restarting_at_once_wait_for_each_other(self):
         plan = [others(2, name=name, max_retries=1, retry_scope=RetryScope.ROLE) for name in ("a", "b")]
-        gang = Gang(*plan)
-        gang.begin()
-        assert gang.end("a/0", 1) == ["stop a/1"]
-        assert gang.end("b/0", 1) == ["stop a/1", "stop b/1"]
-        assert gang.end("a/1", 143) == []
-        assert gang.end("b/1", 143) == ["start a/0", "start a/1", "start b/0", "start b/1"]
+        app = App(*plan)
+        app.begin()
+        assert app.end("a/0", 1) == ["stop a/1"]
+        assert app.end("b/0", 1) == ["stop a/1", "stop b/1"]
+        assert app.end("a/1", 143) == []
+        assert app.end("b/1", 143) == ["start a/0", "start a/1", "start b/0", "start b/1"]
 
     def test_a_restart_has_a_grace_period(self):
-        gang = Gang(others(2, max_retries=1))
-        gang.begin()
-        gang.end("main/0", 1)
-        assert gang.tell(GraceExpired(number=gang.state.grace_number)) == ["kill main/1"]
+        app = App(others(2, max_retries=1))
+        app.begin()
+        app.end("main/0", 1)
+        assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill main/1"]
 
     def test_failure_for_good_stops_the_other_roles(self):
-        gang = Gang(others(1), others(2, name="side"))
-        gang.begin()
-        assert gang.end("main/0", 7) == ["stop side/0", "stop side/1"]
-        gang.end("side/0", 143)
-        assert gang.end("side/1", 143) == ["finish FAILED"]
+        app = App(others(1), others(2, name="side"))
+        app.begin()
+        assert app.end("main/0", 7) == ["stop side/0", "stop side/1"]
+        app.end("side/0", 143)
+        assert app.end("side/1", 143) == ["finish FAILED"]
 
 
 class TestCancel:
     def test_stops_all_at_once_and_reads_cancelled(self):
-        gang = Gang(agents(3))
-        gang.begin()
-        assert gang.tell(CancelRequested()) == ["stop trainer/0", "stop trainer/1", "stop trainer/2"]
-        assert gang.end("trainer/0", 143) == []
-        assert gang.end("trainer/1", 1) == []
-        assert gang.end("trainer/2", 0) == ["finish CANCELLED"]
-        assert gang.state.app_state == "CANCELLED"
+        app = App(agents(3))
+        app.begin()
+        assert app.decide_event(CancelRequested()) == ["stop trainer/0", "stop trainer/1", "stop trainer/2"]
+        assert app.end("trainer/0", 143) == []
+        assert app.end("trainer/1", 1) == []
+        assert app.end("trainer/2", 0) == ["finish CANCELLED"]
+        assert app.state.app_state == "CANCELLED"
 
     def test_one_grace_period_then_kill(self):
-        gang = Gang(agents(2))
-        gang.begin()
-        gang.tell(CancelRequested())
-        gang.end("trainer/0", 143)
-        assert gang.tell(GraceExpired(number=gang.state.grace_number)) == ["kill trainer/1"]
-        assert gang.end("trainer/1", 137) == ["finish CANCELLED"]
+        app = App(agents(2))
+        app.begin()
+        app.decide_event(CancelRequested())
+        app.end("trainer/0", 143)
+        assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/1"]
+        assert app.end("trainer/1", 137) == ["finish CANCELLED"]
 
-    def test_a_stale_grace_period_kills_nobody(self):
-        gang = Gang(others(2, max_retries=1))
-        gang.begin()
-        gang.end("main/0", 1)
-        stale = gang.state.grace_number
-        gang.end("main/1", 143)
-        assert gang.tell(GraceExpired(number=stale)) == []
-        gang.tell(CancelRequested())
-        assert gang.tell(GraceExpired(number=stale)) == []
+    def test_a_stale_grace_period_kills_no_replica(self):
+        app = App(others(2, max_retries=1))
+        app.begin()
+        app.end("main/0", 1)
+        stale = app.state.grace_number
+        app.end("main/1", 143)
+        assert app.decide_event(GraceExpired(number=stale)) == []
+        app.decide_event(CancelRequested())
+        assert app.decide_event(GraceExpired(number=stale)) == []
 
     def test_second_request_kills(self):
-        gang = Gang(agents(2))
-        gang.begin()
-        gang.tell(CancelRequested())
-        assert gang.tell(CancelRequested()) == []
-        assert gang.tell(KillRequested()) == ["kill trainer/0", "kill trainer/1"]
+        app = App(agents(2))
+        app.begin()
+        app.decide_event(CancelRequested())
+        assert app.decide_event(CancelRequested()) == []
+        assert app.decide_event(KillRequested()) == ["kill trainer/0", "kill trainer/1"]
 
     def test_kill_without_cancel(self):
-        gang = Gang(agents(1))
-        gang.begin()
-        assert gang.tell(KillRequested()) == ["kill trainer/0"]
-        assert gang.end("trainer/0", 137) == ["finish CANCELLED"]
+        app = App(agents(1))
+        app.begin()
+        assert app.decide_event(KillRequested()) == ["kill trainer/0"]
+        assert app.end("trainer/0", 137) == ["finish CANCELLED"]
 
     @pytest.mark.parametrize("request_", [CancelRequested(), KillRequested()])
     def test_before_anything_was_started(self, request_):
-        gang = Gang(agents(2))
-        assert gang.tell(request_) == ["finish CANCELLED"]
-        assert gang.begin() == []
+        app = App(agents(2))
+        assert app.decide_event(request_) == ["finish CANCELLED"]
+        assert app.begin() == []
 
     def test_does_not_hide_a_failure(self):
-        gang = Gang(agents(2))
-        gang.begin()
-        gang.end("trainer/0", 2)
-        assert gang.tell(CancelRequested()) == []
-        assert gang.end("trainer/1", 143) == ["finish FAILED"]
+        app = App(agents(2))
+        app.begin()
+        app.end("trainer/0", 2)
+        assert app.decide_event(CancelRequested()) == []
+        assert app.end("trainer/1", 143) == ["finish FAILED"]
 
     def test_during_a_restart_starts_nothing_more(self):
-        gang = Gang(others(2, max_retries=1))
-        gang.begin()
-        gang.end("main/0", 1)
-        assert gang.tell(CancelRequested()) == ["stop main/1"]
-        assert gang.end("main/1", 143) == ["finish CANCELLED"]
+        app = App(others(2, max_retries=1))
+        app.begin()
+        app.end("main/0", 1)
+        assert app.decide_event(CancelRequested()) == ["stop main/1"]
+        assert app.end("main/1", 143) == ["finish CANCELLED"]
 
 
 class TestSupervisorStartedAgain:
-    def test_goes_on_where_it_stood(self):
-        gang = Gang(agents(2, max_retries=1))
-        gang.begin()
-        assert gang.begin() == []
-        assert gang.end("trainer/0", None) == ["start trainer/0"]
+    def test_continues_in_the_recorded_state(self):
+        app = App(agents(2, max_retries=1))
+        app.begin()
+        assert app.begin() == []
+        assert app.end("trainer/0", None) == ["start trainer/0"]
 
     def test_stops_once_more_what_was_being_stopped(self):
-        gang = Gang(agents(2))
-        gang.begin()
-        gang.tell(CancelRequested())
-        assert gang.begin() == ["stop trainer/0", "stop trainer/1"]
-        gang.end("trainer/0", None)
-        assert gang.end("trainer/1", None) == ["finish CANCELLED"]
+        app = App(agents(2))
+        app.begin()
+        app.decide_event(CancelRequested())
+        assert app.begin() == ["stop trainer/0", "stop trainer/1"]
+        app.end("trainer/0", None)
+        assert app.end("trainer/1", None) == ["finish CANCELLED"]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ plans = st.lists(roles, min_size=1, max_size=3).map(
 @settings(max_examples=200, deadline=None)
 def test_every_history_ends_with_nothing_running(plan, data):
     """Whatever happens: starts only what is not running, ends, and then nothing runs."""
-    gang = Gang(*plan)
+    app = App(*plan)
     running = set()
 
     def carry_out(done):
@@ -366,24 +366,24 @@ def test_every_history_ends_with_nothing_running(plan, data):
             else:
                 assert not running
 
-    carry_out(gang.begin())
+    carry_out(app.begin())
     for _ in range(400):
-        if gang.state.phase is AppPhase.ENDED:
+        if app.state.phase is AppPhase.ENDED:
             break
         assert running, "an app that has not ended must have something running"
         what = data.draw(st.sampled_from(["end", "end", "end", "cancel", "kill", "grace"]))
         if what == "cancel":
-            carry_out(gang.tell(CancelRequested()))
+            carry_out(app.decide_event(CancelRequested()))
         elif what == "kill":
-            carry_out(gang.tell(KillRequested()))
+            carry_out(app.decide_event(KillRequested()))
         elif what == "grace":
-            carry_out(gang.tell(LingerExpired(number=gang.state.lingering)))
-            carry_out(gang.tell(GraceExpired(number=gang.state.grace_number)))
+            carry_out(app.decide_event(LingerExpired(number=app.state.lingering)))
+            carry_out(app.decide_event(GraceExpired(number=app.state.grace_number)))
         else:
             name = data.draw(st.sampled_from(sorted(running)))
             running.discard(name)
-            carry_out(gang.end(name, data.draw(st.sampled_from([0, 1, 69, 137, 143, None]))))
-    assert gang.state.phase is AppPhase.ENDED
-    assert isinstance(gang.state.outcome, Outcome)
+            carry_out(app.end(name, data.draw(st.sampled_from([0, 1, 69, 137, 143, None]))))
+    assert app.state.phase is AppPhase.ENDED
+    assert isinstance(app.state.outcome, Outcome)
     for role in plan:
-        assert gang.state.retries.get(role.name, 0) <= role.max_retries
+        assert app.state.retries.get(role.name, 0) <= role.max_retries

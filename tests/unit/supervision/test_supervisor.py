@@ -1,4 +1,4 @@
-"""The supervisor's loop with a driver that runs nothing: what is recorded when, and what survives a restart."""
+"""The supervisor's loop with a driver that runs nothing: what is recorded when, and what a restart keeps."""
 
 import pytest
 
@@ -13,7 +13,7 @@ FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
 
 
 class FakeDriver:
-    """Keeps the contract of `ReplicaDriver`; ends come from the test."""
+    """Fulfils the contract of `ReplicaDriver`; the test posts the ends."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -23,7 +23,7 @@ class FakeDriver:
         self.recorded_at_start = []
 
     def start(self, replica, start_number):
-        self.recorded_at_start.append(self.folder.read_record().gang.replicas[replica].status.value)
+        self.recorded_at_start.append(self.folder.read_record().app.replicas[replica].status.value)
         if replica in self.refused:
             raise self.refused[replica]
         self.done.append(f"start {replica} {start_number}")
@@ -44,7 +44,7 @@ class FakeDriver:
 
 
 class Bench:
-    """A supervisor on a bench, its clock in the test's hand."""
+    """A supervisor with a clock that the test sets."""
 
     def __init__(self, tmp_path, **role):
         plan = SupervisedRole(**({"name": "r", "replicas": 2, "is_agent": True} | role))
@@ -63,9 +63,9 @@ class Bench:
         self.boot()
 
     def boot(self):
-        self.mailbox = EventQueue(now_s=lambda: self.now_s)
+        self.event_queue = EventQueue(now_s=lambda: self.now_s)
         self.driver = FakeDriver(self.folder)
-        self.supervisor = Supervisor(self.folder, self.spec, self.mailbox, self.driver)
+        self.supervisor = Supervisor(self.folder, self.spec, self.event_queue, self.driver)
         return self
 
     def begin(self):
@@ -74,16 +74,16 @@ class Bench:
         return self
 
     def drain(self):
-        while (event := self.mailbox.take()) is not None:
-            self.supervisor.take(event)
+        while (event := self.event_queue.pop()) is not None:
+            self.supervisor.handle_event(event)
 
     def end(self, replica, exit_code):
-        self.supervisor.take(ReplicaEnded(replica=replica, exit_code=exit_code))
+        self.supervisor.handle_event(ReplicaEnded(replica=replica, exit_code=exit_code))
         self.drain()
 
     def advance(self, seconds):
         self.now_s += seconds
-        self.mailbox.turn()
+        self.event_queue.run_once()
         self.drain()
 
     def record(self):
@@ -94,7 +94,7 @@ class Bench:
 def bench(tmp_path):
     made = Bench(tmp_path, max_retries=1)
     yield made
-    made.mailbox.close()
+    made.event_queue.close()
 
 
 def test_a_start_is_on_disk_before_it_happens(bench):
@@ -107,7 +107,7 @@ def test_a_second_start_has_its_own_handle(bench):
     bench.begin().end(SECOND, 137)
     assert bench.driver.done[-1] == "start r/1 2"
     assert bench.record().handles[SECOND] == {"number": 2}
-    assert bench.record().gang.num_restarts == 1
+    assert bench.record().app.num_restarts == 1
 
 
 def test_the_end_is_on_disk_only_after_the_driver_has_closed(bench):
@@ -115,10 +115,10 @@ def test_the_end_is_on_disk_only_after_the_driver_has_closed(bench):
     bench.end(FIRST, 0)
     bench.end(SECOND, 0)
     assert bench.supervisor.ended
-    assert bench.record().gang.app_state == "RUNNING", "who sees the end may read complete logs"
+    assert bench.record().app.app_state == "RUNNING", "at the recorded end the logs are complete"
     bench.supervisor.close()
     assert bench.driver.done[-1] == "close"
-    assert bench.record().gang.app_state == "SUCCEEDED"
+    assert bench.record().app.app_state == "SUCCEEDED"
     assert bench.record().ended_s is not None
     assert bench.folder.read_spec().details == {}
 
@@ -127,12 +127,12 @@ def test_what_cannot_be_started_ends_the_app(bench):
     bench.driver.refused[SECOND] = StartError("no such file")
     bench.begin()
     assert bench.driver.done == ["start r/0 1", "stop r/0"]
-    assert bench.supervisor._record.gang.reason == "r/1 could not be started: no such file"
+    assert bench.supervisor._record.app.reason == "r/1 could not be started: no such file"
 
 
 def test_one_grace_period_on_the_given_clock(bench):
     bench.begin()
-    bench.supervisor.take(events.CancelRequested())
+    bench.supervisor.handle_event(events.CancelRequested())
     assert bench.driver.done[-2:] == ["stop r/0", "stop r/1"]
     bench.end(FIRST, 143)
     bench.advance(10.0)
@@ -141,16 +141,16 @@ def test_one_grace_period_on_the_given_clock(bench):
 
 def test_a_successor_adopts_and_counts_what_is_gone(bench):
     bench.begin()
-    bench.mailbox.close()
+    bench.event_queue.close()
     bench.boot()
     bench.driver.adoptable = {FIRST}
     bench.begin()
     assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "start r/1 2"]
 
 
-def test_a_successor_hears_the_request_nobody_heard(bench):
+def test_a_successor_handles_a_request_made_without_a_supervisor(bench):
     bench.begin()
-    bench.mailbox.close()
+    bench.event_queue.close()
     bench.folder.write_request("cancel")
     bench.boot()
     bench.driver.adoptable = {FIRST}
@@ -163,9 +163,9 @@ def test_a_successor_hears_the_request_nobody_heard(bench):
 
 def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):
     bench.begin()
-    bench.mailbox.close()
+    bench.event_queue.close()
     bench.boot()
-    bench.mailbox.post(events.CancelRequested())
+    bench.event_queue.post(events.CancelRequested())
     bench.begin()
     assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "stop r/0", "stop r/1"]
     assert bench.supervisor.ended
@@ -182,20 +182,20 @@ def test_a_full_disk_ends_no_job(bench, monkeypatch, capsys):
     assert "cannot write" in capsys.readouterr().err
     monkeypatch.undo()
     bench.end(SECOND, 137)
-    assert bench.record().gang.replicas[FIRST].status.value == "succeeded"
+    assert bench.record().app.replicas[FIRST].status.value == "succeeded"
 
 
 def test_timers_come_in_time_and_only_once(bench):
     seen = []
-    bench.mailbox.set_timer("a", 1.0, lambda: seen.append("never"))
-    bench.mailbox.set_timer("a", 2.0, lambda: seen.append("a"))
-    bench.mailbox.set_timer("b", 1.0, lambda: seen.append("b"))
-    bench.mailbox.set_timer("c", 1.0, lambda: seen.append("c"))
-    bench.mailbox.clear_timer("c")
+    bench.event_queue.set_timer("a", 1.0, lambda: seen.append("never"))
+    bench.event_queue.set_timer("a", 2.0, lambda: seen.append("a"))
+    bench.event_queue.set_timer("b", 1.0, lambda: seen.append("b"))
+    bench.event_queue.set_timer("c", 1.0, lambda: seen.append("c"))
+    bench.event_queue.clear_timer("c")
     bench.now_s = 1.5
-    bench.mailbox.turn()
+    bench.event_queue.run_once()
     assert seen == ["b"]
-    bench.mailbox.set_timer("now", 0.0, lambda: None)
+    bench.event_queue.set_timer("now", 0.0, lambda: None)
     bench.now_s = 2.5
-    bench.mailbox.turn()
+    bench.event_queue.run_once()
     assert seen == ["b", "a"]

@@ -1,5 +1,5 @@
-"""The Docker engine as the adapter sees it. `sdk` is the only module that imports Docker's SDK.
+"""The adapter's interface to the Docker engine. `sdk` is the only module that imports Docker's SDK.
 
-`client` has one method per thing that is asked, `errors` what can go wrong, `container_state` what the engine says of a
-container, `probe` runs a command in a throw-away container, `shutdown` notices that the engine is about to stop.
+`client` has one method per request, `errors` holds the errors, `container_state` the state of a container, `probe` runs
+a command in a temporary container, `shutdown` detects that the engine is about to stop.
 """

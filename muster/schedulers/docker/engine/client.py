@@ -1,4 +1,4 @@
-"""The Docker engine: one method per thing that is asked of it. What it is asked with is in `sdk.py`."""
+"""The Docker engine: one method per request. `sdk` has the connection and its errors."""
 
 import io
 import tarfile
@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container, parse_time
-from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotThere, one_line
+from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
 from muster.schedulers.docker.engine.sdk import (
     DEFAULT_HOST,
-    closed_at_end,
+    close_at_end,
     connect,
     pick_address,
     read_frames,
-    translated,
+    translate_errors,
 )
 
 CALL_TIMEOUT_S: Final = 120.0
@@ -24,10 +24,10 @@ CALL_TIMEOUT_S: Final = 120.0
 
 
 class Engine:
-    """The engine that DOCKER_HOST names. Every call may raise EngineGone. Close it to release its sockets.
+    """The engine that DOCKER_HOST names. Every call may raise EngineUnavailable. Close it to release its sockets.
 
     Args:
-        environ: where DOCKER_HOST and its kin are read.
+        environ: the environment with DOCKER_HOST and related variables.
         timeout_s: longest wait for one answer.
     """
 
@@ -39,7 +39,7 @@ class Engine:
 
     @property
     def _api(self) -> Any:
-        """Connects when first used: a supervisor may be started while the engine is away."""
+        """Connects when first used: a supervisor may start while the engine is unavailable."""
         with self._lock:
             if self._client is None:
                 self._client = connect(self._environ, self._timeout_s)
@@ -50,8 +50,8 @@ class Engine:
         """Its address, such as unix:///var/run/docker.sock."""
         return self._environ.get("DOCKER_HOST", DEFAULT_HOST)
 
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        return translated(what, self.host)
+    def _translate_errors(self, what: str) -> AbstractContextManager[None]:
+        return translate_errors(what, self.host)
 
     def close(self) -> None:
         """Release the sockets. Idempotent."""
@@ -62,38 +62,38 @@ class Engine:
     # -- the engine and its images ------------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """What the engine says of itself, raw."""
-        with self._translated("ask the Docker engine about itself"):
+        """The engine's answer to `GET /info`."""
+        with self._translate_errors("read the Docker engine's info"):
             return dict(self._api.info())
 
     def facts(self) -> EngineFacts:
-        """What building containers needs to know."""
+        """The facts that building containers needs."""
         return EngineFacts(cpus=int(self.info()["NCPU"]))
 
     def now_s(self) -> float:
-        """The engine's own clock, in seconds since the epoch: what its events are dated by."""
+        """The engine's own clock, in seconds since the epoch; its events carry this time."""
         return parse_time(self.info()["SystemTime"])
 
-    def answers(self) -> bool:
-        """Whether an engine is there now."""
+    def is_available(self) -> bool:
+        """Whether an engine answers now."""
         try:
-            with self._translated("ping the Docker engine"):
+            with self._translate_errors("ping the Docker engine"):
                 return bool(self._api.ping())
         except DockerError:
             return False
 
     def inspect_image(self, image: str) -> ImageFacts:
-        """Raises NotThere when the engine does not have the image."""
-        with self._translated(f"look at image {image!r}"):
+        """Raises NotFound when the engine does not have the image."""
+        with self._translate_errors(f"inspect image {image!r}"):
             data = self._api.inspect_image(image)
         config = data.get("Config") or {}
         return ImageFacts(id=data["Id"], working_dir=config.get("WorkingDir") or "", user=config.get("User") or "")
 
     def pull_image(self, image: str, on_progress: Callable[[str], None]) -> None:
-        """Pull one tag (`latest` when none is named), telling each layer's state once."""
+        """Pull one tag (`latest` when none is named); report each layer's state once."""
         repository, tag = _split_tag(image)
         seen: set[str] = set()
-        with self._translated(f"pull image {image!r}"):
+        with self._translate_errors(f"pull image {image!r}"):
             for event in self._api.pull(repository, tag=tag, stream=True, decode=True):
                 if "error" in event:
                     raise DockerError(f"cannot pull image {image!r}: {one_line(event['error'])}")
@@ -113,7 +113,7 @@ class Engine:
     ) -> str:
         """Build from a tar; returns the image's id."""
         image_id = ""
-        with self._translated("build the workspace's image"):
+        with self._translate_errors("build the workspace's image"):
             events = self._api.build(
                 fileobj=context,
                 custom_context=True,
@@ -131,166 +131,166 @@ class Engine:
                     on_progress(event["stream"].strip())
                 image_id = (event.get("aux") or {}).get("ID", image_id)
         if not image_id:
-            raise DockerError("cannot build the workspace's image: the engine named no image at the end")
+            raise DockerError("cannot build the workspace's image: the engine returned no image id")
         return image_id
 
     def tag_image(self, image_id: str, repository: str, tag: str) -> None:
-        """Give an image a name."""
-        with self._translated(f"tag image {repository}:{tag}"):
+        """Tag an image."""
+        with self._translate_errors(f"tag image {repository}:{tag}"):
             self._api.tag(image_id, repository, tag=tag, force=True)
 
     def remove_image(self, image: str) -> None:
-        """Remove a name, and the image when it was the last one; not being there, or in use by others, is fine."""
+        """Remove a name, and the image when it was its last name; no error if it is missing or in use."""
         try:
-            with self._translated(f"remove image {image!r}"):
+            with self._translate_errors(f"remove image {image!r}"):
                 self._api.remove_image(image)
-        except (NotThere, Conflict):
+        except (NotFound, Conflict):
             return
 
     def list_images(self, labels: Mapping[str, str]) -> list[str]:
         """Ids of the images that carry all these labels."""
-        with self._translated("list images"):
+        with self._translate_errors("list images"):
             return [image["Id"] for image in self._api.images(filters={"label": _label_filter(labels)})]
 
     # -- networks and volumes -----------------------------------------------------------------------------------------
 
     def create_network(self, name: str, labels: Mapping[str, str]) -> None:
-        """Make a bridge network.
+        """Create a bridge network.
 
         Raises:
-            Conflict: the name is taken.
+            Conflict: the name exists already.
             NoAddressPool: no address range is left.
         """
-        with self._translated(f"create network {name!r}"):
+        with self._translate_errors(f"create network {name!r}"):
             self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True)
 
     def has_network(self, name: str) -> bool:
         """Whether a network of exactly this name exists."""
-        with self._translated(f"look for network {name!r}"):
+        with self._translate_errors(f"find network {name!r}"):
             return any(network["Name"] == name for network in self._api.networks(names=[name]))
 
     def list_networks(self, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
         """Networks that carry all these labels, raw."""
-        with self._translated("list networks"):
+        with self._translate_errors("list networks"):
             return list(self._api.networks(filters={"label": _label_filter(labels)}))
 
     def remove_network(self, network: str) -> None:
-        """Not being there is fine."""
+        """Remove a network if it exists."""
         try:
-            with self._translated(f"remove network {network!r}"):
+            with self._translate_errors(f"remove network {network!r}"):
                 self._api.remove_network(network)
-        except NotThere:
+        except NotFound:
             return
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """Make a volume; one of that name that exists is the same volume, and keeps its labels.
+        """Create a volume; if one of that name exists, it is the same volume and keeps its labels.
 
         Returns:
-            The labels it has: of two callers at once only one finds its own.
+            The labels it has: of two concurrent callers only one gets its own labels.
         """
-        with self._translated(f"create volume {name!r}"):
+        with self._translate_errors(f"create volume {name!r}"):
             return dict(self._api.create_volume(name, labels=dict(labels)).get("Labels") or {})
 
     def list_volumes(self, labels: Mapping[str, str | None]) -> dict[str, Mapping[str, str]]:
         """The volumes that carry all these labels: name -> its labels."""
-        with self._translated("list volumes"):
+        with self._translate_errors("list volumes"):
             found = self._api.volumes(filters={"label": _label_filter(labels)})
         return {volume["Name"]: volume.get("Labels") or {} for volume in found.get("Volumes") or ()}
 
     def remove_volume(self, name: str) -> None:
-        """Not being there is fine."""
+        """Remove a volume if it exists."""
         try:
-            with self._translated(f"remove volume {name!r}"):
+            with self._translate_errors(f"remove volume {name!r}"):
                 self._api.remove_volume(name)
-        except NotThere:
+        except NotFound:
             return
 
     # -- containers ---------------------------------------------------------------------------------------------------
 
     def create_container(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create but do not start; returns the id. Raises Conflict when the name is taken."""
-        with self._translated(f"create container {name!r}"):
+        """Create but do not start; returns the id. Raises Conflict when the name exists already."""
+        with self._translate_errors(f"create container {name!r}"):
             return str(self._api.create_container_from_config(dict(body), name)["Id"])
 
     def start_container(self, container: str) -> None:
         """Start a created container."""
-        with self._translated(f"start container {container[:12]!r}"):
+        with self._translate_errors(f"start container {container[:12]!r}"):
             self._api.start(container)
 
     def signal_container(self, container: str, signal: str) -> None:
-        """Send a signal to its first process; one that has ended is fine."""
+        """Send a signal to a container's first process if it runs."""
         try:
-            with self._translated(f"send {signal} to container {container[:12]!r}"):
+            with self._translate_errors(f"send {signal} to container {container[:12]!r}"):
                 self._api.kill(container, signal)
-        except (NotThere, Conflict):
+        except (NotFound, Conflict):
             return
 
     def stop_container(self, container: str, grace_s: float) -> None:
-        """The polite signal, up to `grace_s`, then SIGKILL. Returns when it has ended; one that has is fine."""
+        """Send the polite signal, wait up to `grace_s`, then send SIGKILL. Returns when the container has ended."""
         try:
-            with self._translated(f"stop container {container[:12]!r}"):
+            with self._translate_errors(f"stop container {container[:12]!r}"):
                 self._api.stop(container, timeout=max(0, round(grace_s)))
-        except NotThere:
+        except NotFound:
             return
 
     def wait_container(self, container: str, timeout_s: float | None = None) -> int:
-        """Wait until it has ended; returns its exit code."""
-        with self._translated(f"wait for container {container[:12]!r}"):
+        """Wait until a container has ended; returns its exit code."""
+        with self._translate_errors(f"wait for container {container[:12]!r}"):
             return int(self._api.wait(container, timeout=timeout_s)["StatusCode"])
 
     def remove_container(self, container: str) -> None:
-        """Kill it if it runs and remove it with its anonymous volumes; not being there is fine."""
+        """Kill a container if it runs and remove it, if it exists, with its anonymous volumes."""
         try:
-            with self._translated(f"remove container {container[:12]!r}"):
+            with self._translate_errors(f"remove container {container[:12]!r}"):
                 self._api.remove_container(container, v=True, force=True)
-        except NotThere:
+        except NotFound:
             return
         except Conflict as error:
             if "already in progress" not in str(error):
                 raise
 
     def inspect_container(self, container: str) -> ContainerFacts:
-        """Raises NotThere when it does not exist (any more)."""
-        with self._translated(f"look at container {container[:12]!r}"):
+        """Raises NotFound when it does not exist (any more)."""
+        with self._translate_errors(f"inspect container {container[:12]!r}"):
             return parse_container(self._api.inspect_container(container))
 
-    def has_unstarted(self, labels: Mapping[str, str]) -> bool:
+    def has_created_containers(self, labels: Mapping[str, str]) -> bool:
         """Whether containers with these labels wait for their first start."""
-        with self._translated("list containers"):
+        with self._translate_errors("list containers"):
             return bool(self._api.containers(all=True, filters={"label": _label_filter(labels), "status": "created"}))
 
     def list_container_ids(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[str]:
         """Ids of the containers that carry all these labels (None: any value)."""
-        with self._translated("list containers"):
+        with self._translate_errors("list containers"):
             found = self._api.containers(all=not running_only, filters={"label": _label_filter(labels)})
         return [container["Id"] for container in found]
 
     def list_containers(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[ContainerFacts]:
-        """The containers that carry all these labels (None: any value). One that vanishes meanwhile is left out."""
+        """The containers that carry all these labels (None: any value), without any that vanishes meanwhile."""
         ids = self.list_container_ids(labels, running_only=running_only)
         return [facts for facts in map(self._inspect_or_none, ids) if facts is not None]
 
     def _inspect_or_none(self, container: str) -> ContainerFacts | None:
         try:
             return self.inspect_container(container)
-        except NotThere:
+        except NotFound:
             return None
 
     def copy_in(self, container: str, folder: str, archive: bytes) -> None:
         """Unpack a tar (compressed or not) into a folder of a container, which must exist there."""
-        with self._translated(f"copy files into container {container[:12]!r}"):
+        with self._translate_errors(f"copy files into container {container[:12]!r}"):
             self._api.put_archive(container, folder, archive)
 
     def copy_out(self, container: str, path: str, limit_bytes: int) -> bytes | None:
-        """One file of a container, stopped or not; None when it is not there or larger than the limit."""
+        """One file of a container, stopped or not; None when it is missing or larger than the limit."""
         try:
-            with self._translated(f"copy {path!r} out of container {container[:12]!r}"):
+            with self._translate_errors(f"copy {path!r} out of container {container[:12]!r}"):
                 stream, status = self._api.get_archive(container, path)
                 if status["size"] > limit_bytes:
                     stream.close()
                     return None
                 packed = b"".join(stream)
-        except NotThere:
+        except NotFound:
             return None
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             member = archive.next()
@@ -300,7 +300,7 @@ class Engine:
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def events(self, actions: Sequence[str], since_s: float | None = None) -> Iterator[dict[str, Any]]:
-        """What happens to any container of the engine, as it happens. Ends, or raises EngineGone, with the engine.
+        """Events of all containers as they happen. Ends, or raises EngineUnavailable, when the engine stops.
 
         Args:
             actions: "die", "kill", ...
@@ -308,9 +308,9 @@ class Engine:
         """
         filters = {"type": "container", "event": list(actions)}
         since = None if since_s is None else f"{since_s:.9f}"
-        with self._translated("follow the Docker engine's events"):
+        with self._translate_errors("follow the Docker engine's events"):
             stream = self._api.events(filters=filters, since=since, decode=True)
-            with closed_at_end(stream):
+            with close_at_end(stream):
                 yield from stream
 
     def logs(
@@ -329,7 +329,7 @@ class Engine:
         Yields:
             The number of the stream, 1 for stdout and 2 for stderr, and the record.
         """
-        with self._translated(f"read logs of container {container[:12]!r}"):
+        with self._translate_errors(f"read logs of container {container[:12]!r}"):
             stream = self._api.logs(
                 container,
                 stdout=stdout,
@@ -340,7 +340,7 @@ class Engine:
                 since=since_s,
                 until=until_s,
             )
-            with closed_at_end(stream):
+            with close_at_end(stream):
                 yield from read_frames(self._api, stream)
 
 
@@ -349,7 +349,7 @@ def _label_filter(labels: Mapping[str, str | None]) -> list[str]:
 
 
 def _split_tag(image: str) -> tuple[str, str]:
-    """`host:5000/a/b:tag` -> (`host:5000/a/b`, `tag`); a digest counts as a tag, as the SDK has it."""
+    """`host:5000/a/b:tag` -> (`host:5000/a/b`, `tag`); a digest counts as a tag, as in the SDK."""
     if "@" in image:
         repository, _, digest = image.partition("@")
         return repository, digest

@@ -1,4 +1,4 @@
-"""What the engine says of a container, as a record: pure."""
+"""Parses the engine's description of a container into a record: pure."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFacts:
-    """A container as the engine sees it now."""
+    """The current state of a container."""
 
     id: str
     name: str
@@ -25,20 +25,20 @@ class ContainerFacts:
     """Why the engine could not run it; empty otherwise."""
     started_at: str
     finished_at: str
-    """RFC 3339, as the engine says; "0001-..." when it has not happened."""
+    """RFC 3339, from the engine; "0001-..." when it has not happened."""
     gpu_ids: tuple[str, ...] = ()
     memory_bytes: int = 0
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process runs."""
         return self.status in ("running", "paused", "restarting")
 
 
 def parse_container(data: Mapping[str, Any]) -> ContainerFacts:
-    """Read the answer of `GET /containers/ID/json`."""
+    """Parse the answer of `GET /containers/ID/json`."""
     state, host = data["State"], data.get("HostConfig") or {}
-    # "removing" comes before and after the end; the process is what counts.
+    # "removing" occurs before and after the end; the state of the process decides.
     ended = state["Status"] in ("exited", "dead") or (state["Status"] == "removing" and not state.get("Running"))
     ids = tuple(i for request in host.get("DeviceRequests") or () for i in request.get("DeviceIDs") or ())
     return ContainerFacts(

@@ -1,29 +1,29 @@
-"""What can go wrong with the engine. No torchx here; the scheduler makes one console line of each."""
+"""Errors of the engine. They do not need torchx; the scheduler prints each as one line."""
 
 
 def one_line(text: object) -> str:
-    """What was said over several lines, in one."""
+    """The text with its lines joined into one."""
     return " ".join(str(text).split())
 
 
 class DockerError(RuntimeError):
-    """The engine or the machine: one line that says what was asked and what the engine said."""
+    """An error of the engine or the machine: one line with the request and the engine's answer."""
 
 
-class EngineGone(DockerError):
-    """No engine answers (any more). It may come back."""
+class EngineUnavailable(DockerError):
+    """No engine answers (any more). It may answer again later."""
 
 
-class NotThere(DockerError):
-    """What was asked for does not exist on the engine."""
+class NotFound(DockerError):
+    """The object does not exist on the engine."""
 
 
 class Conflict(DockerError):
-    """The name is taken, or the thing is in use."""
+    """The name exists already, or the object is in use."""
 
 
 class CannotStart(DockerError):
-    """A container was created but its command could not be started; `str()` is what the engine said."""
+    """A container was created but its command could not be started; `str()` is the engine's message."""
 
 
 class NoAddressPool(DockerError):

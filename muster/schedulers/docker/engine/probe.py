@@ -1,4 +1,4 @@
-"""A throw-away container: what a command says in a role's own image, with the role's own environment and mounts."""
+"""Runs a command in a temporary container with a role's own image, environment and mounts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import CannotStart, DockerError, EngineGone
+from muster.schedulers.docker.engine.errors import CannotStart, DockerError, EngineUnavailable
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 _LIMIT_S: Final = 60.0
@@ -21,35 +21,35 @@ def build_probe_body(
     engine: EngineFacts,
     network: str = "none",
 ) -> dict[str, Any]:
-    """The body of `POST /containers/create` for a container like a replica's, to be run once and removed."""
-    # Nothing is on the agent's volume yet, and devices cost time.
+    """The body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
+    # The agent's volume is still empty, and devices take time.
     like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
     body = build_body(replace(app, network=network), like, incarnation=0, image=image, engine=engine)
     body.pop("NetworkingConfig", None)
-    body["Labels"] = dict(app.labels)  # no replica's
+    body["Labels"] = dict(app.labels)  # without a replica's
     return body
 
 
 def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, str]:
-    """Run it to its end, within a minute, and remove it.
+    """Run a container to its end, for at most a minute, and remove it.
 
     Returns:
-        Its exit code and all it said.
+        Its exit code and its output.
 
     Raises:
         CannotStart: the engine could not run the command.
-        DockerFault: anything else went wrong with the engine.
+        DockerError: another error of the engine.
     """
     created = engine.create_container(name, body)
     try:
         try:
             engine.start_container(created)
-        except EngineGone:
+        except EngineUnavailable:
             raise
-        except DockerError as fault:
-            raise CannotStart(str(fault)) from fault
+        except DockerError as error:
+            raise CannotStart(str(error)) from error
         exit_code = engine.wait_container(created, _LIMIT_S)
-        said = b"".join(record for _, record in engine.logs(created))
-        return exit_code, said.decode(errors="replace")
+        output = b"".join(record for _, record in engine.logs(created))
+        return exit_code, output.decode(errors="replace")
     finally:
         engine.remove_container(created)

@@ -1,14 +1,21 @@
-"""Docker's SDK: the only module that imports it, and the one boundary for its errors."""
+"""The only module that imports Docker's SDK; it translates the SDK's errors."""
 
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from muster.schedulers.docker.engine.errors import Conflict, DockerError, EngineGone, NoAddressPool, NotThere, one_line
+from muster.schedulers.docker.engine.errors import (
+    Conflict,
+    DockerError,
+    EngineUnavailable,
+    NoAddressPool,
+    NotFound,
+    one_line,
+)
 
 ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
-"""Where the engine is, and how to talk to it."""
+"""They say where the engine is and how to connect to it."""
 
 DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 
@@ -17,7 +24,7 @@ _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 
 
 def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment, what says where the engine is."""
+    """The variables of an environment that say where the engine is."""
     return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
 
 
@@ -29,19 +36,19 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
         timeout_s: longest wait for one answer.
 
     Raises:
-        DockerFault: the SDK is not installed, or the address is none.
+        DockerError: the SDK is not installed, or the address is invalid.
     """
     try:
         import docker
     except ImportError as error:
         raise DockerError("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
-    with translated("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
+    with translate_errors("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
         return docker.from_env(environment=dict(environ), timeout=timeout_s, max_pool_size=64)
 
 
 @contextmanager
-def closed_at_end(stream: Any) -> Iterator[None]:
-    """The SDK's own `close` leaves the descriptor open until the collector comes by."""
+def close_at_end(stream: Any) -> Iterator[None]:
+    """Close a stream at once: the SDK's own `close` leaves the descriptor open until garbage collection."""
     try:
         yield
     finally:
@@ -55,7 +62,7 @@ def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
 
     Args:
         api: the SDK's low-level client.
-        stream: what its `logs(..., stream=True)` returned, not read from yet.
+        stream: what its `logs(..., stream=True)` returned; nothing must have been read from it.
 
     Source: Docker's Engine API, "Attach to a container", stream format.
     """
@@ -67,7 +74,7 @@ def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def translated(what: str, host: str) -> Iterator[None]:
+def translate_errors(what: str, host: str) -> Iterator[None]:
     """Turn the SDK's and the transport's errors into ours; `what` completes "cannot ..."."""
     import docker.errors
     import requests.exceptions
@@ -76,22 +83,22 @@ def translated(what: str, host: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        said = one_line(error.explanation or error)
-        raise _error_class(error.status_code, said)(f"cannot {what}: {said}") from error
+        message = one_line(error.explanation or error)
+        raise _error_class(error.status_code, message)(f"cannot {what}: {message}") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
-    except docker.errors.DockerException as error:  # what the SDK makes of a first connection that fails
-        raise EngineGone(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
+        raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
+    except docker.errors.DockerException as error:  # the SDK raises this when the first connection fails
+        raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
 
 
-def _error_class(status: int | None, said: str) -> type[DockerError]:
-    if "address pool" in said or "failed to allocate network" in said:
+def _error_class(status: int | None, message: str) -> type[DockerError]:
+    if "address pool" in message or "failed to allocate network" in message:
         return NoAddressPool
-    return {404: NotThere, 409: Conflict}.get(status or 0, DockerError)
+    return {404: NotFound, 409: Conflict}.get(status or 0, DockerError)
 
 
 def _root_cause(error: BaseException) -> str:
-    """What the system said, without the layers that were wrapped around it."""
+    """The system's message, without the exceptions that wrap it."""
     layer: BaseException | None = error
     while layer is not None:
         if isinstance(layer, OSError) and layer.strerror:

@@ -1,4 +1,4 @@
-"""Whether an engine is about to stop. It says nothing of that, but ends its containers first."""
+"""Detects that an engine is about to stop. It does not announce this, but ends its containers first."""
 
 import signal
 
@@ -6,30 +6,30 @@ from muster.schedulers.docker.engine.client import Engine
 
 
 class EngineShutdown:
-    """Remembers which containers, ours or not, were asked to end through the engine.
+    """Records which containers, ours or not, got SIGTERM through the engine.
 
     Args:
-        engine: which is watched.
+        engine: the one that is watched.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._asked: set[str] = set()
-        """Written by the thread that reads the engine's events only."""
+        self._signalled: set[str] = set()
+        """Written only by the thread that reads the engine's events."""
 
-    def note(self, container: str, signum: str | None) -> None:
-        """A container was sent a signal (its number as text) through the engine."""
+    def record_signal(self, container: str, signum: str | None) -> None:
+        """Record that a container got a signal (its number as text) through the engine."""
         if signum == str(int(signal.SIGTERM)):
-            self._asked.add(container)
+            self._signalled.add(container)
 
-    def seen_on(self, container: str) -> bool:
-        """Whether this container may have been ended with all others: no container runs that was not asked to end."""
-        return container in self._asked and self._asked.issuperset(self._running())
+    def may_have_ended(self, container: str) -> bool:
+        """Whether the engine may have ended this container with all others: each running container got SIGTERM."""
+        return container in self._signalled and self._signalled.issuperset(self._running())
 
-    def seen_on_the_last(self) -> bool:
-        """Whether the engine still has containers to end, and is ending them all."""
+    def is_in_progress(self) -> bool:
+        """Whether containers still run and the engine is ending all of them."""
         running = self._running()
-        return bool(running) and self._asked.issuperset(running)
+        return bool(running) and self._signalled.issuperset(running)
 
     def _running(self) -> list[str]:
         return self._engine.list_container_ids({}, running_only=True)

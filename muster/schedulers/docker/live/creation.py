@@ -1,6 +1,6 @@
-"""Makes an app's things on the engine: network, volumes, containers with the agent and the user's code in them.
+"""Creates an app's objects on the engine: network, volumes, containers with the agent and the user's code in them.
 
-The submitting command makes all of an app at once, and all of it is undone when one thing fails; the supervisor makes
+The submitting command creates all of an app at once and removes all of it if one step fails; the supervisor creates
 single containers again later.
 """
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from muster.schedulers.docker import container_body as bodies
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import Conflict, DockerError, NoAddressPool, NotThere
+from muster.schedulers.docker.engine.errors import Conflict, DockerError, NoAddressPool, NotFound
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.payload import Payload
 from muster.schedulers.docker.spec import (
@@ -32,10 +32,10 @@ _REMOVERS = 8
 class Creator:
     """Creates the containers of one app on one engine."""
 
-    def __init__(self, engine: Engine, app: AppRequest, cargo: Payload) -> None:
+    def __init__(self, engine: Engine, app: AppRequest, payload: Payload) -> None:
         self._engine = engine
         self._app = app
-        self._cargo = cargo
+        self._payload = payload
         self._facts: EngineFacts | None = None
         self._images: dict[str, ImageFacts] = {}
         self._owners: dict[str, tuple[int, int]] = {}
@@ -48,38 +48,36 @@ class Creator:
 
         Raises:
             Conflict: a container of this name exists.
-            DockerFault: the engine refused; nothing of the container is left.
+            DockerError: the engine refused; nothing of the container is left.
         """
-        image = self._image(container.image)
-        body = bodies.build_body(
-            self._app, container, incarnation=incarnation, image=image, engine=self._engine_facts()
-        )
-        name = bodies.container_name(container, incarnation)
+        image = self._inspect_image(container.image)
+        body = bodies.build_body(self._app, container, incarnation=incarnation, image=image, engine=self._read_facts())
+        name = bodies.build_container_name(container, incarnation)
         with ExitStack() as undo:
             created = self._engine.create_container(name, body)
             undo.callback(self._engine.remove_container, created)
-            self._load(created, container, image)
+            self._copy_files(created, container, image)
             undo.pop_all()
         return created
 
-    def _load(self, created: str, container: ContainerRequest, image: ImageFacts) -> None:
+    def _copy_files(self, created: str, container: ContainerRequest, image: ImageFacts) -> None:
         if container.runs_agent:
-            self._engine.copy_in(created, STATE_DIR if container.read_only else "/", self._state_dir(container))
+            self._engine.copy_in(created, STATE_DIR if container.read_only else "/", self._pack_state_dir(container))
         if container.bundled and not container.read_only:
-            self._engine.copy_in(created, "/", bodies.pack_agent(self._cargo.agent))
-        if bodies.copies_workspace(container):
-            workspace = self._cargo.workspaces[container.workspace or ""]
-            folder = bodies.working_dir(container, image)
-            uid, gid = self._owner(created, image)
+            self._engine.copy_in(created, "/", bodies.pack_agent(self._payload.agent))
+        if bodies.needs_workspace_copy(container):
+            workspace = self._payload.workspaces[container.workspace or ""]
+            folder = bodies.choose_working_dir(container, image)
+            uid, gid = self._find_owner(created, image)
             if folder == bodies.WORKSPACE_DIR and not container.read_only:
-                # The engine made it, as root's; a folder of the image keeps the owner the image gave it.
+                # The engine created it, owned by root; a folder of the image keeps the owner from the image.
                 self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid))
-            self._engine.copy_in(created, folder, bodies.give_owner(workspace, uid, gid))
+            self._engine.copy_in(created, folder, bodies.set_owner(workspace, uid, gid))
 
-    def _state_dir(self, container: ContainerRequest) -> bytes:
+    def _pack_state_dir(self, container: ContainerRequest) -> bytes:
         return bodies.pack_state_dir("." if container.read_only else STATE_DIR)
 
-    def _owner(self, created: str, image: ImageFacts) -> tuple[int, int]:
+    def _find_owner(self, created: str, image: ImageFacts) -> tuple[int, int]:
         if image.user in ("", "0", "root"):
             return 0, 0
         if image.id not in self._owners:
@@ -87,40 +85,40 @@ class Creator:
             self._owners[image.id] = bodies.parse_user(image.user, passwd.decode(errors="replace"))
         return self._owners[image.id]
 
-    def _image(self, name: str) -> ImageFacts:
+    def _inspect_image(self, name: str) -> ImageFacts:
         if name not in self._images:
             self._images[name] = self._engine.inspect_image(name)
         return self._images[name]
 
-    def _engine_facts(self) -> EngineFacts:
+    def _read_facts(self) -> EngineFacts:
         if self._facts is None:
             self._facts = self._engine.facts()
         return self._facts
 
 
-def create_app(engine: Engine, app: AppRequest, cargo: Payload, gpus: Sequence[str] = ()) -> AppRequest:
+def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence[str] = ()) -> AppRequest:
     """Create the network, volumes and all containers of an app; start none.
 
     Args:
-        engine: where.
-        app: what was asked for.
-        cargo: what goes into the containers.
-        gpus: what `claims.check_gpus` found free.
+        engine: the one that will run the app.
+        app: what was requested.
+        payload: what is copied into the containers.
+        gpus: what `reservations.check_gpus` found free.
 
     Returns:
-        The request as it was carried out: with its GPUs and ports named, and on the shared network when there was no
-        address pool for another.
+        The request as it was carried out: with the ids of its GPUs and its ports, and on the shared network if there
+        was no address pool for another.
 
     Raises:
-        DockerFault: one line; nothing that was made for the app is left, and nothing else was touched.
+        DockerError: one line; nothing that was created for the app is left.
     """
     with ExitStack() as undo:
         app = reservations.reserve_gpus(engine, app, gpus, undo)
         app = reservations.reserve_ports(engine, app, undo)
         app = _join_network(engine, app, undo)
         if any(container.bundled and container.read_only for container in app.containers):
-            _fill_agent_volume(engine, app, cargo, undo)
-        creator = Creator(engine, app, cargo)
+            _fill_agent_volume(engine, app, payload, undo)
+        creator = Creator(engine, app, payload)
         for container in app.containers:
             try:
                 created = creator.create(container, 0)
@@ -135,13 +133,13 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
     if not app.owns_network:
         if app.network != HOST_NETWORK and not engine.has_network(app.network):
             raise DockerError(
-                f"network {app.network!r} does not exist; make it with: docker network create {app.network}"
+                f"network {app.network!r} does not exist; create it with: docker network create {app.network}"
             )
         return app
     try:
         engine.create_network(app.network, app.labels)
     except NoAddressPool:
-        # About 31 networks fit the engine's default pools. One shared network serves any number of apps.
+        # About 31 networks fit into the engine's default pools. One shared network serves any number of apps.
         _ensure_shared_network(engine)
         return share_network(app)
     except Conflict as error:
@@ -151,7 +149,7 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
 
 
 def _ensure_shared_network(engine: Engine) -> None:
-    """Two submissions may do this at once; the loser finds it made."""
+    """Create the shared network if it does not exist; two submissions may do this at once."""
     if engine.has_network(SHARED_NETWORK):
         return
     try:
@@ -165,41 +163,43 @@ def _ensure_shared_network(engine: Engine) -> None:
         ) from error
 
 
-def _fill_agent_volume(engine: Engine, app: AppRequest, cargo: Payload, undo: ExitStack) -> None:
-    """Copying into a volume needs a container that has it writable; this one never runs."""
-    name = bodies.agent_volume(app)
+def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload, undo: ExitStack) -> None:
+    """Copy the agent onto its volume through a container that mounts it writable and never runs."""
+    name = bodies.build_agent_volume_name(app)
     engine.create_volume(name, app.labels)
     undo.callback(engine.remove_volume, name)
     image = engine.inspect_image(app.containers[0].image)
     body = bodies.build_loader_body(app, image)
     loader = engine.create_container(f"{name}-loader", body)
     try:
-        engine.copy_in(loader, "/", bodies.pack_agent(cargo.agent))
+        engine.copy_in(loader, "/", bodies.pack_agent(payload.agent))
     finally:
         engine.remove_container(loader)
 
 
-def fetch_images(engine: Engine, app: AppRequest, tell: Callable[[str], None]) -> None:
-    """See to it that the engine has every image, by the `pull` option.
+def ensure_images(engine: Engine, app: AppRequest, report_progress: Callable[[str], None]) -> None:
+    """Ensure that the engine has every image, by the `pull` option.
 
     Raises:
-        DockerFault: an image is neither there nor can be pulled; names it.
+        DockerError: an image is missing and cannot be pulled; the message names it.
     """
     for image in dict.fromkeys(container.base_image or container.image for container in app.containers):
         if image.startswith("sha256:") or app.pull == "never":
             _require_image(engine, image)
         elif app.pull == "always" or not _has_image(engine, image):
-            tell(f"pulling image {image}")
-            engine.pull_image(image, tell)
+            report_progress(f"pulling image {image}")
+            engine.pull_image(image, report_progress)
 
 
-def build_images(engine: Engine, app: AppRequest, workspaces: Mapping[str, bytes], tell: Callable[[str], None]) -> None:
+def build_images(
+    engine: Engine, app: AppRequest, workspaces: Mapping[str, bytes], report_progress: Callable[[str], None]
+) -> None:
     """Build the images that hold a workspace, for `image_repo`.
 
-    The workspace's own `Dockerfile.torchx` says how, with the build arguments IMAGE and WORKSPACE that TorchX gives.
+    The workspace's own `Dockerfile.torchx` is used, with TorchX's build arguments IMAGE and WORKSPACE.
 
     Raises:
-        DockerFault: the build failed; the last of what it said.
+        DockerError: the build failed; its last message.
     """
     wanted = {container.image: container for container in app.containers if container.base_image is not None}
     for name, container in wanted.items():
@@ -209,7 +209,7 @@ def build_images(engine: Engine, app: AppRequest, workspaces: Mapping[str, bytes
             args={"IMAGE": container.base_image or "", "WORKSPACE": "."},
             labels=app.labels,
             dockerfile=bodies.DOCKERFILE,
-            on_progress=tell,
+            on_progress=report_progress,
         )
         engine.tag_image(built, repository, tag)
 
@@ -217,22 +217,22 @@ def build_images(engine: Engine, app: AppRequest, workspaces: Mapping[str, bytes
 def _has_image(engine: Engine, image: str) -> bool:
     try:
         engine.inspect_image(image)
-    except NotThere:
+    except NotFound:
         return False
     return True
 
 
 def _require_image(engine: Engine, image: str) -> None:
     if not _has_image(engine, image):
-        raise DockerError(f"the engine has no image {image!r}, and pull=never forbids to fetch it")
+        raise DockerError(f"the engine has no image {image!r}, and pull=never does not allow pulling it")
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:
     """Remove everything that carries an app's labels: containers, then network, volumes and images.
 
     Args:
-        engine: where.
-        labels: `AppRequest.labels`; nothing without both of them is touched.
+        engine: the one that has the app.
+        labels: `AppRequest.labels`; objects without both of them are not touched.
     """
     with ThreadPoolExecutor(_REMOVERS) as pool:
         list(pool.map(engine.remove_container, engine.list_container_ids(labels)))

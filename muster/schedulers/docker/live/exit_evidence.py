@@ -1,4 +1,4 @@
-"""What a container that has ended left behind, asked of the engine."""
+"""Explains from a container's files and output why it ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Final
 
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerError, EngineGone
+from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
 from muster.schedulers.docker.live.exit_reason import MESSAGE_LIMIT_BYTES, describe_start_failure, describe_state
 from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequest
 
 _COULD_NOT_START: Final = 127
 _CANNOT_EXECUTE: Final = 126
-_INIT_SAYS: Final = b"[FATAL tini "
+_INIT_ERROR_PREFIX: Final = b"[FATAL tini "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,54 +20,54 @@ class ContainerExit:
     """Why a container ended."""
 
     reason: str
-    """One clause for people; empty when the exit code says all."""
+    """One clause to print; empty when the exit code says everything."""
     final: bool = False
-    """Starting it again is no use."""
+    """Starting it again is useless."""
 
 
 class ExitEvidence:
-    """Explains ends.
+    """Explains why containers ended.
 
     Args:
-        engine: which has the containers.
-        kept: gets the error file of the first agent that left one, where `describe` finds it.
-        has_init: a tiny init runs the commands, and speaks for those that are not there.
+        engine: the one with the containers.
+        error_file: `describe` reads it; gets the error file of the first agent that left one.
+        has_init: a tiny init runs the commands and reports those that do not exist.
     """
 
-    def __init__(self, engine: Engine, kept: Path, *, has_init: bool) -> None:
+    def __init__(self, engine: Engine, error_file: Path, *, has_init: bool) -> None:
         self._engine = engine
-        self._kept = kept
+        self._error_file = error_file
         self._has_init = has_init
 
     def explain(self, facts: ContainerFacts, request: ContainerRequest) -> ContainerExit:
-        """Why this container, which has ended, did so."""
-        not_there = self._missing_command(facts, request)
-        if not_there:
-            return ContainerExit(reason=not_there, final=True)
-        message = self._last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
+        """Why this container ended."""
+        missing = self._find_missing_command(facts, request)
+        if missing:
+            return ContainerExit(reason=missing, final=True)
+        message = self._read_last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
         return ContainerExit(reason=describe_state(facts, message))
 
-    def _missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
-        """The init, not the engine, says that there is no such command; empty when that is not what happened."""
+    def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
+        """The reason if the init reported that the command does not exist, else empty."""
         if facts.exit_code not in (_CANNOT_EXECUTE, _COULD_NOT_START) or not self._has_init:
             return ""
-        said = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
-        if not said.startswith(_INIT_SAYS):
+        output = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
+        if not output.startswith(_INIT_ERROR_PREFIX):
             return ""
-        text = said.decode(errors="replace")
+        text = output.decode(errors="replace")
         return describe_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
 
-    def _last_message(self, facts: ContainerFacts) -> bytes | None:
+    def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
         error = self._copy_out(facts, ERROR_FILE)
-        if error and not self._kept.exists():  # the first is as good as the others: all agents have the whole report
-            self._kept.write_bytes(error)
+        if error and not self._error_file.exists():  # the first is enough: all agents have the whole report
+            self._error_file.write_bytes(error)
         return self._copy_out(facts, REPORT_FILE)
 
     def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
-        """A container's end must be told even if what it left cannot be had (someone removed it just now)."""
+        """A file of the container; None if it is not available: the end must be reported in any case."""
         try:
             return self._engine.copy_out(facts.id, path, MESSAGE_LIMIT_BYTES)
-        except EngineGone:
+        except EngineUnavailable:
             raise
         except DockerError:
             return None

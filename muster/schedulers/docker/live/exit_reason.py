@@ -1,4 +1,4 @@
-"""Why a container ended, in words for people: pure, from what the engine and the agent left behind."""
+"""Describes why a container ended: pure, from the engine's state and the agent's report."""
 
 import json
 from typing import Any, Final
@@ -8,19 +8,19 @@ from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import one_line
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 20
-"""What is read of an agent's last message or error file; it writes far less."""
+"""Largest part that is read of an agent's last message or error file; the agent writes far less."""
 
 COULD_NOT_START: Final = "could not be started"
-"""How a reason begins when a container never ran; the submission is then taken back."""
+"""The beginning of a reason when a container never ran; the submission is then rolled back."""
 
 _MIB: Final = 1 << 20
 
 
 def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
-    """Whether a container found ended after the engine was away was ended by that, not by its own doing.
+    """Whether a container that has ended while the engine was unavailable was ended by the engine.
 
-    An engine that stops takes its containers with it, by SIGTERM and SIGKILL. A program that ended by itself meanwhile
-    has an exit code of its own; an agent exits 69 when its peers were taken away first.
+    An engine that stops ends its containers by SIGTERM and SIGKILL. A program that ended by itself meanwhile has an
+    exit code of its own; an agent exits with 69 when the other members were ended first.
     """
     code = facts.exit_code
     if code is None or facts.oom_killed:
@@ -29,25 +29,25 @@ def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
 
 
 def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
-    """One clause that completes "exited with 1 (...)": out of memory, the engine's words, the agent's.
+    """One clause that completes "exited with 1 (...)": out of memory, the engine's message, the agent's.
 
     Args:
         facts: of a container that has ended.
-        message: what its agent left as its last message; None when it left none.
+        message: its agent's last message; None if there is none.
     """
-    said = []
+    parts = []
     if facts.oom_killed:
         limit = f", limit {facts.memory_bytes // _MIB} MiB" if facts.memory_bytes else ""
-        said.append(f"OOMKilled: out of memory{limit}")
+        parts.append(f"OOMKilled: out of memory{limit}")
     if facts.error:
-        said.append(one_line(facts.error))
+        parts.append(one_line(facts.error))
     if message:
-        said.append(describe_message(message))
-    return "; ".join(part for part in said if part)
+        parts.append(describe_message(message))
+    return "; ".join(part for part in parts if part)
 
 
 def describe_message(message: bytes) -> str:
-    """An agent's last message in one line: a report as JSON, or one sentence when there was no round at all."""
+    """An agent's last message in one line: a report as JSON, or one sentence if there was no round at all."""
     try:
         data = json.loads(message)
     except ValueError:
@@ -59,18 +59,18 @@ def describe_report(report: dict[str, Any]) -> str:
     """The agent's report in one line: why the job ended, and what the root cause raised."""
     failures = report.get("failures") or ()
     first = next((f for f in failures if isinstance(f, dict) and not f.get("collateral")), None)
-    words = [str(report.get("reason") or "")]
+    parts = [str(report.get("reason") or "")]
     raised = first.get("exception") if first else None
-    if raised and str(raised) not in words[0]:
-        words.append(str(raised))
-    return one_line(": ".join(word for word in words if word))
+    if raised and str(raised) not in parts[0]:
+        parts.append(str(raised))
+    return one_line(": ".join(word for word in parts if word))
 
 
 def describe_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> str:
-    """Why a container could not be started; the commonest reason gets its own words."""
-    said = one_line(error)
-    missing = "executable file not found" in said or "no such file or directory" in said.lower()
-    if missing and command in said:
+    """Why a container could not be started; the most common reason has its own text."""
+    message = one_line(error)
+    missing = "executable file not found" in message or "no such file or directory" in message.lower()
+    if missing and command in message:
         needs = "; muster's agent needs Python 3.10 or newer in the image" if runs_agent else ""
-        return f"could not be started: image {image!r} has no {command!r}{needs}"
-    return f"{COULD_NOT_START}: {said}"
+        return f"{COULD_NOT_START}: image {image!r} has no {command!r}{needs}"
+    return f"{COULD_NOT_START}: {message}"

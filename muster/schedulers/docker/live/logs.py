@@ -1,4 +1,4 @@
-"""A replica's output, line by line, across the containers it had one after the other."""
+"""Reads a replica's output, line by line, through all its containers in order."""
 
 import codecs
 from collections.abc import Callable, Iterator
@@ -7,19 +7,19 @@ from typing import Final
 
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
-from muster.schedulers.docker.engine.errors import EngineGone, NotThere
+from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 
 POLL_S: Final = 0.1
-"""Between two looks for the next container, or for an engine that went away; output itself is pushed."""
+"""Between two checks for the next container, or for an engine that stopped; output itself is pushed."""
 
 OVERLAP_S: Final = 2.0
-"""How far before the last record reading goes on after a break: a stream's record may come that much after its date."""
+"""After a break, reading resumes this long before the last record: a record may come that much after its date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLogQuery:
-    """Which part of which output."""
+    """Selects a part of a replica's output."""
 
     labels: dict[str, str | None]
     """Of the replica's containers."""
@@ -34,10 +34,10 @@ class LogReader:
     """Reads one replica's output once.
 
     Args:
-        engine: where.
-        query: what.
+        engine: the one that has the containers.
+        query: what to read.
         wait: sleeps for some seconds.
-        is_over: whether the app has ended, so that no further container will come; None: do not follow.
+        has_ended: whether the app has ended, so that there is no further container; None: do not follow.
     """
 
     def __init__(
@@ -46,69 +46,69 @@ class LogReader:
         query: ContainerLogQuery,
         *,
         wait: Callable[[float], None],
-        is_over: Callable[[], bool] | None = None,
+        has_ended: Callable[[], bool] | None = None,
     ) -> None:
         self._engine = engine
         self._query = query
         self._wait = wait
-        self._is_over = is_over
+        self._app_has_ended = has_ended
 
     def lines(self) -> Iterator[str]:
         """Lines with their newline; the last of a container may have none."""
         done = -1
         while True:
-            over = self._is_over is None or self._is_over()
+            ended = self._app_has_ended is None or self._app_has_ended()
             for container in self._containers(after=done):
                 done = int(container.labels[Label.INCARNATION])
                 yield from join_lines(self._frames(container.id))
-            if over:
+            if ended:
                 return
             self._wait(POLL_S)
 
     def _containers(self, after: int) -> list[ContainerFacts]:
         try:
             found = self._engine.list_containers(self._query.labels)
-        except EngineGone:
-            if self._is_over is None:
+        except EngineUnavailable:
+            if self._app_has_ended is None:
                 raise
             return []
         newer = [facts for facts in found if int(facts.labels[Label.INCARNATION]) > after]
         return sorted(newer, key=lambda facts: int(facts.labels[Label.INCARNATION]))
 
     def _frames(self, container: str) -> Iterator[tuple[int, bytes]]:
-        if self._is_over is None:
+        if self._app_has_ended is None:
             yield from self._open(container, since_s=self._query.since_s)
         else:
             yield from self._follow(container)
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
-        """Until the container has ended, through restarts of the engine; each record once."""
-        marks = _Marks()
+        """Yields each record once, until the container has ended, through restarts of the engine."""
+        positions = _Positions()
         while True:
-            # Looked at before reading: what is read after the end is all of it. One that was only created ends at once.
+            # Checked before reading: what is read after the end is complete. One that was only created ends at once.
             ended = self._has_ended(container)
-            since_s = marks.rewind(self._query.since_s)
+            since_s = positions.rewind(self._query.since_s)
             try:
                 for stream, frame in self._open(container, since_s=since_s, follow=True, timestamps=True):
-                    record = marks.take(stream, frame)
+                    record = positions.accept_frame(stream, frame)
                     if record is not None:
                         yield stream, record
-            except EngineGone:
+            except EngineUnavailable:
                 ended = False
-            except NotThere:
+            except NotFound:
                 return
-            if ended or (self._is_over is not None and self._query.until_s is not None and self._is_over()):
+            if ended or (self._app_has_ended is not None and self._query.until_s is not None and self._app_has_ended()):
                 return
             self._wait(POLL_S)
 
     def _has_ended(self, container: str) -> bool:
         try:
             facts = self._engine.inspect_container(container)
-        except EngineGone:
+        except EngineUnavailable:
             return False
-        except NotThere:
+        except NotFound:
             return True
-        never = facts.status == "created" and self._is_over is not None and self._is_over()
+        never = facts.status == "created" and self._app_has_ended is not None and self._app_has_ended()
         return facts.exit_code is not None or never
 
     def _open(
@@ -125,68 +125,68 @@ class LogReader:
         )
 
 
-class _Marks:
-    """How far a followed log was read, so that what is read again after a break is passed over.
+class _Positions:
+    """How far a followed log was read, so that records that are read again after a break are skipped.
 
     The engine dates stdout and stderr separately, so records of the two do not come in the order of their dates; those
-    of one stream do. Hence a mark for each stream, and nothing is passed over in a first reading.
+    of one stream do. Hence a position for each stream, and nothing is skipped in a first reading.
     """
 
     def __init__(self) -> None:
-        self._marks: dict[int, _Mark] = {}
+        self._positions: dict[int, _Position] = {}
 
     def rewind(self, since_s: float | None) -> float | None:
-        """From where to read on, in seconds since the epoch; what was handed out before is expected again.
+        """Where to resume reading, in seconds since the epoch; earlier records are expected again.
 
         Args:
             since_s: where the first reading began.
         """
-        for mark in self._marks.values():
-            mark.rewind()
-        latest = max((mark.time for mark in self._marks.values()), default="")
+        for position in self._positions.values():
+            position.rewind()
+        latest = max((position.time for position in self._positions.values()), default="")
         if not latest:
             return since_s
         return max(since_s or 0.0, parse_time(latest) - OVERLAP_S)
 
-    def take(self, stream: int, frame: bytes) -> bytes | None:
-        """A frame's record without its date; None when it was handed out before."""
+    def accept_frame(self, stream: int, frame: bytes) -> bytes | None:
+        """A frame's record without its date; None when it was returned before."""
         date, _, record = frame.partition(b" ")
-        mark = self._marks.setdefault(stream, _Mark())
-        return record if mark.take(date.decode("ascii", errors="replace")) else None
+        position = self._positions.setdefault(stream, _Position())
+        return record if position.accept(date.decode("ascii", errors="replace")) else None
 
 
-class _Mark:
-    """The last record of one stream that was handed out; several may have one date."""
+class _Position:
+    """The last record of one stream that was returned; several records may have one date."""
 
     def __init__(self) -> None:
         self.time = ""
-        self._seen = 0
-        """Records of that date handed out."""
-        self._again = 0
-        """Of those, still to be passed over."""
-        self._rereads = False
+        self._handed_out = 0
+        """Records of that date that were returned."""
+        self._to_skip = 0
+        """Of those, still to be skipped."""
+        self._rereading = False
 
     def rewind(self) -> None:
-        """The stream is read again from some record before the last on."""
-        self._again = self._seen
-        self._rereads = True
+        """The stream is read again from a record before the last one."""
+        self._to_skip = self._handed_out
+        self._rereading = True
 
-    def take(self, time: str) -> bool:
+    def accept(self, time: str) -> bool:
         """Whether the next record, of this date, is new."""
-        if self._rereads:
+        if self._rereading:
             if time < self.time:
                 return False
-            if time == self.time and self._again:
-                self._again -= 1
+            if time == self.time and self._to_skip:
+                self._to_skip -= 1
                 return False
-            self._rereads = False
-        self._seen = self._seen + 1 if time == self.time else 1
+            self._rereading = False
+        self._handed_out = self._handed_out + 1 if time == self.time else 1
         self.time = time
         return True
 
 
 def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-    """Lines of all streams of a container, in the order in which they are complete; each stream has its own rest.
+    """Lines of all streams of a container, in the order in which they are complete; the streams are joined separately.
 
     Args:
         frames: number of the stream, and a piece of it.
@@ -199,7 +199,7 @@ def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
 
 
 class _LineSplitter:
-    """Joins what the engine cut and cuts at newlines; bytes that are no UTF-8 become replacement characters."""
+    """Joins pieces and splits them at newlines; bytes that are not UTF-8 become replacement characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

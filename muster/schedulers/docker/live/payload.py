@@ -1,4 +1,4 @@
-"""What is copied into an app's containers; kept with the app's state, since later containers need it too."""
+"""The files that are copied into an app's containers; the app's state keeps them for containers created later."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Payload:
     """Key -> packed folder."""
 
 
-def build_payload(cargo: Payload) -> dict[str, bytes]:
-    """Name -> content of the files that hold it beside the app's state."""
-    return {AGENT_BUNDLE_NAME: cargo.agent, **cargo.workspaces}
+def build_payload(payload: Payload) -> dict[str, bytes]:
+    """Name -> content of the files that store the payload beside the app's state."""
+    return {AGENT_BUNDLE_NAME: payload.agent, **payload.workspaces}
 
 
 def read_payload(folder: Path, app: AppRequest) -> Payload:

@@ -1,7 +1,7 @@
-"""Before anything of an app is made: can this engine run it in this image? One throw-away container per image tells.
+"""Checks before anything of an app is created whether the engine can run it: one temporary container per image.
 
-It runs the role's own Python with the role's own environment and mounts, so the answer is the one the job would get.
-Good answers are remembered per engine and image; a bad one is never, so that a repaired image is seen at once.
+It runs the role's own Python with the role's own environment and mounts, so the result is the one the job would get.
+Successful results are cached per engine and image; failures are not, so that a repaired image is accepted at once.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
 from muster.schedulers.docker.live.exit_reason import describe_start_failure
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
-_NO_COMMAND: Final = "/muster-looks-whether-containers-start"
-"""Not there on purpose: with a role that is not ours, only what comes before the command is looked at."""
+_NO_COMMAND: Final = "/muster-preflight-without-command"
+"""Does not exist, on purpose: for a role without our agent, only the steps before the command are checked."""
 
 # Must compile on any Python that may be called python3, 2.7 included.
 _PROBE: Final = """\
@@ -36,27 +36,27 @@ print('%d.%d %s' % (sys.version_info[0], sys.version_info[1], ' '.join(found)))
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What the engine allows."""
+    """What the engine supports."""
 
     init: bool = True
-    """It has the tiny init it says it has."""
+    """It has a tiny init."""
     default_ulimits: bool = True
-    """It may raise limits; a rootless or confined engine may not."""
+    """It can raise limits; a rootless or confined engine cannot."""
 
 
 def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest:
-    """Try each image once.
+    """Check each image once.
 
     Args:
-        engine: where; has the images already.
+        engine: the one that will run the app; has the images already.
         app: what will run.
-        cache_dir: where good answers are remembered.
+        cache_dir: the folder of cached results.
 
     Returns:
-        The app as this engine can run it: without an init or raised limits that it refuses.
+        The app as this engine can run it: without an init or raised limits if the engine refuses them.
 
     Raises:
-        DockerFault: one line that names the image and what it lacks.
+        DockerError: one line that names the image and what it lacks.
     """
     info = engine.info()
     findings = Findings()
@@ -66,11 +66,11 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
             continue
         seen.add((container.image, container.runs_agent))
         image = engine.inspect_image(container.image)
-        file = cache_dir / f"{_digest(info, app, container, image)}.json"
-        found = _read(file)
+        file = cache_dir / f"{_build_cache_key(info, app, container, image)}.json"
+        found = _read_cache(file)
         if found is None:
             found = _Probe(engine, app, container, image, EngineFacts(cpus=int(info["NCPU"]))).run()
-            _write(file, found)
+            _write_cache(file, found)
         findings = Findings(
             init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
         )
@@ -85,7 +85,7 @@ def _apply(app: AppRequest, findings: Findings) -> AppRequest:
 
 
 class _Probe:
-    """One throw-away container, tried with less until it starts."""
+    """One temporary container, tried with fewer features until it starts."""
 
     def __init__(
         self, engine: Engine, app: AppRequest, container: ContainerRequest, image: ImageFacts, facts: EngineFacts
@@ -97,39 +97,39 @@ class _Probe:
         self._facts = facts
 
     def run(self) -> Findings:
-        """Find what works; raises DockerFault when nothing does."""
+        """Find what the engine supports; raises DockerError if the container does not start at all."""
         findings = Findings()
         while True:
-            said = self._try(findings)
-            if "rlimit" in said and findings.default_ulimits:
+            output = self._try_start(findings)
+            if "rlimit" in output and findings.default_ulimits:
                 findings = replace(findings, default_ulimits=False)
-            elif "docker-init" in said and findings.init:
+            elif "docker-init" in output and findings.init:
                 findings = replace(findings, init=False)
-            elif said and not (_NO_COMMAND in said and not self._container.runs_agent):
-                raise DockerError(self._explain(said))
+            elif output and not (_NO_COMMAND in output and not self._container.runs_agent):
+                raise DockerError(self._explain(output))
             else:
                 return findings
 
-    def _try(self, findings: Findings) -> str:
-        """Start it once; returns what was said against it, empty when it ran well."""
+    def _try_start(self, findings: Findings) -> str:
+        """Start it once; returns the error, empty if it ran well."""
         try:
-            exit_code, output = run_probe(self._engine, f"{self._container.name}-preflight", self._body(findings))
-        except CannotStart as fault:
-            return str(fault)
+            exit_code, output = run_probe(self._engine, f"{self._container.name}-preflight", self._build_body(findings))
+        except CannotStart as error:
+            return str(error)
         if exit_code != 0:
             return output.strip() or f"exit code {exit_code}"
         self._check_output(output)
         return ""
 
-    def _body(self, findings: Findings) -> dict[str, Any]:
+    def _build_body(self, findings: Findings) -> dict[str, Any]:
         runs_agent = self._container.runs_agent
         command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
         app = _apply(replace(self._app, containers=(self._container,)), findings)
         return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
 
-    def _explain(self, said: str) -> str:
+    def _explain(self, output: str) -> str:
         container = self._container
-        why = describe_start_failure(said, self._name, container.command[0], runs_agent=container.runs_agent)
+        why = describe_start_failure(output, self._name, container.command[0], runs_agent=container.runs_agent)
         return f"role {container.role!r} {why}"
 
     @property
@@ -137,19 +137,19 @@ class _Probe:
         return self._container.base_image or self._container.image
 
     def _check_output(self, output: str) -> None:
-        """Only our own probe runs to a good end; its answer must satisfy the agent."""
+        """Check the output of our own probe, the only one that can succeed, against the agent's needs."""
         name = self._name
         version, *found = output.split()
         if tuple(int(part) for part in version.split(".")) < (3, 10):
             raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
         if "torch" not in found:
-            raise DockerError(f"image {name!r} has Python {version} but no torch; name one that has both with --image")
+            raise DockerError(f"image {name!r} has Python {version} but no torch; use --image to name one with both")
         if "muster" not in found and not self._container.bundled:
             raise DockerError(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
 
 
-def _digest(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
-    """All that the answer depends on."""
+def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
+    """A hash of everything on which the result depends."""
     env = {name: value for name, value in container.env.items() if name.startswith(("PYTHON", "PATH", "LD_"))}
     known = [
         info.get("ID"),
@@ -167,15 +167,15 @@ def _digest(info: Mapping[str, Any], app: AppRequest, container: ContainerReques
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(file: Path) -> Findings | None:
+def _read_cache(file: Path) -> Findings | None:
     try:
         return Findings(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(file: Path, findings: Findings) -> None:
-    """A cache: where it cannot be written, the next submission asks again."""
+def _write_cache(file: Path, findings: Findings) -> None:
+    """Cache the result; if that fails, the next submission checks again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=file.parent)

@@ -1,10 +1,10 @@
-"""What apps on one engine must not share though the engine would let them: GPUs, and ports of the host's network.
+"""Reserves GPUs and ports of the host's network: the engine would let apps share them, but they must not.
 
-A claim is an empty volume that nobody mounts: its name says what is claimed, its labels by which app. The engine makes
-one volume of a name and shows every later caller the first one's labels, so of two apps that reach for a thing at once
-one gets it. A claim outlives a restart of the supervisor and of the engine, and the moments between the loss of a
-container and its replacement; it is given back when the app has ended. (To look, create and look again was rejected:
-two apps then see each other, or neither does.)
+A reservation is an empty volume that no container mounts: its name is that of the object, its labels name the app. The
+engine creates one volume per name and returns the first caller's labels to every later one, so of two apps that reserve
+an object at the same time one gets it. A reservation outlives a restart of the supervisor and of the engine, and the
+time between the loss of a container and its replacement; it is released when the app has ended. (Rejected: list, create
+and list again. Two apps then see each other, or neither does.)
 """
 
 import re
@@ -18,7 +18,7 @@ from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError
 from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
-from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, move_gang
+from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, set_host_port
 
 _GPU: Final = "gpu"
 _PORT: Final = "port"
@@ -40,44 +40,44 @@ for port in sys.argv[1:]:
 
 
 def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[str]:
-    """See that there are enough GPUs, before anything is made.
+    """Check that there are enough GPUs, before anything is created.
 
     Args:
-        engine: where.
+        engine: the one that will run the app.
         app: what will run.
-        visible: ids of the devices that may be used.
+        visible: ids of the devices that the app may use.
 
     Returns:
-        Those of them that nobody uses now.
+        Those of them that are not in use.
 
     Raises:
-        DockerFault: they do not suffice.
+        DockerError: there are too few.
     """
     running = engine.list_containers({}, running_only=True)
-    claimed = _reserved_gpus(engine)
-    taken = {gpu for facts in running for gpu in facts.gpu_ids} | claimed.keys()
+    reserved = _reserved_gpus(engine)
+    in_use = {gpu for facts in running for gpu in facts.gpu_ids} | reserved.keys()
     try:
-        devices.assign_gpus(_wanted(app), visible, taken)
-    except DockerError as fault:
-        # An app may hold them whose supervisor died with the machine: nothing of it runs, and any command revives it.
-        holders = ", ".join(sorted({claimed[gpu] for gpu in visible if gpu in claimed}))
-        raise DockerError(f"{fault}; apps of ours that hold some: {holders}" if holders else str(fault)) from fault
-    return [gpu for gpu in visible if gpu not in taken]
+        devices.assign_gpus(_count_gpus(app), visible, in_use)
+    except DockerError as error:
+        # The app of a reservation may not run: its supervisor died with the machine; any command starts it again.
+        holders = ", ".join(sorted({reserved[gpu] for gpu in visible if gpu in reserved}))
+        raise DockerError(f"{error}; apps that have reserved some: {holders}" if holders else str(error)) from error
+    return [gpu for gpu in visible if gpu not in in_use]
 
 
 def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: ExitStack) -> AppRequest:
-    """Give each replica GPUs of its own.
+    """Assign each replica GPUs of its own.
 
     Args:
-        engine: where.
+        engine: the one that will run the app.
         app: what will run.
-        free: what `check_gpus` returned; another app may have been faster since.
-        undo: gives the claims back.
+        free: what `check_gpus` returned; another app may have reserved some since.
+        undo: releases the reservations.
 
     Raises:
-        DockerFault: they do not suffice.
+        DockerError: there are too few.
     """
-    wanted = _wanted(app)
+    wanted = _count_gpus(app)
     got: list[str] = []
     for gpu in free:
         if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu, undo):
@@ -88,35 +88,35 @@ def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: Exi
 
 
 def reserve_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
-    """Find a port for each gang that meets on the host's network.
+    """Reserve a rendezvous port for each agent role on the host's network.
 
     Args:
-        engine: where; has the images.
+        engine: the one that will run the app; has the images.
         app: what will run.
-        undo: gives the claims back.
+        undo: releases the reservations.
 
     Raises:
-        DockerFault: no port is free near the one that a gang would like.
+        DockerError: none of the ports after a role's preferred one is free.
     """
     used: set[int] = set()
-    for gang in {container.role: container for container in reversed(app.containers)}.values():
-        if gang.host_port is None:
+    for first_node in {container.role: container for container in reversed(app.containers)}.values():
+        if first_node.host_port is None:
             continue
-        wished = [port for port in _ports_from(gang.host_port) if port not in used]
-        free = _ask_free_ports(engine, app, gang, wished)
+        wanted = [port for port in _list_ports_from(first_node.host_port) if port not in used]
+        free = _find_free_ports(engine, app, first_node, wanted)
         port = next((each for each in free if _reserve(engine, app, _PORT, str(each), undo)), None)
         if port is None:
             raise DockerError(
-                f"role {gang.role!r} finds no free port on the network of the engine's host "
-                f"({len(wished)} tried from {gang.host_port} on); leave out -cfg network=host"
+                f"role {first_node.role!r}: no free port on the network of the engine's host "
+                f"({len(wanted)} tried from {first_node.host_port} on); leave out -cfg network=host"
             )
         used.add(port)
-        app = move_gang(app, gang.role, port)
+        app = set_host_port(app, first_node.role, port)
     return app
 
 
 def release_reservations(engine: Engine, labels: Mapping[str, str]) -> None:
-    """Give back all that an app has claimed; it has ended."""
+    """Release all reservations of an app that has ended."""
     for volume in engine.list_volumes({**labels, Label.CLAIM: None}):
         engine.remove_volume(volume)
 
@@ -125,7 +125,7 @@ def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitS
     name = f"muster-{kind}-{_NOT_IN_NAMES.sub('-', thing)}"
     try:
         labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
-    except Conflict:  # an engine that does not show the volume there is
+    except Conflict:  # an engine that does not return the existing volume
         return False
     if any(labels.get(key) != value for key, value in app.labels.items()):
         return False
@@ -133,32 +133,32 @@ def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitS
     return True
 
 
-def _wanted(app: AppRequest) -> list[int]:
+def _count_gpus(app: AppRequest) -> list[int]:
     return [container.gpus for container in app.containers]
 
 
 def _reserved_gpus(engine: Engine) -> dict[str, str]:
-    """Id of a GPU -> the app that claimed it."""
-    claimed = {}
+    """Id of a GPU -> the app that reserved it."""
+    reserved = {}
     for labels in engine.list_volumes({Label.CLAIM: None}).values():
         kind, _, thing = labels[Label.CLAIM].partition(":")
         if kind == _GPU:
-            claimed[thing] = labels[Label.APP]
-    return claimed
+            reserved[thing] = labels[Label.APP]
+    return reserved
 
 
-def _ports_from(first: int) -> Iterable[int]:
+def _list_ports_from(first: int) -> Iterable[int]:
     begin = HOST_PORTS.index(first)
     return (HOST_PORTS[(begin + step) % len(HOST_PORTS)] for step in range(_PORTS_TRIED))
 
 
-def _ask_free_ports(engine: Engine, app: AppRequest, gang: ContainerRequest, ports: Sequence[int]) -> list[int]:
-    """Which of these can be bound on the engine's host, which need not be this machine: a container there tries."""
-    image: ImageFacts = engine.inspect_image(gang.image)
+def _find_free_ports(engine: Engine, app: AppRequest, first_node: ContainerRequest, ports: Sequence[int]) -> list[int]:
+    """Find the ports that can be bound on the engine's host, which may be another machine: a container there tries."""
+    image: ImageFacts = engine.inspect_image(first_node.image)
     facts: EngineFacts = engine.facts()
-    command = (gang.command[0], "-c", _FREE_PORTS, *map(str, ports))
-    body = build_probe_body(app, gang, command, image=image, engine=facts, network=HOST_NETWORK)
-    exit_code, said = run_probe(engine, f"{gang.name}-ports", body)
+    command = (first_node.command[0], "-c", _FREE_PORTS, *map(str, ports))
+    body = build_probe_body(app, first_node, command, image=image, engine=facts, network=HOST_NETWORK)
+    exit_code, output = run_probe(engine, f"{first_node.name}-ports", body)
     if exit_code != 0:
-        raise DockerError(f"cannot look for a free port on the engine's host: {said.strip() or exit_code}")
-    return [int(word) for word in said.split()]
+        raise DockerError(f"cannot find a free port on the engine's host: {output.strip() or exit_code}")
+    return [int(word) for word in output.split()]

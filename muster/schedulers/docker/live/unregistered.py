@@ -1,4 +1,4 @@
-"""Apps that only the engine remembers: their state folder is gone (another HOME, removed by hand)."""
+"""Apps that only the engine knows: their state folder is gone (another HOME, removed by hand)."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,17 +33,17 @@ def list_apps(engine: Engine, user: str) -> dict[str, list[ContainerFacts]]:
     return apps
 
 
-def judge_app(containers: Sequence[ContainerFacts]) -> AppState:
-    """Where an app stands that nobody supervises."""
-    states = [judge_container(facts) for facts in containers]
+def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
+    """The state of an app without a supervisor."""
+    states = [find_state(facts) for facts in containers]
     for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
         if state in states:
             return state
     return AppState.SUCCEEDED
 
 
-def judge_container(facts: ContainerFacts) -> AppState:
-    """Where one container stands."""
+def find_state(facts: ContainerFacts) -> AppState:
+    """The state of one container."""
     if facts.running:
         return AppState.RUNNING
     if facts.status in _WAITING:
@@ -52,28 +52,28 @@ def judge_container(facts: ContainerFacts) -> AppState:
 
 
 def describe_app(app_id: str, containers: Sequence[ContainerFacts]) -> DescribeAppResponse:
-    """What the labels tell; commands and resources are not among it."""
+    """What the labels show; commands and resources are not known."""
     roles: dict[str, list[ContainerFacts]] = {}
     for facts in containers:
         roles.setdefault(facts.labels[Label.ROLE], []).append(facts)
     return DescribeAppResponse(
         app_id=app_id,
-        state=judge_app(containers),
-        msg="its state folder is gone; known by the labels of its containers only",
+        state=find_app_state(containers),
+        msg="its state folder is gone; only the labels of its containers are known",
         roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()],
         roles_statuses=[RoleStatus(role=name, replicas=_statuses(name, found)) for name, found in roles.items()],
     )
 
 
 def stop_app(engine: Engine, containers: Sequence[ContainerFacts], grace_s: float) -> None:
-    """Stop all at once, with one grace period."""
+    """Stop all containers at once, with one grace period."""
     with ThreadPoolExecutor(_STOPPERS) as pool:
         list(pool.map(lambda facts: engine.stop_container(facts.id, grace_s), containers))
 
 
 def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]:
     return [
-        ReplicaStatus(id=int(facts.labels[Label.REPLICA]), state=judge_container(facts), role=role, hostname=facts.name)
+        ReplicaStatus(id=int(facts.labels[Label.REPLICA]), state=find_state(facts), role=role, hostname=facts.name)
         for facts in found
     ]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from torchx.specs import macros
 
 from muster._contract import Env
-from muster.schedulers.agent_command import find_agent_flag, is_agent_role, separate_runs
+from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.names import PodNaming, build_token_key, check_names, label_roles
@@ -117,7 +117,7 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
         _check_role(role)
     names = [role.name for role in app.roles]
     labels = dict(zip(names, label_roles(names), strict=True))
-    args = separate_runs(app.roles, labels, app_id=macros.app_id)
+    args = assign_run_ids(app.roles, labels, app_id=macros.app_id)
     roles = tuple(
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )

@@ -75,7 +75,9 @@ def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
     # `-m` and `-c` put the working directory first, where a user's selectors.py would shadow the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
-        "from muster.schedulers.supervision import supervisor\n"
+        "try:\n    from muster.schedulers.supervision import supervisor\n"
+        # An app keeps the installation that submitted it, which may be an older one.
+        "except ImportError:\n    from muster.schedulers.supervision import process as supervisor\n"
         "supervisor.main(sys.argv[1], int(sys.argv[2]))"
     )
     old_log_bytes = folder.log_file.stat().st_size if folder.log_file.exists() else 0

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster._contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
-from muster.agent.cli.command_line import parse_words
+from muster.agent.cli.command_line import parse_command_line
 from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError
 from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, list_agent_flags
@@ -45,7 +45,7 @@ LINES = st.lists(WORDS, max_size=8).map(lambda parts: [word for part in parts fo
 @example(["-mr", "3", "--shutdown_t=7", "pkg.main", "--shutdown-timeout=9"])
 def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
     try:
-        line = parse_words(words)
+        line = parse_command_line(words)
     except UsageError:
         return
     args = [*COMMAND, *words]
@@ -80,7 +80,7 @@ def run_ids(*roles: SimpleNamespace) -> dict[str, str | None]:
     before = [list(role.args) for role in roles]
     args = assign_run_ids(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
     assert [role.args for role in roles] == before, "the caller's roles are not changed"
-    return {role.name: parse_words(args[role.name][2:]).given.get("rdzv_id") for role in roles}
+    return {role.name: parse_command_line(args[role.name][2:]).given.get("rdzv_id") for role in roles}
 
 
 @pytest.mark.parametrize(

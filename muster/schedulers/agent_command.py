@@ -88,7 +88,8 @@ def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
     Args:
         args: of a role for which `is_agent_role` holds.
 
-    Source: `muster/agent/cli/command_line.py`, parse_words; `tests/unit/schedulers/test_entrypoint.py` compares both.
+    Source: parse_command_line in `muster/agent/cli/command_line.py`; `tests/unit/schedulers/test_agent_command.py`
+    compares the two.
     """
     flags: list[AgentFlag] = []
     begin = _COMMAND_LENGTH

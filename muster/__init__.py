@@ -1,3 +1,13 @@
-"""muster: start, supervise and heal distributed PyTorch jobs, as a plug-in for TorchX."""
+"""muster: start, supervise and heal distributed PyTorch jobs, as a plug-in for TorchX.
+
+    components/   what `torchx run dist.ddp ...` and pipelines turn into an AppDef
+    schedulers/   how an AppDef becomes running replicas: local_cwd, Docker, Kubernetes
+    agent/        the process that starts and supervises the workers of one node
+    _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
+    _contract     what components, schedulers and the agent must agree on: variables, exit codes, file names
+    _processes    process trees, and the system calls that Python lacks
+
+Components and schedulers never import the agent: they know its command.
+"""
 
 __version__ = "0.1.0"

@@ -27,7 +27,7 @@ class MemoryCgroup:
 @dataclass(frozen=True, kw_only=True)
 class _Counters:
     kills: int | None
-    """OOM kills in the own cgroup; None where the kernel does not count them."""
+    """OOM kills in this process's cgroup; None where the kernel does not count them."""
     limit_hits: int
     """How often the limit was reached (v1 failcnt, v2 `max` of memory.events)."""
     machine_kills: int

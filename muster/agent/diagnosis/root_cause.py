@@ -67,24 +67,6 @@ def describe_failure(root: Failure | None) -> str:
     return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
 
 
-def explain_end(root: Failure | None, early: str | None, attempt: int, max_restarts: int) -> str | None:
-    """Explain in one line that a failure ends the job; None when another attempt follows.
-
-    Args:
-        root: the root cause.
-        early: signature of the start-up failure that ended the previous attempt.
-        attempt: how many restarts have been used.
-        max_restarts: how many are allowed.
-    """
-    signature = find_signature(root)
-    if signature is not None and signature == early:
-        return f"{describe_failure(root)}; it failed the same way right after the start twice in a row: not retried"
-    if attempt >= max_restarts:
-        used = f"all {max_restarts} restarts are used" if max_restarts else "no restarts are allowed (--max-restarts 0)"
-        return f"{describe_failure(root)}; {used}"
-    return None
-
-
 def build_report(
     run_id: str,
     reason: str,
@@ -93,7 +75,7 @@ def build_report(
     seen: Iterable[DatedFailure],
     stacks: tuple[Stack, ...],
 ) -> Report:
-    """Build the one report of the job; `reason` is what `explain_end` returned.
+    """Build the one report of the job; `reason` is what `find_final_reason` returned.
 
     It fits into one message: if it is too long, the texts of the last ranks are left out.
     """

@@ -1,4 +1,4 @@
-"""One node of the job: what the agent does about each event.
+"""One node of the job: what the agent does about each event (a worker's end, a signal, a broken round).
 
 `decisions.decide` is pure: state and event in, new state and actions out. `events`, `actions` and `state` are its
 data. `supervisor` passes events to it and carries out its actions, `transition_log` records and prints what happens,

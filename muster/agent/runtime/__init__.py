@@ -1,8 +1,8 @@
 """The base of the agent: the loop with its queue and timers, the clock, signals, and the event log.
 
 `loop` is the one thread's selector and queue, `clock` the injected time, `signals` turns signals and children's ends
-into calls on the loop, `event_log` writes one record per transition (`events.jsonl`, `--event-log-handler`), `ports`
-reserves ports, `records` defines cheap frozen records.
+into calls on the loop (what follows is decided in `node.decisions`), `event_log` writes one record per transition
+(`events.jsonl`, `--event-log-handler`), `ports` reserves ports, `records` defines cheap frozen records.
 
 Nothing here knows the rest of the agent, so everything of the agent may import from here.
 """

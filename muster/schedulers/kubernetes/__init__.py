@@ -1,10 +1,10 @@
 """Kubernetes: an AppDef becomes a Job (or a JobSet, or a Volcano Job) and what its pods need.
 
-`scheduler` is what TorchX calls, `__main__` adds `resize` and `delete`. `options` parses `-cfg`, `names` builds and
-checks every name, `labels` are the keys by which objects are found again, `kinds` the kinds of objects and their API
-versions. `app_id` parses app ids, `syntax` has the patterns of Kubernetes' names and values, `schema` checks documents
-against the published fields. `manifests` builds the documents (pure), `api` sends requests to the API server, `live`
-submits, watches and ends an app.
+`scheduler` is what TorchX calls, `__main__` adds `resize` and `delete`. `options` declares and checks its `-cfg`
+options, `names` builds and checks every name, `labels` are the keys by which objects are found again, `kinds` the
+kinds of objects and their API versions. `app_id` parses app ids, `syntax` has the patterns of Kubernetes' names and
+values, `schema` checks documents against the published fields. `manifests` builds the documents (pure), `api` sends
+requests to the API server, `live` submits, watches and ends an app.
 """
 
 from muster.schedulers.kubernetes.scheduler import KubernetesScheduler, create_scheduler

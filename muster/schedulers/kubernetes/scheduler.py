@@ -10,7 +10,7 @@ from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, pack_workspace
+from muster.schedulers.kubernetes.manifests.config_map import METADATA_KEY, pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options

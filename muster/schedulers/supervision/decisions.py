@@ -4,8 +4,9 @@ There are two kinds of roles. A role of our agent has exit codes with a meaning 
 final, 69 and an end by signal (143 among them: preempted) are lost replicas, which are started again one by one, at
 most `max_retries` per role, because the agents of the others keep running meanwhile. Any other role keeps TorchX's
 meaning: every failure may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the
-whole app starts again. Without retries left, the app goes on as long as `min_replicas` of the role run or have
-succeeded; else the supervisor stops what still runs and the app has failed: a part of an app never runs on alone.
+whole app starts again. Without retries left, the app continues as long as `min_replicas` of the role run or have
+succeeded; else the supervisor stops what still runs and the app has failed: an app never keeps running with some of
+its parts missing.
 """
 
 import signal

@@ -12,7 +12,7 @@ from torchx.specs import AppDef
 from muster.components.dist import ddp
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.live.status import describe_report
-from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, pack_workspace
+from muster.schedulers.kubernetes.manifests.config_map import METADATA_KEY, pack_workspace
 from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
 
 FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"

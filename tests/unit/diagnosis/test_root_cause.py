@@ -1,7 +1,8 @@
 """Whose failure it was, and what the report's first line says of it."""
 
 from muster.agent.diagnosis.report import Failure
-from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root, explain_end
+from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root
+from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
@@ -27,7 +28,7 @@ def report(reason, *seen):
 
 def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     heard_first, failed_first, victim = see(10.01, 0), see(10.0, 1), see(9.0, 2, stopped_by_us=True)
-    reason = explain_end(choose_root([heard_first]), None, 0, 0)
+    reason = find_final_reason(choose_root([heard_first]), None, 0, 0)
     assert reason is not None
     assert reason.startswith("rank 0 ")
     made = report(reason, heard_first, failed_first, victim)

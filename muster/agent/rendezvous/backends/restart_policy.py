@@ -62,10 +62,11 @@ class LocalRestartPolicy:
         self._record(failures)
         if self.broken is not None:
             return False
-        from muster.agent.diagnosis.root_cause import choose_root, describe_failure, explain_end, find_signature
+        from muster.agent.diagnosis.root_cause import choose_root, describe_failure, find_signature
+        from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
 
         root = choose_root(self._failures)
-        self._final = explain_end(root, self._early, self.attempt, self._max_restarts)
+        self._final = find_final_reason(root, self._early, self.attempt, self._max_restarts)
         self._early = find_signature(root)
         self.break_round(BreakKind.FINAL if self._final else BreakKind.FAILURE, self._final or describe_failure(root))
         return True
@@ -85,7 +86,7 @@ class LocalRestartPolicy:
         """Break the round: the job has failed for good on another node, which prints the report.
 
         Args:
-            reason: what `explain_end` returned there.
+            reason: what `find_final_reason` returned there.
             root: the root cause, as that node sent it.
         """
         if self.has_ended or self._final is not None:

@@ -1,8 +1,10 @@
 """The leader's decisions. Pure: no clock, no socket, no randomness.
 
 `decisions.decide(state, event, now_s) -> (state, actions)` is the entry point; the rules stand there. `events`,
-`actions` and `state` are its input, output and state; `members` holds the records of members and ranks. `membership`
-handles joins and losses, `failures` breaks a round, `formation` forms the next one or ends the job, `rank_assignment`
-assigns ranks, `quorum` decides which side may continue when members are silent. `timing` computes the silence limit;
-`persistent` holds the mapping and the set that states share without copies.
+`actions` and `state` are its input, output and state; `members` holds the records of members and ranks.
+
+`membership` decides what follows when a member joins or is lost, `failures` when workers fail or hang, and
+`restart_budget` whether the job may try again. `formation` forms the next round or ends the job, `rank_assignment`
+assigns ranks, `quorum` decides which side may continue or take over when members are silent. `timing` computes the
+silence limit; `persistent` holds the mapping and the set that states share without copies.
 """

@@ -5,10 +5,11 @@ attempt.
 """
 
 from muster.agent.diagnosis.report import Failure
-from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, explain_end, find_signature
+from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
 from muster.agent.rendezvous.consensus.actions import Action, BreakRound
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
 from muster.agent.rendezvous.consensus.persistent import PersistentSet
+from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState, describe_member
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
@@ -29,7 +30,7 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
     )
     if state.phase is JobPhase.FORMING or state.loss_wait_until_s is not None:
         return state, ()
-    if _explain_end(state) is None or len(state.assignments) == 1:
+    if _find_final_reason(state) is None or len(state.assignments) == 1:
         return break_for_failure(state, now_s)
     return replace(state, loss_wait_until_s=now_s + event.suspicion_s + state.rules.loss_wait_s), ()
 
@@ -62,14 +63,16 @@ def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFa
     return tuple(DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures)
 
 
-def _explain_end(state: JobState) -> str | None:
+def _find_final_reason(state: JobState) -> str | None:
     """One line when the failures seen end the job, None when another attempt is due."""
-    return explain_end(choose_root(state.failures), state.startup_signature, state.attempt, state.rules.max_restarts)
+    return find_final_reason(
+        choose_root(state.failures), state.startup_signature, state.attempt, state.rules.max_restarts
+    )
 
 
 def break_for_failure(state: JobState, now_s: float) -> Decision:
     """End the round because of the failures seen so far, and the job when no attempt is left."""
-    final_reason = _explain_end(state)
+    final_reason = _find_final_reason(state)
     root = choose_root(state.failures)
     state = replace(state, loss_wait_until_s=None)
     if final_reason is not None:

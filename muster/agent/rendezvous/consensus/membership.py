@@ -24,7 +24,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     if state.phase is JobPhase.ENDING and state.job_end is not None:
         return state, (replace(state.job_end, ids=(member.id,)),)
     is_first_to_import = not member.is_prepared and not state.importing
-    state = _mark_prepared(state, member.id)
+    state = _remove_from_importing(state, member.id)
     quorum_bases = tuple(_add_connected(base, member) for base in state.quorum_bases)
     if any(new.ended != base.ended for new, base in zip(quorum_bases, state.quorum_bases, strict=True)):
         # That process may have ended a moment ago: its workers are killed within the fence time, counted from now.
@@ -50,7 +50,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
 
 def on_prepared(state: JobState, event: Prepared, now_s: float) -> Decision:
     """A member has imported what its workers need."""
-    state = _mark_prepared(state, event.id)
+    state = _remove_from_importing(state, event.id)
     is_new = event.id in state.members and event.id not in state.assignments
     return _clear_batch(_start_batch(state, now_s) if is_new else state), ()
 
@@ -84,7 +84,7 @@ def _list_newcomers(state: JobState) -> list[MemberRecord]:
     ]
 
 
-def _mark_prepared(state: JobState, member_id: str) -> JobState:
+def _remove_from_importing(state: JobState, member_id: str) -> JobState:
     """Remove a member from those that import: it has finished, or it is gone."""
     if member_id not in state.importing and member_id not in state.importing_in_round:
         return state
@@ -207,7 +207,7 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
     if member is None:
         return state, ()
     state = replace(
-        _mark_prepared(state, event.id),
+        _remove_from_importing(state, event.id),
         members=state.members.without(event.id),
         quorum_bases=tuple(replace(base, connected=base.connected.without(event.id)) for base in state.quorum_bases),
         unacknowledged=state.unacknowledged.without(event.id),

@@ -44,12 +44,12 @@ from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Ne
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import replace
 
-MOST_ROUNDS = 1 << 40
+MAX_ROUND_NUMBER = 1 << 40
 """No job has so many rounds. The round number only grows, so a number that is far too high could never be undone."""
 PAUSE_S = 1.0
 """Without activity for this long, this process may have been stopped."""
 RETRY_S = 0.05
-"""Delay until a round is tried again for which the leader had no lease: not with each of thousands of heartbeats."""
+"""Delay before retrying a round that the leader's lease did not cover. Every heartbeat would be too often."""
 DUPLICATE_S = 1.5
 """How long after an index claim the first node must send something to count as alive."""
 
@@ -91,7 +91,7 @@ class Leader:
             link.send(build_rejection(f"this is run {run_id!r}, not {join.run_id[:80]!r}"))
             link.close()
             return
-        if join.recovery_state.round > MOST_ROUNDS and not isinstance(link, LocalLink):
+        if join.recovery_state.round > MAX_ROUND_NUMBER and not isinstance(link, LocalLink):
             self._reject_malformed(link, f"round {join.recovery_state.round}")
             return
         difference = describe_difference(join.rules, self._options.job_rules)
@@ -137,7 +137,7 @@ class Leader:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def on_message(self, link: Link, message: Message) -> None:
-        """See `LinkOwner`. A sender of a malformed message is disconnected; from the own node it is a bug in muster."""
+        """See `LinkOwner`. A malformed message ends the connection; from this node itself it is a bug in muster."""
         connection = self._connections.find_link(link)
         try:
             received = read_member_message("" if connection is None else connection.id, message)
@@ -174,7 +174,9 @@ class Leader:
             self._apply(message)
 
     def _compute_suspicion_s(self) -> float:
-        """How long until every member is removed that may be fenced by now, which makes workers of other nodes fail.
+        """How long until every member that may already be fenced has been removed.
+
+        Fencing kills workers, so that workers of other nodes may fail first.
 
         A lease can end a heartbeat interval and a margin before the silence limit. A member that sent something
         recently still holds its lease.
@@ -301,7 +303,7 @@ class Leader:
         return min((self._find_promise_s(base) for base in bases), default=self._clock.boottime_s()) + lease_s
 
     def _find_promise_s(self, base: QuorumBase) -> float:
-        """When the last of the promises was made that keep the other members of a round from taking over."""
+        """When the oldest promise was made of those that are needed to rule out a takeover."""
         needed = count_votes(base, self.state.rules.min_nodes) - (self._options.own_id in base.connected)
         if needed <= 0:
             return self._clock.boottime_s()

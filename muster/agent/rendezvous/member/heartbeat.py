@@ -1,4 +1,4 @@
-"""A member's heartbeats to its leader, on this node or another, and the fencing lease of its workers."""
+"""Runs the lease of this node's workers: `FollowerLease` with a leader elsewhere, else `LeaderLease`."""
 
 from collections.abc import Callable
 

@@ -10,7 +10,7 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.kinds import PARENT_KINDS, VOLCANO_POD_GROUP_VERSION
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
-from muster.schedulers.kubernetes.manifests.bundles import METADATA_KEY, build_bundles, build_config_map
+from muster.schedulers.kubernetes.manifests.config_map import METADATA_KEY, build_bundles, build_config_map
 from muster.schedulers.kubernetes.manifests.dry_run import render_documents
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
 from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service

@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A deadline is an assertion on wall-clock time: a loaded machine would fail tests that are right.
+settings.register_profile("muster", deadline=None)
+settings.load_profile("muster")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs us in the background has it ignored, and so would have every program that a test starts.

@@ -156,7 +156,7 @@ def test_a_small_report_fits_whole_into_the_termination_message() -> None:
     assert Report.from_json(json.loads(build_termination_message(report))) == report
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     text=st.text(min_size=0, max_size=200),
     repeats=st.integers(0, 200),

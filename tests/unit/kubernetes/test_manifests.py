@@ -337,7 +337,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(name=NAMES, app_roles=st.lists(roles(), min_size=1, max_size=3), options=OPTIONS)
 @mock.patch(
     "muster.schedulers.kubernetes.manifests.config_map.build_agent_bundle", return_value=b"the agent"

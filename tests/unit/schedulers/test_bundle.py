@@ -138,7 +138,7 @@ class TestWorkspaceBundle:
     )
 
     @given(lines=st.lists(patterns, max_size=5), names=tree)
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_ignores_as_torchx_does(self, tmp_path_factory, lines, names):
         fsspec = pytest.importorskip("fsspec")
         from torchx.workspace.api import walk_workspace

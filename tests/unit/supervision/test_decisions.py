@@ -347,7 +347,7 @@ plans = st.lists(roles, min_size=1, max_size=3).map(
 
 
 @given(plan=plans, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_history_ends_with_nothing_running(plan, data):
     """Whatever happens: starts only what is not running, ends, and then nothing runs."""
     app = App(*plan)

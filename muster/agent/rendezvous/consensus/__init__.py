@@ -1,10 +1,10 @@
 """The leader's decisions. Pure: no clock, no socket, no randomness.
 
 `decisions.decide(state, event, now_s) -> (state, actions)` is the entry point; the rules stand there. `events`,
-`actions` and `state` are its input, output and state; `members` holds the records of members and ranks.
+`actions` and `state` are its input, output and state; `members` holds the rules, limits and records of members.
 
 `membership` decides what follows when a member joins or is lost, `failures` when workers fail or hang, and
 `restart_budget` whether the job may try again. `formation` forms the next round or ends the job, `rank_assignment`
-assigns ranks, `quorum` decides which side may continue or take over when members are silent. `timing` computes the
-silence limit; `persistent` holds the mapping and the set that states share without copies.
+assigns ranks, `quorum` decides which side may continue or take over when members are silent. `persistent`
+holds the mapping and the set that states share without copies.
 """

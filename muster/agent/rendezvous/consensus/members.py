@@ -1,5 +1,6 @@
 """Records of members: the job's rules, a member, its recovery state, and its ranks in a round."""
 
+from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.quorum import CarriedBase
 from muster.agent.runtime.records import record
 
@@ -79,3 +80,16 @@ class RankAssignment:
     rank_offset: int
     role_rank_offset: int
     role_world_size: int
+
+
+MARGIN_S = 1.0
+
+
+def find_silence_s(config: RendezvousConfig) -> float:
+    """The silence limit: a node that is silent for this long counts as lost."""
+    return config.keep_alive_interval_s * config.keep_alive_max_attempt
+
+
+def find_margin_s(silence_s: float) -> float:
+    """How long before the silence limit a lease ends: a second, less when the limit itself is short."""
+    return min(MARGIN_S, silence_s / 3)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from muster.agent.rendezvous.consensus.actions import FormRound
 from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
 from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, MemberLost, ProcessEnded, Tick
-from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.rendezvous.consensus.members import MemberRecord, find_margin_s
 from muster.agent.rendezvous.consensus.quorum import QuorumBase, count_votes
 from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
-from muster.agent.rendezvous.consensus.timing import find_margin_s
 from muster.agent.rendezvous.leader.connections import (
     IndexClaim,
     LeaderOptions,

@@ -8,7 +8,7 @@ and only the guard runs. CLOCK_BOOTTIME throughout, so that the time a machine i
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.consensus.timing import find_margin_s
+from muster.agent.rendezvous.consensus.members import find_margin_s
 from muster.agent.rendezvous.interface import Lease
 from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
 from muster.agent.rendezvous.protocol.member_messages import build_heartbeat

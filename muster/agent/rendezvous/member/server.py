@@ -8,8 +8,7 @@ may keep that socket open across restarts).
 from collections.abc import Callable
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules
-from muster.agent.rendezvous.consensus.timing import find_margin_s, find_silence_s
+from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader

@@ -7,7 +7,7 @@ workers are killed at once (FENCED) and the search starts again.
 from typing import Protocol
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.timing import find_silence_s
+from muster.agent.rendezvous.consensus.members import find_silence_s
 from muster.agent.rendezvous.interface import Lease
 from muster.agent.rendezvous.member.discovery import NEVER, Discovery, DiscoveryOptions
 from muster.agent.rendezvous.member.heartbeat import Heartbeats

@@ -28,14 +28,15 @@ class FakeClock(SystemClock):
 
 
 class Pipe:
-    """A console's other end: reads nothing until `collect`."""
+    """A console's other end: reads nothing until `collect`. Each end is closed once: its number may be in use again."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
 
     def read_all(self) -> bytes:
         """All until the write end is closed; closes the read end."""
-        with os.fdopen(self.read_fd, "rb") as reader:
+        fd, self.read_fd = self.read_fd, -1
+        with os.fdopen(fd, "rb") as reader:
             return reader.read()
 
     def collect(self) -> "threading.Thread":
@@ -44,21 +45,28 @@ class Pipe:
         thread.start()
         return thread
 
+    def close_read(self) -> None:
+        fd, self.read_fd = self.read_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def close_write(self) -> None:
+        fd, self.write_fd = self.write_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
     pipe = Pipe()
     yield pipe
-    for fd in (pipe.read_fd, pipe.write_fd):
-        try:
-            os.close(fd)
-        except OSError:
-            continue
+    pipe.close_write()
+    pipe.close_read()
 
 
 def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:
     assert console.close(limit_s=20.0)
-    os.close(pipe.write_fd)
+    pipe.close_write()
     reader.join()
     return pipe.collected
 
@@ -191,7 +199,7 @@ def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> 
         closing.join(0.001)
     reader = pipe.collect()
     closing.join()
-    os.close(pipe.write_fd)
+    pipe.close_write()
     reader.join()
     lines = pipe.collected.splitlines()
     assert lines[-2] == b"the report"
@@ -199,7 +207,7 @@ def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> 
 
 
 def test_a_closed_console_is_ignored(pipe: Pipe) -> None:
-    os.close(pipe.read_fd)
+    pipe.close_read()
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
     feed = console.open_feed(Std.OUT, b"")
     for _ in range(100):

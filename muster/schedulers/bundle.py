@@ -12,6 +12,7 @@ import os
 import posixpath
 import stat
 import tarfile
+import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,12 @@ from typing import Final
 
 AGENT_BUNDLE_LIMIT_BYTES: Final = 200_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
+
+_PARSING: Final = threading.Lock()
+"""Programs submit from several threads, and CPython 3.11 fails with a SystemError when two of them parse at once.
+
+Source: https://github.com/python/cpython/issues/106905.
+"""
 
 IGNORE_FILE: Final = ".torchxignore"
 
@@ -77,8 +84,10 @@ def strip_source(source: str) -> str:
     the tokenizer, which would make every submission a second slower.
     """
     lines = source.encode().splitlines(keepends=True)
+    with _PARSING:
+        tree = ast.parse(source)
     # From the end, so that the positions of earlier docstrings stay right.
-    for node in sorted(_list_docstrings(ast.parse(source).body), key=lambda node: node.lineno, reverse=True):
+    for node in sorted(_list_docstrings(tree.body), key=lambda node: node.lineno, reverse=True):
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         head, tail = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
         # A statement that does nothing, in case the body has no other statement.

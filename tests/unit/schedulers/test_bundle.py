@@ -1,4 +1,5 @@
 import ast
+import gc
 import io
 import os
 import pathlib
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -71,6 +73,33 @@ class TestAgentBundle:
     def test_what_is_stripped(self, source, expected):
         assert bundle.strip_source(source) == expected
         compile(expected, "stripped", "exec")
+
+    def test_threads_may_build_it_at_the_same_time(self):
+        """The interpreter changes threads inside `ast.parse` only when a collection there runs Python code."""
+
+        class Yields:
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                os.sched_yield()
+
+        def strip(_):
+            for _ in range(20):
+                Yields()
+            return bundle.strip_source(source)
+
+        source = pathlib.Path(bundle.__file__).read_text()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(50)
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                stripped = set(
+                    pool.map(lambda _: [Yields() for _ in range(20)] and bundle.strip_source(source), range(500))
+                )
+        finally:
+            gc.set_threshold(*thresholds)
+        assert len(stripped) == 1
 
     def test_holds_the_agent_and_no_adapter(self):
         with zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())) as archive:

@@ -196,7 +196,7 @@ class Tree:
             wall_s=ended_s - self.started_s,
         )
 
-    def __enter__(self) -> "Tree":  # noqa: PYI034 - typing.Self is Python 3.11, nobody derives
+    def __enter__(self) -> "Tree":  # noqa: PYI034 - typing.Self is Python 3.11, no class derives from it
         return self
 
     def __exit__(

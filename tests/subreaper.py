@@ -133,7 +133,7 @@ def spawn(command: list[str], report_fd: int) -> int:
 
 
 def kill_descendants(statuses: dict[int, int]) -> None:
-    """SIGKILL and reap until nobody is left; new orphans come to us as their parents die."""
+    """SIGKILL and reap until no process is left; new orphans come to us as their parents die."""
     while True:
         reap(statuses)
         alive = list_descendants(os.getpid())

@@ -39,7 +39,7 @@ def main() -> None:
     device = join_process_group()
     learn(options, device)
     gc.collect()  # the model goes first: outliving its process group, it may wait for that for ever (torch 2.13, gloo)
-    dist.barrier()  # rank 0 hosts the store: nobody may still need it when it goes
+    dist.barrier()  # rank 0 hosts the store: no rank may still need it when rank 0 exits
     dist.destroy_process_group()
 
 
@@ -64,7 +64,7 @@ def learn(options: argparse.Namespace, device: torch.device) -> None:
     if dist.get_rank() == 0:
         result = {"accuracy": accuracy, "epochs": options.epochs, "world_size": dist.get_world_size()}
         write_atomically(options.output / "result.json", json.dumps(result).encode())
-        checkpoint.unlink(missing_ok=True)  # done: the next run starts anew
+        checkpoint.unlink(missing_ok=True)  # done: the next run starts from scratch
     say(f"test accuracy {accuracy:.4f}, written to {options.output / 'result.json'}")
 
 
@@ -157,7 +157,7 @@ def load_checkpoint(
     path: Path, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> int:
     """Take up the last run's state, if there is one; returns how many epochs it had done."""
-    # rank 0 looks for all: were each to look for itself, some could start anew while others resume
+    # rank 0 looks for all: were each to look for itself, some could start from scratch while others resume
     found = torch.tensor(int(path.exists()), device=device)
     dist.broadcast(found, src=0)
     if not found:

@@ -87,7 +87,7 @@ def imports() -> list[Import]:
 
 
 def is_for_torch(path: str) -> bool:
-    """The agent's modules that wrap what torch has are called torch_*.py; nobody else pays for them."""
+    """The agent's modules that wrap what torch has are called torch_*.py; other programs do not load them."""
     return path.startswith("agent/") and path.rpartition("/")[2].startswith("torch_")
 
 

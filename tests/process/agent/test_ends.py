@@ -95,7 +95,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
         else:
             holder = stack.enter_context(socket.socket())
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))  # held, not listening: nobody else is given the port
+            holder.bind(("127.0.0.1", 0))  # held, not listening: no other program gets the port
             endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
         yield Job(request.param, endpoint, tmp_path, stack)
 

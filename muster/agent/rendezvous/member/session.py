@@ -185,7 +185,8 @@ class Session:
         if not self._has_reported_taken_port:
             self._has_reported_taken_port = True
             self._owner.post_notice(
-                f"cannot listen at {endpoint} ({error.strerror or error}): retrying until the join timeout"
+                f"cannot listen at {endpoint} ({error.strerror or error}): retrying until the join timeout; "
+                "every node needs its own --node-rank"
             )
         self._loop.call_later(ENDPOINT_RETRY_S, lambda: self._on_locality(local=True))
 

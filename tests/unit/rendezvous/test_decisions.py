@@ -19,7 +19,7 @@ from muster.agent.rendezvous.consensus.events import (
     Tick,
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
-from muster.agent.rendezvous.consensus.quorum import CarriedBase
+from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import FOREVER, JobPhase, JobState, build_initial_state
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
@@ -105,7 +105,7 @@ class Leader:
 
     def stop_all(self, *numbers: int) -> None:
         for number in numbers:
-            self.feed(Stopped(id=f"m{number}", round=self.state.round, port=2000 + number))
+            self.feed(Stopped(id=f"m{number}", round_number=self.state.round_number, port=2000 + number))
 
 
 def test_a_full_job_forms_at_once_in_order_of_index() -> None:
@@ -116,7 +116,7 @@ def test_a_full_job_forms_at_once_in_order_of_index() -> None:
     leader.feed(Joined(member=member(1, nproc=3)))
     form = leader.only(FormRound)
     assert [(s.id, s.group_rank, s.rank_offset) for s in form.assignments] == [("m0", 0, 0), ("m1", 1, 2), ("m2", 2, 5)]
-    assert (form.world_size, form.number, form.attempt, form.master_port) == (9, 1, 0, 1000)
+    assert (form.world_size, form.round_number, form.attempt, form.master_port) == (9, 1, 0, 1000)
 
 
 def test_elastic_forming_waits_for_the_last_call_after_the_last_join() -> None:
@@ -149,7 +149,7 @@ def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() ->
     assert "node 1 (h1)" in broken.reason
     leader.stop_all(0)
     form = leader.only(FormRound)
-    assert (len(form.assignments), form.number, form.attempt) == (3, 2, 0)
+    assert (len(form.assignments), form.round_number, form.attempt) == (3, 2, 0)
 
 
 def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
@@ -252,9 +252,11 @@ def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
 
 def test_members_that_import_take_part_when_the_leaders_own_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    base = CarriedBase(number=4, leader_id="old", size=1, leader_rank=0, node_indices=(), rank=0, ended=frozenset())
+    last = RecoveredRound(
+        round_number=4, leader_id="old", size=1, leader_group_rank=0, node_indices=(), group_rank=0, ended=frozenset()
+    )
     leader.feed(Joined(member=importing(0)))
-    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round=4, quorum_bases=(base,)))))
+    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round_number=4, quorum_rounds=(last,)))))
     leader.feed(Joined(member=importing(2)))
     leader.feed(Tick(), after_s=10.0)
     assert len(leader.only(FormRound).assignments) == 3
@@ -273,8 +275,8 @@ def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
     """Only a tick makes it final: a loss that is not reported yet may explain it."""
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
-    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=10.0)
-    assert not leader.feed(RoundAcknowledged(id="m0", round=1), after_s=0.4)
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=10.0)
+    assert not leader.feed(RoundAcknowledged(id="m0", round_number=1), after_s=0.4)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
     leader.feed(Tick())
     assert leader.only(BreakRound).kind is BreakKind.FINAL
@@ -283,8 +285,8 @@ def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
 def test_a_loss_explains_a_failure_though_both_are_seen_late() -> None:
     leader = Leader(rules(1, 4, max_restarts=0))
     leader.form(4)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=10.0)
-    assert not leader.feed(Failed(id="m2", round=1, failures=(failure(2),)), after_s=0.4)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
+    assert not leader.feed(Failed(id="m2", round_number=1, failures=(failure(2),)), after_s=0.4)
     leader.feed(MemberLost(id="m1", reason="connection closed"))
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
 
@@ -301,7 +303,7 @@ def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> N
 def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=10.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=61.0)  # its workers took that long to stop
     leader.feed(Tick(), after_s=0.1)
@@ -313,15 +315,25 @@ def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
 def test_a_process_end_that_a_joining_member_saw_starts_the_fence_time_again() -> None:
     """The process may have ended a moment ago: its guard has the fence time to kill its workers."""
     leader = Leader(rules(2, 4), takeover=True)
-    base = CarriedBase(number=4, leader_id="m3", size=4, leader_rank=3, node_indices=(), rank=0, ended=frozenset())
-    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round=4, quorum_bases=(base,)))))
-    saw_end = replace(base, ended=frozenset({3}))
+    last = RecoveredRound(
+        round_number=4, leader_id="m3", size=4, leader_group_rank=3, node_indices=(), group_rank=0, ended=frozenset()
+    )
+    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round_number=4, quorum_rounds=(last,)))))
+    saw_end = replace(last, ended=frozenset({3}))
     assert not leader.feed(
-        Joined(member=member(1, recovery_state=RecoveryState(round=4, quorum_bases=(replace(saw_end, rank=1),)))),
+        Joined(
+            member=member(
+                1, recovery_state=RecoveryState(round_number=4, quorum_rounds=(replace(saw_end, group_rank=1),))
+            )
+        ),
         after_s=2.0,
     )
     assert not leader.feed(
-        Joined(member=member(2, recovery_state=RecoveryState(round=4, quorum_bases=(replace(saw_end, rank=2),)))),
+        Joined(
+            member=member(
+                2, recovery_state=RecoveryState(round_number=4, quorum_rounds=(replace(saw_end, group_rank=2),))
+            )
+        ),
         after_s=0.1,
     )
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(2.3)
@@ -331,16 +343,27 @@ def test_a_process_end_that_a_joining_member_saw_starts_the_fence_time_again() -
 
 def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    quorum_bases = (
-        CarriedBase(number=4, leader_id="m1", size=3, leader_rank=1, node_indices=(), rank=0, ended=frozenset({1})),
+    quorum_rounds = (
+        RecoveredRound(
+            round_number=4,
+            leader_id="m1",
+            size=3,
+            leader_group_rank=1,
+            node_indices=(),
+            group_rank=0,
+            ended=frozenset({1}),
+        ),
     )
-    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round=4, quorum_bases=quorum_bases))))
+    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round_number=4, quorum_rounds=quorum_rounds))))
     leader.feed(Joined(member=replace(importing(3), index=1)), after_s=0.1)
     leader.feed(Joined(member=importing(4)), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.4)
     leader.feed(
         Joined(
-            member=member(2, recovery_state=RecoveryState(round=4, quorum_bases=(replace(quorum_bases[0], rank=2),)))
+            member=member(
+                2,
+                recovery_state=RecoveryState(round_number=4, quorum_rounds=(replace(quorum_rounds[0], group_rank=2),)),
+            )
         ),
         after_s=0.5,
     )
@@ -434,7 +457,7 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
     """Its guard kills its workers before it counts as lost, which makes workers of other nodes fail."""
     leader = Leader(rules(2, 3, max_restarts=0))
     leader.form(3)
-    assert not leader.feed(Failed(id="m0", round=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
+    assert not leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 1.8)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
@@ -446,7 +469,7 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
 def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     leader = Leader(rules(2, 3, max_restarts=1))
     leader.form(3)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
     assert leader.only(BreakRound).kind is BreakKind.FAILURE
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
@@ -468,14 +491,14 @@ def test_spares_wait_and_replace_lost_members() -> None:
 def test_one_budget_for_the_whole_job() -> None:
     leader = Leader(rules(2, 2, max_restarts=1))
     leader.form(2)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=1.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
     broken = leader.only(BreakRound)
     assert (broken.kind, broken.next_attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
-    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
     leader.stop_all(0, 1)
     form = leader.only(FormRound)
     assert (form.attempt, form.restarts_left, form.master_port) == (1, 0, 2000)
-    leader.feed(Failed(id="m1", round=2, failures=(failure(1),)), after_s=20.0)
+    leader.feed(Failed(id="m1", round_number=2, failures=(failure(1),)), after_s=20.0)
     assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 0.3)
     leader.feed(Tick(), after_s=0.3)
     broken = leader.only(BreakRound)
@@ -491,7 +514,7 @@ def test_one_budget_for_the_whole_job() -> None:
 def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=9.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.05)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0)
@@ -502,7 +525,7 @@ def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
 def test_an_attempt_is_refunded_when_another_member_is_lost_while_stopping() -> None:
     leader = Leader(rules(1, 2, max_restarts=3))
     leader.form(2)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=9.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.5)
     leader.stop_all(0)
     leader.feed(Tick(), after_s=0.31)
@@ -515,7 +538,7 @@ def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
     leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
     leader.feed(Joined(member=member(2)), after_s=5.0)
-    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=0.1)
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=0.1)
     assert not leader.feed(Tick(), after_s=0.15)
     leader.feed(Tick(), after_s=0.2)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
@@ -524,12 +547,12 @@ def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
 def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stopped() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0, age_s=0.0),)), after_s=5.0)
-    leader.feed(Failed(id="m2", round=1, failures=(failure(2, age_s=0.2),)), after_s=0.1)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, age_s=0.0),)), after_s=5.0)
+    leader.feed(Failed(id="m2", round_number=1, failures=(failure(2, age_s=0.2),)), after_s=0.1)
     leader.feed(Tick(), after_s=0.31)
     stopped = failure(1, age_s=9.0, exit_code=None, signal="SIGTERM", stopped_by_us=True)
     leader.stop_all(0, 2)
-    leader.feed(Stopped(id="m1", round=1, port=1, failures=(stopped,)))
+    leader.feed(Stopped(id="m1", round_number=1, port=1, failures=(stopped,)))
     report = leader.only(EndJob).report
     assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, True), (1, True)]
 
@@ -538,10 +561,10 @@ def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
     leader = Leader(rules(1, 1, max_restarts=5))
     leader.form(1)
     early = {"early": True, "exception": "ImportError: no module named x"}
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0, **early),)), after_s=1.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, **early),)), after_s=1.0)
     assert leader.only(BreakRound).kind is BreakKind.FAILURE
     leader.stop_all(0)
-    leader.feed(Failed(id="m0", round=2, failures=(failure(0, **early),)), after_s=1.0)
+    leader.feed(Failed(id="m0", round_number=2, failures=(failure(0, **early),)), after_s=1.0)
     broken = leader.only(BreakRound)
     assert broken.kind is BreakKind.FINAL
     assert "twice in a row" in broken.reason
@@ -550,19 +573,19 @@ def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
 def test_another_start_up_error_is_retried() -> None:
     leader = Leader(rules(1, 1, max_restarts=5))
     leader.form(1)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0, early=True, exception="A"),)), after_s=1.0)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, early=True, exception="A"),)), after_s=1.0)
     leader.stop_all(0)
-    leader.feed(Failed(id="m0", round=2, failures=(failure(0, early=True, exception="B"),)), after_s=1.0)
+    leader.feed(Failed(id="m0", round_number=2, failures=(failure(0, early=True, exception="B"),)), after_s=1.0)
     assert leader.only(BreakRound).kind is BreakKind.FAILURE
 
 
 def test_success_of_all_ends_the_job_and_one_that_was_lost_after_it_counts() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
-    leader.feed(Succeeded(id="m2", round=1))
+    leader.feed(Succeeded(id="m2", round_number=1))
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"))
-    leader.feed(Succeeded(id="m0", round=1))
-    leader.feed(Succeeded(id="m1", round=1))
+    leader.feed(Succeeded(id="m0", round_number=1))
+    leader.feed(Succeeded(id="m1", round_number=1))
     end = leader.only(EndJob)
     assert end.succeeded
     assert end.report is None
@@ -574,18 +597,18 @@ def test_no_join_starts_a_round_once_a_node_has_succeeded() -> None:
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(Succeeded(id="m0", round_number=1))
     leader.feed(Joined(member=member(2)))
     assert next_due_s(leader.state, leader.now_s) == FOREVER
-    leader.feed(Succeeded(id="m1", round=1))
+    leader.feed(Succeeded(id="m1", round_number=1))
     assert set(leader.only(EndJob).ids) == {"m0", "m1", "m2"}
 
 
 def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Succeeded(id="m0", round=1))
-    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)), after_s=1.0)
+    leader.feed(Succeeded(id="m0", round_number=1))
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=1.0)
     assert set(leader.only(BreakRound).ids) == {"m0", "m1"}
     leader.stop_all(0, 1)
     assert leader.only(FormRound).attempt == 1
@@ -596,9 +619,9 @@ def test_success_waits_for_members_that_may_continue_with_another_leader() -> No
     leader = Leader(rules(3, 3))
     leader.form(3)
     for number in (1, 2):
-        leader.feed(Succeeded(id=f"m{number}", round=1))
+        leader.feed(Succeeded(id=f"m{number}", round_number=1))
         leader.feed(MemberLost(id=f"m{number}", reason="connection closed"))
-    assert not leader.feed(Succeeded(id="m0", round=1))
+    assert not leader.feed(Succeeded(id="m0", round_number=1))
     leader.feed(ProcessEnded(id="m1"))
     assert leader.only(EndJob).succeeded
 
@@ -608,14 +631,14 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
     leader.form(2)
     before = leader.state
     for event in (
-        Failed(id="m1", round=0, failures=(failure(1),)),
-        Failed(id="unknown", round=1, failures=(failure(1),)),
-        Succeeded(id="m1", round=7),
-        Stopped(id="m1", round=0, port=1),
-        Stopped(id="unknown", round=1, port=1),
+        Failed(id="m1", round_number=0, failures=(failure(1),)),
+        Failed(id="unknown", round_number=1, failures=(failure(1),)),
+        Succeeded(id="m1", round_number=7),
+        Stopped(id="m1", round_number=0, port=1),
+        Stopped(id="unknown", round_number=1, port=1),
         MemberLost(id="unknown", reason="x"),
         Leaving(id="unknown", reason="x"),
-        RoundAcknowledged(id="unknown", round=1),
+        RoundAcknowledged(id="unknown", round_number=1),
         ProcessEnded(id="m1"),
         Tick(),
     ):
@@ -645,9 +668,9 @@ def test_a_fenced_leader_node_breaks_its_round() -> None:
 def test_a_round_is_committed_when_all_have_acknowledged_it() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    assert not leader.feed(RoundAcknowledged(id="m0", round=1))
-    leader.feed(RoundAcknowledged(id="m1", round=1))
-    assert leader.only(CommitRound).number == 1
+    assert not leader.feed(RoundAcknowledged(id="m0", round_number=1))
+    leader.feed(RoundAcknowledged(id="m1", round_number=1))
+    assert leader.only(CommitRound).round_number == 1
 
 
 @pytest.mark.parametrize(
@@ -686,19 +709,19 @@ def report(leader: Leader, item: str, *, round_number: int) -> None:
     number = int(item[1:])
     member_id = f"m{number}"
     if item[0] == "d":
-        leader.feed(Succeeded(id=member_id, round=round_number), after_s=1.0)
+        leader.feed(Succeeded(id=member_id, round_number=round_number), after_s=1.0)
         return
     failures = (failure(number, exit_code=None, reason="made no progress"),) if item[0] == "i" else ()
-    leader.feed(Idle(id=member_id, round=round_number, failures=failures), after_s=1.0)
+    leader.feed(Idle(id=member_id, round_number=round_number, failures=failures), after_s=1.0)
 
 
 def test_idle_members_are_cleared_in_the_next_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     report(leader, "i0", round_number=1)
-    leader.feed(Failed(id="m1", round=1, failures=(failure(1),)))
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
     leader.stop_all(0, 1)
-    assert leader.only(FormRound).number == 2
+    assert leader.only(FormRound).round_number == 2
     report(leader, "i0", round_number=1)
     report(leader, "i1", round_number=2)
     assert not leader.actions
@@ -722,8 +745,10 @@ def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
 
 
 def recovery_state(rank: int | None, *, ended: list[int]) -> RecoveryState:
-    base = CarriedBase(number=4, leader_id="m0", size=3, leader_rank=0, rank=rank, ended=frozenset(ended))
-    return RecoveryState(round=4, attempt=2, quorum_bases=(base,))
+    last = RecoveredRound(
+        round_number=4, leader_id="m0", size=3, leader_group_rank=0, group_rank=rank, ended=frozenset(ended)
+    )
+    return RecoveryState(round_number=4, attempt=2, quorum_rounds=(last,))
 
 
 def test_takeover_after_the_last_failure_ends_the_job() -> None:
@@ -742,12 +767,12 @@ def test_takeover_after_the_last_failure_ends_the_job() -> None:
 def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
-    leader.feed(Failed(id="m0", round=1, failures=(failure(0),)))
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)))
     leader.feed(Tick(), after_s=0.31)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
     leader.feed(MemberLost(id="m1", reason="silent for 5 s"))
     leader.feed(MemberLost(id="m2", reason="silent for 5 s"))
-    leader.feed(Stopped(id="m0", round=1, port=1))
+    leader.feed(Stopped(id="m0", round_number=1, port=1))
     assert "waiting 60 s for them" in leader.only(Notify).text
     assert not leader.feed(Tick(), after_s=59.0)
     leader.feed(Tick(), after_s=1.1)
@@ -760,10 +785,18 @@ def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
     leader.feed(Tick(), after_s=3.1)
-    rival = CarriedBase(number=1, leader_id="m2", size=2, leader_rank=0, node_indices=(2, 3), rank=0, ended=frozenset())
-    leader.feed(Joined(member=member(2, recovery_state=RecoveryState(round=1, quorum_bases=(rival,)))))
+    rival = RecoveredRound(
+        round_number=1,
+        leader_id="m2",
+        size=2,
+        leader_group_rank=0,
+        node_indices=(2, 3),
+        group_rank=0,
+        ended=frozenset(),
+    )
+    leader.feed(Joined(member=member(2, recovery_state=RecoveryState(round_number=1, quorum_rounds=(rival,)))))
     for member_id in ("m0", "m1"):
-        leader.feed(RoundAcknowledged(id=member_id, round=1))
+        leader.feed(RoundAcknowledged(id=member_id, round_number=1))
     leader.feed(Tick(), after_s=0.25)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
@@ -778,7 +811,7 @@ def test_takeover_recovers_round_attempt_and_budget() -> None:
     leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[0]))), after_s=0.1)
     leader.feed(Tick(), after_s=0.25)
     form = leader.only(FormRound)
-    assert (form.number, form.attempt, form.restarts_left) == (5, 2, 1)
+    assert (form.round_number, form.attempt, form.restarts_left) == (5, 2, 1)
     assert [assignment.id for assignment in form.assignments] == ["m1", "m2"]
 
 
@@ -788,8 +821,12 @@ def test_takeover_with_a_member_of_an_unknown_leader_waits_for_that_leaders_roun
 ) -> None:
     """Rank 4 is unreachable, and may have formed a round with the member that joins last."""
     leader = Leader(rules(2, 5), takeover=True)
-    base = CarriedBase(number=4, leader_id="m0", size=5, leader_rank=0, ended=frozenset({0}), rank=None)
-    carries = [RecoveryState(round=4, attempt=1, quorum_bases=(replace(base, rank=rank),)) for rank in range(4)]
+    last = RecoveredRound(
+        round_number=4, leader_id="m0", size=5, leader_group_rank=0, ended=frozenset({0}), group_rank=None
+    )
+    carries = [
+        RecoveryState(round_number=4, attempt=1, quorum_rounds=(replace(last, group_rank=rank),)) for rank in range(4)
+    ]
     leader.feed(Joined(member=replace(member(1, recovery_state=carries[1]), is_leader=True)))
     leader.feed(Joined(member=member(2, recovery_state=carries[2])))
     assert not leader.feed(
@@ -807,7 +844,7 @@ def test_no_round_is_formed_without_a_lease() -> None:
     assert not leader.feed(Joined(member=member(1)))
     leader.state = replace(leader.state, lacks_lease=False)
     leader.feed(Tick())
-    assert leader.only(FormRound).number == 1
+    assert leader.only(FormRound).round_number == 1
 
 
 def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
@@ -830,17 +867,17 @@ def test_round_number_is_above_that_of_every_member() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(member=member(0)))
     leader.feed(Tick(), after_s=3.1)
-    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round=9, attempt=1))), after_s=1.0)
+    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round_number=9, attempt=1))), after_s=1.0)
     leader.feed(Tick(), after_s=0.3)
     leader.stop_all(0)
     form = leader.only(FormRound)
-    assert (form.number, form.attempt) == (10, 1)
+    assert (form.round_number, form.attempt) == (10, 1)
 
 
 def test_a_member_that_joins_after_the_end_receives_the_end() -> None:
     leader = Leader(rules(1, 1))
     leader.form(1)
-    leader.feed(Succeeded(id="m0", round=1))
+    leader.feed(Succeeded(id="m0", round_number=1))
     leader.feed(Joined(member=member(5)))
     assert leader.only(EndJob).ids == ("m5",)
 

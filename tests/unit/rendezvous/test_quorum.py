@@ -5,18 +5,25 @@ import json
 
 import pytest
 
-from muster.agent.rendezvous.consensus.quorum import QuorumBase, build_base, may_continue, may_form_round, may_take_over
-from muster.agent.rendezvous.protocol.payloads import build_base as build_json
-from muster.agent.rendezvous.protocol.payloads import read_base
+from muster.agent.rendezvous.consensus.quorum import (
+    QuorumRound,
+    build_quorum_round,
+    may_continue,
+    may_form_round,
+    may_take_over,
+)
+from muster.agent.rendezvous.protocol.payloads import build_recovered_round, read_recovered_round
 from muster.agent.runtime.records import replace
 
 
-def base(size: int, connected: set[int], ended: set[int] = frozenset(), claimed: set[int] = frozenset()) -> QuorumBase:
-    return QuorumBase(
-        number=3,
+def quorum_round(
+    size: int, connected: set[int], ended: set[int] = frozenset(), claimed: set[int] = frozenset()
+) -> QuorumRound:
+    return QuorumRound(
+        round_number=3,
         leader_id="m0",
         size=size,
-        leader_rank=0,
+        leader_group_rank=0,
         connected={f"m{rank}": rank for rank in connected},
         ended=frozenset(ended),
         claimed=frozenset(claimed),
@@ -41,7 +48,7 @@ def base(size: int, connected: set[int], ended: set[int] = frozenset(), claimed:
     ],
 )
 def test_takeover(size, connected, ended, claimed, min_nodes, allowed) -> None:
-    assert may_take_over(base(size, connected, ended, claimed), min_nodes) is allowed
+    assert may_take_over(quorum_round(size, connected, ended, claimed), min_nodes) is allowed
 
 
 @pytest.mark.parametrize(
@@ -55,20 +62,20 @@ def test_takeover(size, connected, ended, claimed, min_nodes, allowed) -> None:
     ],
 )
 def test_a_leader_that_formed_the_round(size, connected, ended, min_nodes, allowed) -> None:
-    assert may_continue(base(size, connected, ended), min_nodes) is allowed
+    assert may_continue(quorum_round(size, connected, ended), min_nodes) is allowed
 
 
 def test_an_unacknowledged_round_needs_both_majorities() -> None:
-    old = base(4, {1, 2, 3}, {0})
-    new = base(5, {4}, {0})
+    old = quorum_round(4, {1, 2, 3}, {0})
+    new = quorum_round(5, {4}, {0})
     assert may_form_round((old,), 1)
     assert not may_form_round((old, new), 1)
 
 
 def test_a_leader_that_took_over_may_continue_only_its_own_rounds() -> None:
     """Of five that remain, three took over, and one was lost before it received the round: the others may win it."""
-    old = base(6, {1, 4}, {0})
-    new = replace(base(3, {0, 2}), is_own=True)
+    old = quorum_round(6, {1, 4}, {0})
+    new = replace(quorum_round(3, {0, 2}), is_own=True)
     assert may_form_round((new,), 2)
     assert not may_form_round((old, new), 2)
 
@@ -92,7 +99,7 @@ def _may_form(size: int, connected: set[int], ended: set[int], min_nodes: int) -
     if not connected:
         return False
     rule = may_continue if 0 in connected else may_take_over
-    return rule(base(size, connected, ended), min_nodes)
+    return rule(quorum_round(size, connected, ended), min_nodes)
 
 
 def _subsets(items) -> list[set]:
@@ -100,20 +107,20 @@ def _subsets(items) -> list[set]:
     return [set(chosen) for count in range(len(items) + 1) for chosen in itertools.combinations(items, count)]
 
 
-def test_a_base_is_encoded_and_read() -> None:
-    before = QuorumBase(
-        number=7,
+def test_a_quorum_round_is_encoded_and_read() -> None:
+    before = QuorumRound(
+        round_number=7,
         leader_id="m1",
         size=3,
-        leader_rank=1,
+        leader_group_rank=1,
         node_indices=(2, 5, 9),
         connected={"a": 2},
         ended=frozenset({0}),
     )
-    carried = before.build_carried("a")
-    assert carried.rank == 2
-    assert read_base(json.loads(json.dumps(build_json(carried)))) == carried
-    assert replace(build_base(carried), connected={"a": 2}) == before
-    assert before.find_rank(9) == 2
-    assert before.find_rank(3) is None
-    assert base(3, {0}).find_rank(2) == 2
+    recovered = before.build_recovered("a")
+    assert recovered.group_rank == 2
+    assert read_recovered_round(json.loads(json.dumps(build_recovered_round(recovered)))) == recovered
+    assert replace(build_quorum_round(recovered), connected={"a": 2}) == before
+    assert before.find_group_rank(9) == 2
+    assert before.find_group_rank(3) is None
+    assert quorum_round(3, {0}).find_group_rank(2) == 2

@@ -2,7 +2,7 @@
 
 from muster.agent.diagnosis.report import Report
 from muster.agent.rendezvous.consensus.members import RankAssignment
-from muster.agent.rendezvous.consensus.quorum import QuorumBase
+from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import record
 
@@ -11,14 +11,14 @@ from muster.agent.runtime.records import record
 class FormRound:
     """Send each member of the round its ranks; rank 0's port is `master_port`."""
 
-    number: int
+    round_number: int
     attempt: int
     restarts_left: int
     world_size: int
     master_port: int
     assignments: tuple[RankAssignment, ...]
     """In order of group rank."""
-    quorum_bases: tuple[QuorumBase, ...]
+    quorum_rounds: tuple[QuorumRound, ...]
     startup_signature: str | None
 
 
@@ -27,7 +27,7 @@ class BreakRound:
     """Ask these members to stop the workers of the round."""
 
     ids: tuple[str, ...]
-    number: int
+    round_number: int
     kind: BreakKind
     reason: str
     want_stacks: bool
@@ -37,9 +37,9 @@ class BreakRound:
 
 @record
 class CommitRound:
-    """Every member of the round has acknowledged it: no member needs older rounds as a quorum base any more."""
+    """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
 
-    number: int
+    round_number: int
 
 
 @record

@@ -90,18 +90,20 @@ def next_due_s(state: JobState, now_s: float) -> float:
 
 
 def _on_round_acknowledged(state: JobState, event: RoundAcknowledged, _now_s: float) -> Decision:
-    if event.round != state.round or event.id not in state.unacknowledged:
+    if event.round_number != state.round_number or event.id not in state.unacknowledged:
         return state, ()
     state = replace(state, unacknowledged=state.unacknowledged.without(event.id))
-    is_complete = state.quorum_bases and len(state.quorum_bases[-1].connected) == state.quorum_bases[-1].size
+    is_complete = state.quorum_rounds and len(state.quorum_rounds[-1].connected) == state.quorum_rounds[-1].size
     if state.unacknowledged or not is_complete:
         return state, ()
-    late = tuple(base for base in state.quorum_bases if base.is_late)
-    return replace(state, quorum_bases=(*late, *state.quorum_bases[-1:])), (CommitRound(number=state.round),)
+    late = tuple(each for each in state.quorum_rounds if each.is_late)
+    return replace(state, quorum_rounds=(*late, *state.quorum_rounds[-1:])), (
+        CommitRound(round_number=state.round_number),
+    )
 
 
 def _on_succeeded(state: JobState, event: Succeeded, _now_s: float) -> Decision:
-    if event.round == state.round and state.phase is JobPhase.RUNNING and event.id in state.assignments:
+    if event.round_number == state.round_number and state.phase is JobPhase.RUNNING and event.id in state.assignments:
         # The others may have waited for this node: one that stays idle for another timeout reports it again.
         succeeded = state.succeeded.with_item(event.id)
         return replace(state, idle=PersistentMap(), succeeded=succeeded, batch_since_s=None), ()

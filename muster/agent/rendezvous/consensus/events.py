@@ -47,7 +47,7 @@ class RoundAcknowledged:
     """A member has received a round."""
 
     id: str
-    round: int
+    round_number: int
 
 
 @record
@@ -55,7 +55,7 @@ class Failed:
     """Workers of a member failed."""
 
     id: str
-    round: int
+    round_number: int
     failures: tuple[Failure, ...]
     suspicion_s: float = 0.0
     """How long until the leader declares every node lost that it suspects now; 0: it suspects none. A suspected node's
@@ -67,7 +67,7 @@ class Idle:
     """All workers of a member are idle. Without failures: one of them is active again."""
 
     id: str
-    round: int
+    round_number: int
     failures: tuple[Failure, ...]
 
 
@@ -76,7 +76,7 @@ class Succeeded:
     """All workers of a member succeeded."""
 
     id: str
-    round: int
+    round_number: int
 
 
 @record
@@ -84,7 +84,7 @@ class Stopped:
     """No worker of the round is left on a member; it is ready for the next one."""
 
     id: str
-    round: int
+    round_number: int
     port: int
     failures: tuple[Failure, ...] = ()
     stacks: tuple[Stack, ...] = ()

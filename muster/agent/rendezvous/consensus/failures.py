@@ -17,7 +17,7 @@ from muster.agent.runtime.records import replace
 
 def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
     """Workers of a member failed."""
-    if event.round != state.round or event.id not in state.assignments or state.phase is JobPhase.ENDING:
+    if event.round_number != state.round_number or event.id not in state.assignments or state.phase is JobPhase.ENDING:
         return state, ()
     if state.phase is JobPhase.FORMING and not (state.is_new_attempt or state.final_reason):
         return state, ()  # The round was broken for another reason: this is collateral.
@@ -37,7 +37,11 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
 
 def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
     """Workers of a member became idle, or active again. One node may wait for another; see `_check_hang`."""
-    if event.round != state.round or event.id not in state.assignments or state.phase is not JobPhase.RUNNING:
+    if (
+        event.round_number != state.round_number
+        or event.id not in state.assignments
+        or state.phase is not JobPhase.RUNNING
+    ):
         return state, ()
     if event.id in state.succeeded:
         return state, ()
@@ -53,7 +57,7 @@ def _check_hang(state: JobState, now_s: float) -> Decision:
     for member_id in state.assignments:
         if member_id not in state.idle:
             continue
-        failed = Failed(id=member_id, round=state.round, failures=state.idle[member_id])
+        failed = Failed(id=member_id, round_number=state.round_number, failures=state.idle[member_id])
         state, more = on_failed(state, failed, now_s)
         actions += more
     return state, actions
@@ -86,7 +90,7 @@ def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> 
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
     action = BreakRound(
         ids=ids,
-        number=state.round,
+        round_number=state.round_number,
         kind=kind,
         reason=reason,
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
@@ -107,7 +111,7 @@ def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> 
 def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
     """No worker of the round is left on a member."""
     member = state.members.get(event.id)
-    if member is None or event.round != state.round:
+    if member is None or event.round_number != state.round_number:
         return state, ()
     if state.phase is JobPhase.RUNNING and event.id in state.assignments and event.id not in state.succeeded:
         # It was fenced without losing its connection: its round ends for all members. They are fenced, too, if it was
@@ -125,7 +129,7 @@ def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
         state,
         members=state.members.with_item(event.id, replace(member, port=event.port)),
         stopping=state.stopping.without(event.id),
-        quorum_bases=tuple(base.with_claim(member.id, member.index) for base in state.quorum_bases),
+        quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds),
         failures=state.failures + _date_failures(event.failures, now_s) if keep else state.failures,
         stacks=state.stacks + event.stacks,
     ), ()

@@ -4,7 +4,7 @@ from muster.agent.diagnosis.root_cause import build_report
 from muster.agent.rendezvous.consensus.actions import EndJob, FailRendezvous, FormRound, Notify
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
-from muster.agent.rendezvous.consensus.quorum import QuorumBase, may_form_round
+from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
 from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, list_node_indices
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState
 from muster.agent.runtime.records import replace
@@ -33,7 +33,7 @@ def _choose_members(state: JobState) -> list[MemberRecord]:
     prepared = [
         member
         for member in ready
-        if member.id not in state.importing or any(member.id in base.connected for base in state.quorum_bases)
+        if member.id not in state.importing or any(member.id in each.connected for each in state.quorum_rounds)
     ]
     is_enough = len(prepared) >= state.rules.min_nodes and any(member.is_leader for member in prepared)
     return prepared if is_enough else ready
@@ -46,14 +46,14 @@ def _can_form(state: JobState, now_s: float) -> bool:
     ready = _choose_members(state)
     if not any(member.is_leader for member in ready) or not _is_due(state, len(ready), now_s):
         return False
-    return may_form_round(state.quorum_bases, state.rules.min_nodes)
+    return may_form_round(state.quorum_rounds, state.rules.min_nodes)
 
 
 def _is_due(state: JobState, count: int, now_s: float) -> bool:
     rules = state.rules
     if count < rules.min_nodes or count >= rules.max_nodes:
         return count >= rules.min_nodes
-    if now_s < state.rejoin_wait_until_s and any(base.has_missing() for base in state.quorum_bases):
+    if now_s < state.rejoin_wait_until_s and any(each.has_missing() for each in state.quorum_rounds):
         return False
     if state.skips_last_call:
         return True
@@ -61,16 +61,16 @@ def _is_due(state: JobState, count: int, now_s: float) -> bool:
 
 
 def _form_round(state: JobState) -> Decision:
-    last_base = state.quorum_bases[-1] if state.quorum_bases else None
-    assignments = assign_ranks(_choose_members(state), last_base, state.rules.max_nodes)
-    number = max(state.round, state.highest_known_round) + 1
+    last_round = state.quorum_rounds[-1] if state.quorum_rounds else None
+    assignments = assign_ranks(_choose_members(state), last_round, state.rules.max_nodes)
+    round_number = max(state.round_number, state.highest_known_round) + 1
     attempt = state.attempt + (1 if state.is_new_attempt else 0)
     leader = next(each for each in assignments if state.members[each.id].is_leader)
-    base = QuorumBase(
-        number=number,
+    quorum_round = QuorumRound(
+        round_number=round_number,
         leader_id=leader.id,
         size=len(assignments),
-        leader_rank=leader.group_rank,
+        leader_group_rank=leader.group_rank,
         is_own=True,
         node_indices=list_node_indices(assignments),
         connected=PersistentMap({each.id: each.group_rank for each in assignments}),
@@ -79,14 +79,14 @@ def _form_round(state: JobState) -> Decision:
     state = replace(
         state,
         phase=JobPhase.RUNNING,
-        round=number,
+        round_number=round_number,
         attempt=attempt,
         has_formed_round=True,
-        quorum_bases=(*(replace(earlier, is_late=False) for earlier in state.quorum_bases), base),
+        quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
         assignments=PersistentMap({each.id: each for each in assignments}),
-        importing=PersistentSet(importing.difference(base.connected)),
-        importing_in_round=PersistentSet(importing.intersection(base.connected)),
-        unacknowledged=PersistentSet(base.connected),
+        importing=PersistentSet(importing.difference(quorum_round.connected)),
+        importing_in_round=PersistentSet(importing.intersection(quorum_round.connected)),
+        unacknowledged=PersistentSet(quorum_round.connected),
         succeeded=PersistentSet(),
         failures=(),
         stacks=(),
@@ -100,13 +100,13 @@ def _form_round(state: JobState) -> Decision:
     )
     last = state.members[assignments[-1].id]
     form = FormRound(
-        number=number,
+        round_number=round_number,
         attempt=attempt,
         restarts_left=state.rules.max_restarts - attempt,
         world_size=assignments[-1].rank_offset + last.nproc,
         master_port=state.members[assignments[0].id].port,
         assignments=assignments,
-        quorum_bases=state.quorum_bases,
+        quorum_rounds=state.quorum_rounds,
         startup_signature=state.startup_signature,
     )
     return state, (form, *_notify_spares(state))
@@ -122,7 +122,7 @@ def _notify_spares(state: JobState) -> tuple[Notify, ...]:
 
 def _end_after_success(state: JobState, now_s: float) -> Decision:
     """End the job, but wait for members that were lost after they succeeded: they may continue with another leader."""
-    if may_form_round(state.quorum_bases, state.rules.min_nodes) or now_s >= state.end_wait_until_s:
+    if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= state.end_wait_until_s:
         return _end_job(state, succeeded=True)
     if state.end_wait_until_s < FOREVER:
         return state, ()
@@ -131,7 +131,7 @@ def _end_after_success(state: JobState, now_s: float) -> Decision:
 
 def _end_after_failure(state: JobState, now_s: float) -> Decision:
     """End the job, but wait for unreachable members: they may not know that it failed, and continue."""
-    if may_form_round(state.quorum_bases, state.rules.min_nodes) or now_s >= state.end_wait_until_s:
+    if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= state.end_wait_until_s:
         return _end_job(state, succeeded=False)
     if state.end_wait_until_s < FOREVER or now_s < state.rejoin_wait_until_s:
         return state, ()
@@ -163,8 +163,8 @@ def fail_rendezvous(state: JobState) -> Decision:
     """Give up: no round was formed within the join timeout."""
     rules, count = state.rules, len(state.members)
     if count >= rules.min_nodes:
-        missing = sum(base.count_missing() for base in state.quorum_bases[-1:])
-        why = f"{missing} nodes of round {state.round} are unreachable and may still be running"
+        missing = sum(each.count_missing() for each in state.quorum_rounds[-1:])
+        why = f"{missing} nodes of round {state.round_number} are unreachable and may still be running"
     else:
         why = f"only {count} of at least {rules.min_nodes} nodes were there"
     return replace(state, phase=JobPhase.ENDING), (FailRendezvous(reason=f"{why} within {rules.join_timeout_s:g} s"),)

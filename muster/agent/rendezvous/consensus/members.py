@@ -1,7 +1,7 @@
 """Records of members: the job's rules, a member, its recovery state, and its ranks in a round."""
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.quorum import CarriedBase
+from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.runtime.records import record
 
 FENCE_S = 0.3
@@ -39,14 +39,14 @@ class ConsensusRules:
 class RecoveryState:
     """What a member knows of the job and brings when it joins, so that no state is lost with a leader."""
 
-    round: int = 0
+    round_number: int = 0
     attempt: int = 0
     startup_signature: str | None = None
     final_reason: str | None = None
     """Why the job failed for good in its last round; None while it may continue."""
     leader_id: str | None = None
     """The last leader that it joined. That leader may have formed rounds that this member never received."""
-    quorum_bases: tuple[CarriedBase, ...] = ()
+    quorum_rounds: tuple[RecoveredRound, ...] = ()
 
 
 @record

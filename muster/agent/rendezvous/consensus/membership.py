@@ -1,7 +1,7 @@
 """Membership: members that join, leave or are lost, and processes seen to end. Pure.
 
 A join or a loss makes a new round, never a new attempt. A running job continues until new members have imported what
-their workers need. This module also adopts the recovery state of joining members and updates the quorum bases.
+their workers need. This module also adopts the recovery state of joining members and updates the quorum rounds.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from muster.agent.rendezvous.consensus.actions import Notify
 from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
 from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
-from muster.agent.rendezvous.consensus.quorum import CarriedBase, QuorumBase, build_base
+from muster.agent.rendezvous.consensus.quorum import QuorumRound, RecoveredRound, build_quorum_round
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState, describe_member
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
@@ -25,8 +25,10 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
         return state, (replace(state.job_end, ids=(member.id,)),)
     is_first_to_import = not member.is_prepared and not state.importing
     state = _remove_from_importing(state, member.id)
-    quorum_bases = tuple(_add_connected(base, member) for base in state.quorum_bases)
-    if any(new.ended != base.ended for new, base in zip(quorum_bases, state.quorum_bases, strict=True)):
+    quorum_rounds = tuple(_add_connected(each, member) for each in state.quorum_rounds)
+    if any(
+        new.ended != quorum_round.ended for new, quorum_round in zip(quorum_rounds, state.quorum_rounds, strict=True)
+    ):
         # That process may have ended a moment ago: its workers are killed within the fence time, counted from now.
         state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     state = replace(
@@ -34,12 +36,14 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
         importing=state.importing if member.is_prepared else state.importing.with_item(member.id),
         members=state.members.with_item(member.id, member),
         join_count=state.join_count + 1,
-        highest_known_round=max(state.highest_known_round, recovered.round),
+        highest_known_round=max(state.highest_known_round, recovered.round_number),
         last_join_s=now_s,
-        quorum_bases=quorum_bases,
+        quorum_rounds=quorum_rounds,
     )
     state = _wait_for_other_leader(_adopt_recovery_state(state, recovered, now_s), recovered.leader_id, now_s)
-    state = replace(state, quorum_bases=tuple(base.with_claim(member.id, member.index) for base in state.quorum_bases))
+    state = replace(
+        state, quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds)
+    )
     if member.is_prepared or state.importing_in_round:
         return _start_batch(state, now_s), ()
     if not is_first_to_import or not _accepts_joins(state):
@@ -116,25 +120,27 @@ def batch_due_s(state: JobState) -> float:
     return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
 
 
-def _add_connected(base: QuorumBase, member: MemberRecord) -> QuorumBase:
-    """Record in a base that one of its members is connected, and which process ends that member has seen."""
-    for carried in member.recovery_state.quorum_bases:
-        if base.is_same(carried):
-            connected = base.connected if carried.rank is None else base.connected.with_item(member.id, carried.rank)
-            return replace(base, connected=connected, ended=base.ended | carried.ended)
-    return base
+def _add_connected(quorum_round: QuorumRound, member: MemberRecord) -> QuorumRound:
+    """Record in a quorum round that one of its members is connected, and which process ends that member has seen."""
+    for known in member.recovery_state.quorum_rounds:
+        if quorum_round.is_same(known):
+            connected = quorum_round.connected
+            if known.group_rank is not None:
+                connected = connected.with_item(member.id, known.group_rank)
+            return replace(quorum_round, connected=connected, ended=quorum_round.ended | known.ended)
+    return quorum_round
 
 
 def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: float) -> JobState:
-    """Adopt round number, attempt and quorum bases of a member that knows a later round than this leader."""
-    if recovered.round < state.round:
+    """Adopt round number, attempt and quorum rounds of a member that knows a later round than this leader."""
+    if recovered.round_number < state.round_number:
         return state
     attempt = max(state.attempt, recovered.attempt)
     if state.has_formed_round:
         # There were two leaders: keep the higher attempt. (For the same round a member may know the next one already.)
-        state = state if recovered.round == state.round else replace(state, attempt=attempt)
+        state = state if recovered.round_number == state.round_number else replace(state, attempt=attempt)
         return _adopt_rival_rounds(state, recovered, now_s)
-    if recovered.round == state.round:
+    if recovered.round_number == state.round_number:
         return replace(
             state,
             attempt=attempt,
@@ -142,16 +148,16 @@ def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: floa
             final_reason=state.final_reason or recovered.final_reason,
         )
     members = state.members.values()
-    quorum_bases = tuple(_build_base(state, carried, claimants=members) for carried in recovered.quorum_bases)
+    quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in recovered.quorum_rounds)
     # The guard of a node that was seen to end kills its workers within the fence time.
-    is_complete = all(len(base.connected) == base.size for base in quorum_bases)
+    is_complete = all(len(each.connected) == each.size for each in quorum_rounds)
     return replace(
         state,
-        round=recovered.round,
+        round_number=recovered.round_number,
         attempt=recovered.attempt,
         startup_signature=recovered.startup_signature,
         final_reason=recovered.final_reason,
-        quorum_bases=quorum_bases,
+        quorum_rounds=quorum_rounds,
         skips_last_call=True,
         fence_until_s=state.fence_until_s if is_complete else max(state.fence_until_s, now_s + state.rules.fence_s),
         rejoin_wait_until_s=max(state.rejoin_wait_until_s, now_s + state.rules.rejoin_wait_s),
@@ -164,7 +170,7 @@ def _wait_for_other_leader(state: JobState, last_leader: str | None, now_s: floa
     That leader may have formed rounds with this member that the member never received. The member was free to join, so
     that leader's lease has expired; the leases of the other members of such a round expire within `rejoin_wait_s`.
     """
-    if last_leader is None or any(base.leader_id == last_leader for base in state.quorum_bases):
+    if last_leader is None or any(each.leader_id == last_leader for each in state.quorum_rounds):
         return state
     if any(member.is_leader and member.id == last_leader for member in state.members.values()):
         return state
@@ -177,28 +183,30 @@ def _adopt_rival_rounds(state: JobState, recovered: RecoveryState, now_s: float)
     A member that is connected here may have taken part in such a round meanwhile. So its node index counts as a claim
     only when it has reported again (`on_stopped`). Only this leader's own node cannot have taken part.
     """
-    oldest = state.quorum_bases[0].number
+    oldest = state.quorum_rounds[0].round_number
     unknown = [
-        carried
-        for carried in recovered.quorum_bases
-        if carried.number >= oldest and not any(base.is_same(carried) for base in state.quorum_bases)
+        known
+        for known in recovered.quorum_rounds
+        if known.round_number >= oldest and not any(each.is_same(known) for each in state.quorum_rounds)
     ]
     if not unknown:
         return state
     own = [member for member in state.members.values() if member.is_leader]
-    rivals = [replace(_build_base(state, carried, claimants=own), is_late=True) for carried in unknown]
+    rivals = [replace(_build_quorum_round(state, known, claimants=own), is_late=True) for known in unknown]
     rejoin_wait_until_s = max(state.rejoin_wait_until_s, now_s + state.rules.rejoin_wait_s)
-    return replace(state, quorum_bases=(*rivals, *state.quorum_bases), rejoin_wait_until_s=rejoin_wait_until_s)
+    return replace(state, quorum_rounds=(*rivals, *state.quorum_rounds), rejoin_wait_until_s=rejoin_wait_until_s)
 
 
-def _build_base(state: JobState, carried: CarriedBase, *, claimants: Iterable[MemberRecord]) -> QuorumBase:
-    """A base that a joining member brought, with the members that are connected; see `QuorumBase.with_claim`."""
-    base = build_base(carried)
+def _build_quorum_round(
+    state: JobState, recovered_round: RecoveredRound, *, claimants: Iterable[MemberRecord]
+) -> QuorumRound:
+    """A quorum round that a joining member brought, with its connected members; see `QuorumRound.with_claim`."""
+    quorum_round = build_quorum_round(recovered_round)
     for member in state.members.values():
-        base = _add_connected(base, member)
+        quorum_round = _add_connected(quorum_round, member)
     for member in claimants:
-        base = base.with_claim(member.id, member.index)
-    return base
+        quorum_round = quorum_round.with_claim(member.id, member.index)
+    return quorum_round
 
 
 def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision:
@@ -209,7 +217,7 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
     state = replace(
         _remove_from_importing(state, event.id),
         members=state.members.without(event.id),
-        quorum_bases=tuple(replace(base, connected=base.connected.without(event.id)) for base in state.quorum_bases),
+        quorum_rounds=tuple(replace(each, connected=each.connected.without(event.id)) for each in state.quorum_rounds),
         unacknowledged=state.unacknowledged.without(event.id),
     )
     if state.phase is JobPhase.FORMING and event.id in state.stopping:
@@ -222,16 +230,16 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
 
 
 def on_process_ended(state: JobState, event: ProcessEnded, _now_s: float) -> Decision:
-    """Record in the last base that a lost member's process has ended."""
+    """Record in the last quorum round that a lost member's process has ended."""
     assignment = state.assignments.get(event.id)
-    if assignment is None or event.id in state.members or not state.quorum_bases:
+    if assignment is None or event.id in state.members or not state.quorum_rounds:
         return state, ()
-    # The assignments are those of the last base. This member's rank in an older base is not known any more and not
-    # needed: the process end can only make a takeover easier, never a wrong one possible.
-    last = state.quorum_bases[-1]
-    if last.number == state.round:
+    # The assignments are those of the last quorum round. This member's rank in an older one is not known any more and
+    # not needed: the process end can only make a takeover easier, never a wrong one possible.
+    last = state.quorum_rounds[-1]
+    if last.round_number == state.round_number:
         last = replace(last, ended=last.ended | {assignment.group_rank})
-    return replace(state, quorum_bases=(*state.quorum_bases[:-1], last)), ()
+    return replace(state, quorum_rounds=(*state.quorum_rounds[:-1], last)), ()
 
 
 def on_leaving(state: JobState, event: Leaving, now_s: float) -> Decision:

@@ -1,5 +1,7 @@
 """Quorum: which side may form a round when members of the last round are silent. Pure arithmetic over group ranks.
 
+A `QuorumRound` is a round whose members have a say in the next one: the last, and those that it has not yet replaced.
+
 Silence proves nothing: silent members may be training on the other side of a partition. A process end that was *seen*
 proves that its workers are gone, because the guard kills them. So ended members are not counted, and of the rest at
 most one side may have a quorum:
@@ -20,8 +22,8 @@ claim counts for the last rule only.
 
 A round that not all of its members have acknowledged replaces no earlier round yet: members that never received it act
 on the earlier one. Until it is committed, a leader needs a quorum of both (as in Raft's joint consensus), each by its
-own rule: for a round that it formed, the first; for one that it took over, the others. Otherwise the votes that made
-the takeover possible could be used again, and two sides could continue.
+own rule: for a round that it formed, the first; for one that it took over, the others. Otherwise the members
+that made the takeover possible could be counted again, and two sides could continue.
 """
 
 from collections.abc import Iterable
@@ -34,28 +36,29 @@ INDICES_KEPT = 64
 
 
 @record
-class CarriedBase:
-    """What one member knows of a quorum base: the counts, its own rank, and which ranks have ended."""
+class RecoveredRound:
+    """What one member knows of a quorum round and brings to its next leader."""
 
-    number: int
+    round_number: int
     leader_id: str
     size: int
-    leader_rank: int
+    leader_group_rank: int
     node_indices: tuple[int | None, ...] = ()
-    rank: int | None
-    """None: it had no assignment."""
+    group_rank: int | None
+    """The member's own; None: it had no assignment."""
     ended: frozenset[int]
+    """Group ranks whose process end was seen."""
 
 
 @record
-class QuorumBase:
+class QuorumRound:
     """A round that was formed, and which of its members are connected or have ended."""
 
-    number: int
+    round_number: int
     leader_id: str
     """The leader that formed it. Two leaders that do not know of each other may use the same number."""
     size: int
-    leader_rank: int
+    leader_group_rank: int
     """Group rank of the leader's own node in that round."""
     is_own: bool = False
     """Formed by the leader that holds this record."""
@@ -70,31 +73,31 @@ class QuorumBase:
     claimed: frozenset[int] = frozenset()
     """Group ranks whose node index was claimed by a new process."""
 
-    def is_same(self, other: "QuorumBase | CarriedBase") -> bool:
+    def is_same(self, other: "QuorumRound | RecoveredRound") -> bool:
         """True when both describe the same round."""
-        return (self.number, self.leader_id) == (other.number, other.leader_id)
+        return (self.round_number, self.leader_id) == (other.round_number, other.leader_id)
 
-    def find_rank(self, index: int) -> int | None:
+    def find_group_rank(self, index: int) -> int | None:
         """The group rank that the node with this index had."""
         if not self.node_indices:
             return index if 0 <= index < self.size else None
         return self.node_indices.index(index) if index in self.node_indices else None
 
-    def with_claim(self, member_id: str, index: int | None) -> "QuorumBase":
+    def with_claim(self, member_id: str, index: int | None) -> "QuorumRound":
         """Record a member that was not part of this round, but has the node index of one of its ranks.
 
         Its process is a new one: the scheduler started it because the old one had ended.
         """
         if index is None or member_id in self.connected:
             return self
-        rank = self.find_rank(index)
-        if rank is None or rank in self.claimed or rank in self.connected.values():
+        group_rank = self.find_group_rank(index)
+        if group_rank is None or group_rank in self.claimed or group_rank in self.connected.values():
             return self
-        return replace(self, claimed=self.claimed | {rank})
+        return replace(self, claimed=self.claimed | {group_rank})
 
     def find_lowest_alive(self) -> int:
-        """The lowest rank not seen to end; `size` when all have ended."""
-        return next((rank for rank in range(self.size) if rank not in self.ended), self.size)
+        """The lowest group rank not seen to end; `size` when all have ended."""
+        return next((each for each in range(self.size) if each not in self.ended), self.size)
 
     def count_missing(self) -> int:
         """How many are neither connected nor known to have ended."""
@@ -105,61 +108,63 @@ class QuorumBase:
         at_most = len(self.ended) + len(self.claimed) + len(self.connected)
         return at_most < self.size or self.count_missing() > 0
 
-    def build_carried(self, member_id: str) -> CarriedBase:
+    def build_recovered(self, member_id: str) -> RecoveredRound:
         """What this member is to know of it."""
-        return CarriedBase(
-            number=self.number,
+        return RecoveredRound(
+            round_number=self.round_number,
             leader_id=self.leader_id,
             size=self.size,
-            leader_rank=self.leader_rank,
+            leader_group_rank=self.leader_group_rank,
             node_indices=self.node_indices,
-            rank=self.connected.get(member_id),
+            group_rank=self.connected.get(member_id),
             ended=self.ended,
         )
 
 
-def build_base(carried: CarriedBase) -> QuorumBase:
-    """What a member knows of a base, as a base without connected members."""
-    return QuorumBase(
-        number=carried.number,
-        leader_id=carried.leader_id,
-        size=carried.size,
-        leader_rank=carried.leader_rank,
-        node_indices=carried.node_indices,
-        ended=carried.ended,
+def build_quorum_round(recovered: RecoveredRound) -> QuorumRound:
+    """What a member knows of a quorum round, as a quorum round without connected members."""
+    return QuorumRound(
+        round_number=recovered.round_number,
+        leader_id=recovered.leader_id,
+        size=recovered.size,
+        leader_group_rank=recovered.leader_group_rank,
+        node_indices=recovered.node_indices,
+        ended=recovered.ended,
     )
 
 
-def may_continue(base: QuorumBase, min_nodes: int) -> bool:
+def may_continue(last: QuorumRound, min_nodes: int) -> bool:
     """True when the leader that formed this round may form the next one with the members connected to it."""
-    connected = len(set(base.connected.values()) - base.ended)
-    alive = base.size - len(base.ended)
-    return connected >= min_nodes or 2 * connected >= alive or not base.has_missing()
+    connected = len(set(last.connected.values()) - last.ended)
+    alive = last.size - len(last.ended)
+    return connected >= min_nodes or 2 * connected >= alive or not last.has_missing()
 
 
-def may_take_over(base: QuorumBase, min_nodes: int) -> bool:
+def may_take_over(last: QuorumRound, min_nodes: int) -> bool:
     """True when a candidate, or a leader that lost its state, may form the next round with the members connected."""
-    if not base.has_missing():
+    if not last.has_missing():
         return True
-    ranks = set(base.connected.values()) - base.ended
-    alive = base.size - len(base.ended)
-    if base.leader_rank not in base.ended and base.leader_rank not in ranks:
+    ranks = set(last.connected.values()) - last.ended
+    alive = last.size - len(last.ended)
+    if last.leader_group_rank not in last.ended and last.leader_group_rank not in ranks:
         return 2 * len(ranks) > alive and alive - len(ranks) < min_nodes
-    return 2 * len(ranks) > alive or (2 * len(ranks) == alive and base.find_lowest_alive() in ranks)
+    return 2 * len(ranks) > alive or (2 * len(ranks) == alive and last.find_lowest_alive() in ranks)
 
 
-def count_votes(base: QuorumBase, min_nodes: int) -> int:
+def find_quorum_size(last: QuorumRound, min_nodes: int) -> int:
     """How many of the round, the leader's own node included, must stay so that no other side can continue."""
-    alive = base.size - len(base.ended)
-    if base.is_own:
+    alive = last.size - len(last.ended)
+    if last.is_own:
         return min(min_nodes, (alive + 1) // 2)
-    if not base.has_missing():
+    if not last.has_missing():
         return 0
-    ranks = set(base.connected.values()) - base.ended
-    is_half_enough = (base.leader_rank in base.ended or base.leader_rank in ranks) and base.find_lowest_alive() in ranks
+    ranks = set(last.connected.values()) - last.ended
+    is_half_enough = (
+        last.leader_group_rank in last.ended or last.leader_group_rank in ranks
+    ) and last.find_lowest_alive() in ranks
     return (alive + 1) // 2 if is_half_enough else alive // 2 + 1
 
 
-def may_form_round(quorum_bases: Iterable[QuorumBase], min_nodes: int) -> bool:
-    """True when every base allows it; without any base no other side can exist."""
-    return all((may_continue if base.is_own else may_take_over)(base, min_nodes) for base in quorum_bases)
+def may_form_round(quorum_rounds: Iterable[QuorumRound], min_nodes: int) -> bool:
+    """True when every quorum round allows it; without any quorum round no other side can exist."""
+    return all((may_continue if each.is_own else may_take_over)(each, min_nodes) for each in quorum_rounds)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from muster.agent.rendezvous.consensus.members import MemberRecord, RankAssignment
-from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, QuorumBase
+from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, QuorumRound
 
 
 def assign_ranks(
-    members: Iterable[MemberRecord], base: QuorumBase | None, max_nodes: int
+    members: Iterable[MemberRecord], last_round: QuorumRound | None, max_nodes: int
 ) -> tuple[RankAssignment, ...]:
     """Assign ranks by node index; without one, by rank in the last round, then by order of joining.
 
@@ -15,14 +15,14 @@ def assign_ranks(
 
     Args:
         members: those that may get an assignment, the leader among them.
-        base: the last round; None before the first.
+        last_round: None before the first.
         max_nodes: how many assignments there are at most.
     """
     ready = list(members)
-    last = len(ready) + (base.size if base else 0)
+    last = len(ready) + (last_round.size if last_round else 0)
 
     def rank_before(member: MemberRecord) -> int:
-        return base.connected.get(member.id, last) if base else last
+        return last_round.connected.get(member.id, last) if last_round else last
 
     chosen = sorted(
         ready,

@@ -11,7 +11,7 @@ from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
-from muster.agent.rendezvous.consensus.quorum import QuorumBase
+from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.runtime.records import record
 
 FOREVER = math.inf
@@ -36,7 +36,7 @@ class JobState:
     phase: JobPhase = JobPhase.FORMING
     members: PersistentMap[str, MemberRecord] = PersistentMap()
     join_count: int = 0
-    round: int = 0
+    round_number: int = 0
     highest_known_round: int = 0
     """The highest round that any member knew: the next number is above it."""
     attempt: int = 0
@@ -47,7 +47,7 @@ class JobState:
     formed. Set by the leader, which knows what each member has promised."""
     has_formed_round: bool = False
     """This leader has formed a round itself."""
-    quorum_bases: tuple[QuorumBase, ...] = ()
+    quorum_rounds: tuple[QuorumRound, ...] = ()
     """The last formed round, preceded by those that it has not yet replaced for all of its members."""
     assignments: PersistentMap[str, RankAssignment] = PersistentMap()
     """Of the current round; empty before the first."""

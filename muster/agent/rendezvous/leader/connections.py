@@ -12,7 +12,7 @@ from muster.agent.runtime.records import record
 class MemberConnection:
     """One member's connection. Made when it joins; the leader updates the two times."""
 
-    __slots__ = ("host", "id", "index", "link", "listen_port", "local_addr", "promise_s", "received_s")
+    __slots__ = ("echoed_s", "host", "id", "index", "link", "listen_port", "local_addr", "received_s")
 
     def __init__(self, join: Join, link: Link, now_s: float) -> None:
         self.id = join.id
@@ -24,7 +24,7 @@ class MemberConnection:
         """Port where it accepts links after a takeover; 0: none."""
         self.received_s = now_s
         """When its last message was received, CLOCK_BOOTTIME."""
-        self.promise_s = now_s
+        self.echoed_s = now_s
         """The leader's own time stamp that the member last sent back. The member joins no other leader for the silence
         limit from then on. CLOCK_BOOTTIME."""
 

@@ -10,7 +10,7 @@ from muster.agent.rendezvous.consensus.actions import FormRound
 from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
 from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, MemberLost, ProcessEnded, Tick
 from muster.agent.rendezvous.consensus.members import MemberRecord, find_margin_s
-from muster.agent.rendezvous.consensus.quorum import QuorumBase, count_votes
+from muster.agent.rendezvous.consensus.quorum import QuorumRound, find_quorum_size
 from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
 from muster.agent.rendezvous.leader.connections import (
     IndexClaim,
@@ -90,8 +90,8 @@ class Leader:
             link.send(build_rejection(f"this is run {run_id!r}, not {join.run_id[:80]!r}"))
             link.close()
             return
-        if join.recovery_state.round > MAX_ROUND_NUMBER and not isinstance(link, LocalLink):
-            self._reject_malformed(link, f"round {join.recovery_state.round}")
+        if join.recovery_state.round_number > MAX_ROUND_NUMBER and not isinstance(link, LocalLink):
+            self._reject_malformed(link, f"round {join.recovery_state.round_number}")
             return
         difference = describe_difference(join.rules, self._options.job_rules)
         if difference is not None:
@@ -190,11 +190,11 @@ class Leader:
         now_s = self._clock.boottime_s()
         if heartbeat.echo_s is not None:
             # At most now: no member can have received a time stamp that was not sent yet.
-            connection.promise_s = max(connection.promise_s, min(heartbeat.echo_s, now_s))
+            connection.echoed_s = max(connection.echoed_s, min(heartbeat.echo_s, now_s))
             if self.state.lacks_lease and self._retry_timer is None and not self._closed:
                 self._retry_timer = self._loop.call_later(RETRY_S, self._retry_round)
-        last = self.state.quorum_bases[-1] if self.state.quorum_bases else None
-        ended = (last.number, last.ended) if last is not None and last.ended else None
+        last = self.state.quorum_rounds[-1] if self.state.quorum_rounds else None
+        ended = (last.round_number, last.ended) if last is not None and last.ended else None
         connection.link.send(build_heartbeat_reply(HeartbeatReply(number=heartbeat.number, at_s=now_s, ended=ended)))
 
     def _retry_round(self) -> None:
@@ -297,17 +297,19 @@ class Leader:
         """
         lease_s = self._options.silence_s - find_margin_s(self._options.silence_s)
         # Until a round is committed, members that never received it act on earlier rounds, this leader's own included.
-        last = self.state.quorum_bases[-1:]
-        bases = [*(base for base in self.state.quorum_bases[:-1] if base.has_missing()), *last]
-        return min((self._find_promise_s(base) for base in bases), default=self._clock.boottime_s()) + lease_s
+        last = self.state.quorum_rounds[-1:]
+        quorum_rounds = [*(each for each in self.state.quorum_rounds[:-1] if each.has_missing()), *last]
+        return min((self._find_echoed_s(each) for each in quorum_rounds), default=self._clock.boottime_s()) + lease_s
 
-    def _find_promise_s(self, base: QuorumBase) -> float:
+    def _find_echoed_s(self, quorum_round: QuorumRound) -> float:
         """When the oldest promise was made of those that are needed to rule out a takeover."""
-        needed = count_votes(base, self.state.rules.min_nodes) - (self._options.own_id in base.connected)
+        needed = find_quorum_size(quorum_round, self.state.rules.min_nodes) - (
+            self._options.own_id in quorum_round.connected
+        )
         if needed <= 0:
             return self._clock.boottime_s()
         promises = sorted(
-            (r.promise_s for r in self._connections.list_remote() if r.id in base.connected), reverse=True
+            (r.echoed_s for r in self._connections.list_remote() if r.id in quorum_round.connected), reverse=True
         )
         return promises[needed - 1] if len(promises) >= needed else -FOREVER
 

@@ -54,7 +54,7 @@ class OutgoingMessages:
         elif isinstance(action, BreakRound):
             self._send(action.ids, build_round_break(action))
         elif isinstance(action, CommitRound):
-            self._send(tuple(state.assignments), build_round_committed(action.number))
+            self._send(tuple(state.assignments), build_round_committed(action.round_number))
         elif isinstance(action, EndJob):
             self._send_end(action)
         elif isinstance(action, FailRendezvous):
@@ -88,14 +88,14 @@ class OutgoingMessages:
         for spare_id in [each for each in self._connections.list_ids() if each not in state.assignments]:
             self._send((spare_id,), build_round_summary(form, spare_id, successors, is_spare=is_full))
 
-    def send_rank0_started(self, number: int, member_id: str, state: JobState) -> None:
+    def send_rank0_started(self, round_number: int, member_id: str, state: JobState) -> None:
         """A member has started its workers. When it has global rank 0, the other members may start theirs."""
         assignment = state.assignments.get(member_id)
         if assignment is None or assignment.group_rank != 0:
             return
-        if number != state.round or state.phase is not JobPhase.RUNNING:
+        if round_number != state.round_number or state.phase is not JobPhase.RUNNING:
             return
-        self._send(tuple(other for other in state.assignments if other != member_id), build_rank0_started(number))
+        self._send(tuple(other for other in state.assignments if other != member_id), build_rank0_started(round_number))
 
     def send_running_round(self, connection: MemberConnection, state: JobState) -> None:
         """Send the running round to a member that joins during it: it needs the successors to find the next leader."""

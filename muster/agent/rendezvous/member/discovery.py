@@ -86,7 +86,7 @@ class Discovery:
         self._has_reported_refusal = self._has_reported_rules = False
         self.first_target: Target | None = None
         """The address to ask first."""
-        self.promise_s = -NEVER
+        self.promise_until_s = -NEVER
         """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
 
     def start(self) -> None:
@@ -120,9 +120,9 @@ class Discovery:
         if recovery.leader_address is not None and recovery.leader_address[1]:
             targets.append(Target(host=recovery.leader_address[0], port=recovery.leader_address[1]))
         targets += [
-            Target(host=one.host, port=one.port, rank=one.group_rank)
+            Target(host=one.host, port=one.port, group_rank=one.group_rank)
             for one in recovery.successors
-            if one.group_rank != recovery.rank
+            if one.group_rank != recovery.group_rank
         ]
         host, port = self._options.endpoint
         targets.append(Target(host=host, port=port))
@@ -136,8 +136,8 @@ class Discovery:
             return False
         if reply.id != self._recovery.leader_id:
             if self._recovery.is_leaders_index(reply.index):
-                self.promise_s = -NEVER  # it was started because the old leader's process had ended
-            if self._loop.clock.boottime_s() < self.promise_s:
+                self.promise_until_s = -NEVER  # it was started because the old leader's process had ended
+            if self._loop.clock.boottime_s() < self.promise_until_s:
                 return False
         if self._has_other_rules(reply, target):
             return False
@@ -155,7 +155,7 @@ class Discovery:
         It was restarted with the wrong flags; the leader of the last round's members is elsewhere. A node that was
         never part of a round joins, and is refused.
         """
-        if reply.role != "leader" or reply.round >= self._recovery.round:
+        if reply.role != "leader" or reply.round >= self._recovery.round_number:
             return False
         difference = describe_difference(reply.rules, self._options.job_rules)
         if difference is not None and not self._has_reported_rules:
@@ -168,26 +168,26 @@ class Discovery:
     def _is_better(self, reply: QueryReply) -> bool:
         if reply.role == "leader":
             return True
-        if reply.role != "candidate" or reply.round < self._recovery.round:
+        if reply.role != "candidate" or reply.round < self._recovery.round_number:
             return False
-        own_rank = self._recovery.rank
-        is_later = reply.round > self._recovery.round
-        return is_later or own_rank is None or (reply.rank is not None and reply.rank < own_rank)
+        own_group_rank = self._recovery.group_rank
+        is_later = reply.round > self._recovery.round_number
+        return is_later or own_group_rank is None or (reply.rank is not None and reply.rank < own_group_rank)
 
     def _on_search_progress(self) -> None:
         """Attempt a takeover when no member of a lower rank answers."""
         self._report_refusal()
         if self._search is None or not self._owner.can_start_leading():
             return
-        if self._loop.clock.boottime_s() < self.promise_s:
+        if self._loop.clock.boottime_s() < self.promise_until_s:
             return
-        rank = self._recovery.rank
-        if any(one.group_rank == rank for one in self._recovery.successors):
-            if rank is not None and self._search.is_answered_below(rank):
+        group_rank = self._recovery.group_rank
+        if any(one.group_rank == group_rank for one in self._recovery.successors):
+            if group_rank is not None and self._search.is_answered_below(group_rank):
                 self._owner.start_leading(takeover=True)
         elif self._owner.has_endpoint and self._search.age_s() > ENDPOINT_SEARCH_S:
             # New nodes search for a leader here: gather them even if this node was not in the last round.
-            self._owner.start_leading(takeover=self._recovery.round > 0)
+            self._owner.start_leading(takeover=self._recovery.round_number > 0)
 
     def _report_refusal(self) -> None:
         """Post the refusal at once, not only at the join timeout: waiting does not mend it."""

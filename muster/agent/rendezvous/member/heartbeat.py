@@ -67,7 +67,7 @@ class Heartbeats:
         return self._follower_lease is not None and not self._follower_lease.is_expired
 
     @property
-    def promise_s(self) -> float:
+    def promise_until_s(self) -> float:
         """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
         return -NEVER if self._follower_lease is None else self._follower_lease.received_s + self._silence_s
 

@@ -223,7 +223,7 @@ class Member:
         self._recovery.record_commit(committed.round)
 
     def _on_round_break(self, broken: down.RoundBreak) -> None:
-        if broken.round != self._recovery.round:
+        if broken.round != self._recovery.round_number:
             return
         self._recovery.record_break(broken)
         if self._is_running:

@@ -24,7 +24,7 @@ class Target:
 
     host: str
     port: int
-    rank: int | None = None
+    group_rank: int | None = None
     """Group rank of the member that listens there; None: the endpoint of the job."""
 
 
@@ -84,7 +84,7 @@ class _Query:
             self._report_failure(f"it sent a malformed answer ({error})")
             return
         if isinstance(reply, Rejected):
-            if self.target.rank is None:
+            if self.target.group_rank is None:
                 self._search.on_reject(reply.reason)
         elif reply is not None and self._search.on_reply(link, reply, self.target):
             self.link = None
@@ -163,14 +163,16 @@ class Search:
 
     def record_failure(self, why: str, target: Target) -> None:
         """A target did not answer."""
-        if target.rank is None or not self.last_error:
+        if target.group_rank is None or not self.last_error:
             self.last_error = why
         if not self._closed:
             self._on_progress()
 
-    def is_answered_below(self, rank: int) -> bool:
+    def is_answered_below(self, group_rank: int) -> bool:
         """True when every member of a lower rank has answered or failed to answer."""
-        return all(q.has_result for q in self._queries if q.target.rank is not None and q.target.rank < rank)
+        return all(
+            q.has_result for q in self._queries if q.target.group_rank is not None and q.target.group_rank < group_rank
+        )
 
     def close(self) -> None:
         """Close all links but one that `on_reply` kept. Idempotent."""

@@ -229,7 +229,7 @@ class Server:
         return Announcement(
             run_id=self._options.rules.run_id,
             id=self._options.own_id,
-            round=0 if self.leader is None else self.leader.state.round,
+            round=0 if self.leader is None else self.leader.state.round_number,
             port=self.port,
             rules=self._options.job_rules,
         )
@@ -267,15 +267,18 @@ class Server:
 
     def _build_reply(self) -> QueryReply:
         if self.leader is not None:
-            role, number = "candidate" if self.is_candidate else "leader", self.leader.state.round
+            role, round_number = "candidate" if self.is_candidate else "leader", self.leader.state.round_number
         else:
-            role, number = "following" if self.leader_address is not None else "seeking", self._recovery.round
+            role, round_number = (
+                "following" if self.leader_address is not None else "seeking",
+                self._recovery.round_number,
+            )
         if self.job_end is not None:
             role = "leader"  # the node that asks will join, and is sent the end
         return QueryReply(
             role=role,
-            round=number,
-            rank=self._recovery.rank,
+            round=round_number,
+            rank=self._recovery.group_rank,
             id=self._options.own_id,
             index=self._options.own_index,
             leader=self.leader_address,
@@ -311,7 +314,7 @@ class Server:
         if state.has_formed_round and describe_difference(announcement.rules, self._options.job_rules) is not None:
             link.send(build_announcement_acknowledgement())
             return
-        if state.has_formed_round and state.round > announcement.round:
+        if state.has_formed_round and state.round_number > announcement.round:
             link.send(build_announcement_refusal(self.port))
         else:
             self._on_other_leader(link.peer_host, announcement.port)

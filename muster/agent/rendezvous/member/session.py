@@ -309,7 +309,7 @@ class Session:
 
     def _on_join_timeout(self) -> None:
         if self._link is not None and not self._is_accepted:
-            self._drop_link("it does not answer", promise_s=-NEVER)
+            self._drop_link("it does not answer", promise_until_s=-NEVER)
 
     def on_message(self, link: Link, message: Message) -> None:
         """See `LinkOwner`. A malformed message drops the leader; one of this node's own leader is a bug of ours."""
@@ -322,7 +322,7 @@ class Session:
                 raise
             self._owner.post_notice(f"the leader sent a malformed message ({error})")
             why = "it sent a malformed message"
-            self._drop_link(why, promise_s=self._heartbeats.promise_s, pause_s=MALFORMED_PAUSE_S)
+            self._drop_link(why, promise_until_s=self._heartbeats.promise_until_s, pause_s=MALFORMED_PAUSE_S)
             return
         if isinstance(sent, down.Welcome):
             self._on_accepted(sent)
@@ -331,7 +331,7 @@ class Session:
         elif isinstance(sent, down.Redirect):
             self._on_other_leader(sent.host, sent.port)
         elif isinstance(sent, down.Goodbye):
-            self._drop_link(sent.reason, promise_s=-NEVER)
+            self._drop_link(sent.reason, promise_until_s=-NEVER)
         elif sent is not None:
             self._owner.handle_message(sent)
 
@@ -360,36 +360,38 @@ class Session:
         """See `LinkOwner`. Without a goodbye, either the leader's process has ended or the connection broke."""
         if link is not self._link or self._owner.has_ended:
             return
-        promise_s, address = self._heartbeats.promise_s, self._recovery.leader_address
-        rounds = self._recovery.leader_rounds
+        promise_until_s, address = self._heartbeats.promise_until_s, self._recovery.leader_address
+        led_rounds = self._recovery.led_rounds
         may_have_ended = self._heartbeats.is_leased_elsewhere
-        self._drop_link(reason, promise_s=promise_s if may_have_ended or self._is_accepted else -NEVER)
+        self._drop_link(reason, promise_until_s=promise_until_s if may_have_ended or self._is_accepted else -NEVER)
         if may_have_ended and self._network is not None and address is not None and address[1]:
-            self._probe = self._network.probe(*address, lambda refused: self._on_probe(refused, rounds))
+            self._probe = self._network.probe(*address, lambda refused: self._on_probe(refused, led_rounds))
 
-    def _on_probe(self, refused: bool, rounds: set[int]) -> None:
+    def _on_probe(self, refused: bool, led_rounds: set[int]) -> None:
         """A refused immediate redial of the same address proves that the leader's process has ended."""
         self._probe = None
         if not refused or self._owner.has_ended:
             return
-        self._discovery.promise_s = -NEVER
-        self._recovery.record_leader_end(rounds)
+        self._discovery.promise_until_s = -NEVER
+        self._recovery.record_leader_end(led_rounds)
         self._discovery.ask_now()
 
     def _on_silent(self) -> None:
-        self._drop_link(f"no message for {find_silence_s(self._config):g} s", promise_s=self._heartbeats.promise_s)
+        self._drop_link(
+            f"no message for {find_silence_s(self._config):g} s", promise_until_s=self._heartbeats.promise_until_s
+        )
 
     def _on_quorum_lost(self) -> None:
         self._owner.fence("most nodes of the round cannot be reached and may continue without this one")
 
-    def _drop_link(self, reason: str, *, promise_s: float, pause_s: float = 0.0) -> None:
+    def _drop_link(self, reason: str, *, promise_until_s: float, pause_s: float = 0.0) -> None:
         """Close the link, fence the workers, and search for a leader."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
         was_accepted, self._is_accepted = self._is_accepted, False
         self.server.leader_address = None
-        self._discovery.promise_s = promise_s
+        self._discovery.promise_until_s = promise_until_s
         self._heartbeats.stop()
         self._cancel_timers()
         if self._owner.has_job_end:
@@ -413,4 +415,4 @@ class Session:
         self.server.stop_leading(host, port)
         self._discovery.first_target = Target(host=host, port=port)
         self._discovery.stop()
-        self._drop_link("another leader has replaced it", promise_s=-NEVER)
+        self._drop_link("another leader has replaced it", promise_until_s=-NEVER)

@@ -22,7 +22,7 @@ from muster.agent.rendezvous.protocol.fields import (
     text,
 )
 from muster.agent.rendezvous.protocol.framing import Broadcast, Message
-from muster.agent.rendezvous.protocol.payloads import build_base, read_recovery_state, read_report
+from muster.agent.rendezvous.protocol.payloads import build_recovered_round, read_recovery_state, read_report
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
@@ -214,21 +214,26 @@ def build_round_summary(
 ) -> Message:
     """See `RoundSummary`."""
     shared = _describe_round(form, successors)
-    return {"type": "round_summary", **shared, "quorum_bases": _list_bases(form, member_id), "is_spare": is_spare}
+    return {
+        "type": "round_summary",
+        **shared,
+        "quorum_bases": _list_recovered_rounds(form, member_id),
+        "is_spare": is_spare,
+    }
 
 
 def _describe_round(form: FormRound, successors: tuple[Successor, ...]) -> Message:
     places = [[one.group_rank, one.index, one.host, one.port] for one in successors]
     return {
-        "round": form.number,
+        "round": form.round_number,
         "attempt": form.attempt,
         "startup_signature": form.startup_signature,
         "successors": places,
     }
 
 
-def _list_bases(form: FormRound, member_id: str) -> list[dict[str, Any]]:
-    return [build_base(base.build_carried(member_id)) for base in form.quorum_bases]
+def _list_recovered_rounds(form: FormRound, member_id: str) -> list[dict[str, Any]]:
+    return [build_recovered_round(each.build_recovered(member_id)) for each in form.quorum_rounds]
 
 
 def build_round_starts(form: FormRound, master_addr: str, successors: tuple[Successor, ...]) -> Iterator[Message]:
@@ -250,7 +255,7 @@ def build_round_starts(form: FormRound, master_addr: str, successors: tuple[Succ
             rank_offset=assignment.rank_offset,
             role_rank_offset=assignment.role_rank_offset,
             role_world_size=assignment.role_world_size,
-            quorum_bases=_list_bases(form, assignment.id),
+            quorum_bases=_list_recovered_rounds(form, assignment.id),
         )
 
 
@@ -270,7 +275,7 @@ def _read_successor(value: Any) -> Successor:
 def _read_round_start(message: Message) -> RoundStart:
     summary = _read_round_summary(message)
     round_ = Round(
-        number=summary.recovery_state.round,
+        number=summary.recovery_state.round_number,
         attempt=summary.recovery_state.attempt,
         restarts_left=read_field(message, "restarts_left", count),
         group_rank=read_field(message, "group_rank", count),
@@ -301,7 +306,7 @@ def build_round_break(action: BreakRound) -> Message:
     """See `RoundBreak`."""
     return {
         "type": "round_break",
-        "round": action.number,
+        "round": action.round_number,
         "kind": action.kind.value,
         "reason": action.reason,
         "want_stacks": action.want_stacks,

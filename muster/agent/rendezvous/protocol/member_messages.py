@@ -199,11 +199,11 @@ def _read_heartbeat(_member_id: str, message: Message) -> Heartbeat:
 
 
 def _read_round_acknowledgement(member_id: str, message: Message) -> RoundAcknowledged:
-    return RoundAcknowledged(id=member_id, round=read_field(message, "round", count))
+    return RoundAcknowledged(id=member_id, round_number=read_field(message, "round", count))
 
 
 def _read_succeeded(member_id: str, message: Message) -> Succeeded:
-    return Succeeded(id=member_id, round=read_field(message, "round", count))
+    return Succeeded(id=member_id, round_number=read_field(message, "round", count))
 
 
 def _read_leaving(member_id: str, message: Message) -> Leaving:
@@ -211,17 +211,17 @@ def _read_leaving(member_id: str, message: Message) -> Leaving:
 
 
 def _read_failed(member_id: str, message: Message) -> Failed:
-    return Failed(id=member_id, round=read_field(message, "round", count), failures=_read_failures(message))
+    return Failed(id=member_id, round_number=read_field(message, "round", count), failures=_read_failures(message))
 
 
 def _read_idle(member_id: str, message: Message) -> Idle:
-    return Idle(id=member_id, round=read_field(message, "round", count), failures=_read_failures(message))
+    return Idle(id=member_id, round_number=read_field(message, "round", count), failures=_read_failures(message))
 
 
 def _read_stopped(member_id: str, message: Message) -> Stopped:
     return Stopped(
         id=member_id,
-        round=read_field(message, "round", count),
+        round_number=read_field(message, "round", count),
         port=read_field(message, "port", port),
         failures=_read_failures(message),
         stacks=read_field(message, "stacks", list_of(read_stack)),

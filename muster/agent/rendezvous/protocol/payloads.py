@@ -6,7 +6,7 @@ from typing import Any
 
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
 from muster.agent.rendezvous.consensus.members import RecoveryState
-from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, CarriedBase
+from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, RecoveredRound
 from muster.agent.rendezvous.protocol.fields import (
     MalformedMessageError,
     boolean,
@@ -91,48 +91,48 @@ def read_report(value: Any) -> Report:
     )
 
 
-def build_base(base: CarriedBase) -> dict[str, Any]:
+def build_recovered_round(recovered: RecoveredRound) -> dict[str, Any]:
     """A dict of JSON types."""
     return {
-        "number": base.number,
-        "leader_id": base.leader_id,
-        "size": base.size,
-        "leader_rank": base.leader_rank,
-        "node_indices": list(base.node_indices),
-        "rank": base.rank,
-        "ended": sorted(base.ended),
+        "number": recovered.round_number,
+        "leader_id": recovered.leader_id,
+        "size": recovered.size,
+        "leader_rank": recovered.leader_group_rank,
+        "node_indices": list(recovered.node_indices),
+        "rank": recovered.group_rank,
+        "ended": sorted(recovered.ended),
     }
 
 
-def read_base(value: Any) -> CarriedBase:
-    """The inverse of `build_base`."""
+def read_recovered_round(value: Any) -> RecoveredRound:
+    """The inverse of `build_recovered_round`."""
     data = mapping(value)
-    base = CarriedBase(
-        number=read_field(data, "number", count),
+    recovered = RecoveredRound(
+        round_number=read_field(data, "number", count),
         leader_id=read_field(data, "leader_id", text),
         size=read_field(data, "size", size),
-        leader_rank=read_field(data, "leader_rank", count),
+        leader_group_rank=read_field(data, "leader_rank", count),
         node_indices=read_field(data, "node_indices", list_of(optional(count))),
-        rank=read_field(data, "rank", optional(count)),
+        group_rank=read_field(data, "rank", optional(count)),
         ended=frozenset(read_field(data, "ended", list_of(count))),
     )
-    highest = max(base.leader_rank, base.rank or 0, *base.ended)
-    if highest >= base.size:
-        raise MalformedMessageError(f"rank {highest} in a round of {base.size}")
-    if len(base.node_indices) > INDICES_KEPT:
+    highest = max(recovered.leader_group_rank, recovered.group_rank or 0, *recovered.ended)
+    if highest >= recovered.size:
+        raise MalformedMessageError(f"rank {highest} in a round of {recovered.size}")
+    if len(recovered.node_indices) > INDICES_KEPT:
         raise MalformedMessageError(f"more than {INDICES_KEPT} indices")
-    return base
+    return recovered
 
 
 def build_recovery_state(recovery_state: RecoveryState) -> dict[str, Any]:
     """A dict of JSON types."""
     return {
-        "round": recovery_state.round,
+        "round": recovery_state.round_number,
         "attempt": recovery_state.attempt,
         "startup_signature": recovery_state.startup_signature,
         "final_reason": recovery_state.final_reason,
         "leader_id": recovery_state.leader_id,
-        "quorum_bases": [build_base(base) for base in recovery_state.quorum_bases],
+        "quorum_bases": [build_recovered_round(recovered) for recovered in recovery_state.quorum_rounds],
     }
 
 
@@ -140,10 +140,10 @@ def read_recovery_state(value: Any) -> RecoveryState:
     """The inverse of `build_recovery_state`. It also reads messages that hold the same fields among others."""
     data = mapping(value)
     return RecoveryState(
-        round=read_field(data, "round", count),
+        round_number=read_field(data, "round", count),
         attempt=read_field(data, "attempt", count),
         startup_signature=read_field(data, "startup_signature", optional(text)),
         final_reason=read_field(data, "final_reason", optional(text)) if "final_reason" in data else None,
         leader_id=read_field(data, "leader_id", optional(text)) if "leader_id" in data else None,
-        quorum_bases=read_field(data, "quorum_bases", list_of(read_base)),
+        quorum_rounds=read_field(data, "quorum_bases", list_of(read_recovered_round)),
     )

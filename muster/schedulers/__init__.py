@@ -5,7 +5,8 @@
     kubernetes/     replicas are pods
 
 `bundle` packs the agent and the workspace, `agent_command` recognises and rewrites the agent's command, `naming` makes
-every name, `errors` holds the errors that the TorchX command line prints as one line.
+every name, `secret_variables` decides what is masked, `errors` holds the errors that the TorchX command line prints as
+one line.
 
 This module imports nothing: supervisor processes load single modules of this package and must start fast.
 """

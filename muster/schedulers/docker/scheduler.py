@@ -35,7 +35,7 @@ from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.runner.interrupt import hide_traceback
 from muster.schedulers.runner.options import StrictOpts
-from muster.schedulers.runner.roles import build_role_plan, describe_roles, mask_env
+from muster.schedulers.runner.roles import build_role_plan, describe_roles
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -45,6 +45,7 @@ from muster.schedulers.runner.versions import (
     get_workspace_path,
 )
 from muster.schedulers.runner.waiting import read_app_for_wait
+from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir

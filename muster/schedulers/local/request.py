@@ -12,7 +12,8 @@ from muster._contract import Env
 from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
 from muster.schedulers.local.devices import VISIBLE, assign_devices
 from muster.schedulers.naming import build_role_labels
-from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles, mask_env
+from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles
+from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
 

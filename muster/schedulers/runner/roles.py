@@ -9,6 +9,7 @@ from torchx.specs.api import Resource, RetryPolicy
 from muster._contract import Env
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
 
 
@@ -59,23 +60,6 @@ def build_role_plan(role: Role) -> SupervisedRole:
         min_replicas=role.min_replicas,
         max_retries=role.max_retries,
         retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
-    )
-
-
-def mask_env(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment for printing, with `***` for the values of secrets.
-
-    A variable is secret if its name contains TOKEN, SECRET, PASSWORD, PASSWD, CREDENTIAL or the word KEY.
-    """
-    return {name: "***" if _is_secret(name) else value for name, value in env.items()}
-
-
-def _is_secret(name: str) -> bool:
-    upper = name.upper()
-    if upper == Env.REQUIRE_TOKEN:
-        return False
-    return "KEY" in upper.split("_") or any(
-        word in upper for word in ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
     )
 
 

@@ -147,7 +147,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
 
 def build_dryrun_info(request: Any, show: Callable[[Any], str]) -> AppDryRunInfo:
-    """Wraps a request; `show` must print no secret (see `mask_env`)."""
+    """Wraps a request; `show` must print no secret (see `secret_variables.mask_env`)."""
     return AppDryRunInfo(request, show)
 
 

@@ -20,7 +20,7 @@ from muster.schedulers.docker.options import add_options, parse_options
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner.options import StrictOpts
-from muster.schedulers.runner.roles import mask_env
+from muster.schedulers.secret_variables import mask_env
 
 pytestmark = pytest.mark.torchx
 

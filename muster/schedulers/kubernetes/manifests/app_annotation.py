@@ -11,7 +11,7 @@ from torchx import specs
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
-from muster.schedulers.runner.roles import mask_env
+from muster.schedulers.secret_variables import mask_env
 
 _LIMIT_BYTES: Final = 200_000
 """Kubernetes allows 256 KiB for all annotations of an object."""

@@ -15,7 +15,8 @@ from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.names import PodNaming, build_token_key, check_names, label_roles
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
-from muster.schedulers.runner.roles import check_roles, mask_env
+from muster.schedulers.runner.roles import check_roles
+from muster.schedulers.secret_variables import is_secret
 
 INDEX_PLACEHOLDER: Final = "\0"
 """Replaces `${replica_id}` until the user's `$` are doubled. No argument or value can contain it."""
@@ -160,7 +161,7 @@ def _build_role_inputs(
     secret_env = {
         key: SecretValue(key=f"{label}.{key}", value=text)
         for key, text in env.items()
-        if INDEX_PLACEHOLDER not in text and mask_env({key: text}) != {key: text}
+        if INDEX_PLACEHOLDER not in text and is_secret(key, text)
     }
     return RoleInputs(
         role=role,

@@ -1,0 +1,72 @@
+"""Decides which environment variables are secret: those are masked in what is printed and stored.
+
+A variable is secret by its name or by its value. On Kubernetes a secret one travels in a Secret, so a variable that is
+taken for one by mistake still reaches the job.
+
+- By name: one of its words is TOKEN, SECRET, PASSWORD, KEY, PAT, DSN... (`_WORDS`), or ends like one (`HFTOKEN`).
+  TOKENIZERS_PARALLELISM and KEYBOARD are not. MAX_TOKENS=4096 is a number, and SSH_KEY_PATH names a file: neither is.
+- By value: a URL with a password, a private key, or the beginning of a token of a known service.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from muster._contract import Env
+
+MASK: Final = "***"
+
+_WORDS: Final = frozenset(
+    {"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "CREDENTIAL", "CREDENTIALS"}
+    | {"KEY", "APIKEY", "PAT", "PWD", "DSN", "AUTH", "COOKIE", "WEBHOOK", "SAS", "JWT", "BEARER"}
+)
+_PLURALS: Final = frozenset({"TOKENS", "KEYS"})
+"""Secret unless the value is a number: MAX_TOKENS."""
+
+_ENDINGS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "ACCESSKEY", "SECRETKEY")
+"""Of a word: HFTOKEN, PGPASSWORD."""
+
+_PHRASES: Final = ("DATABASE_URL", "DB_URL", "REDIS_URL", "MONGO_URL", "CONNECTION_STRING", "CONN_STR")
+"""Parts of names whose value usually has a password in it."""
+
+_PLACES: Final = ("PATH", "FILE", "DIR", "FOLDER")
+"""Last words of a variable that says where a secret is."""
+
+_NOT_SECRET: Final = frozenset({"PWD", "OLDPWD", Env.REQUIRE_TOKEN, "SSH_AUTH_SOCK"})
+
+_VALUES: Final = re.compile(
+    r"""
+      ^[a-z][a-z0-9+.-]*://[^/\s@:]*:[^/\s@]+@           # a URL with a password
+    | [?&;](password|passwd|pwd|token|access_token|api_?key|secret|sig|signature|x-amz-signature)=[^&\s]
+    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----
+    | ^(ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abprs]|hf|sk|pk|rk|npm|pypi|dop_v1)[_-][A-Za-z0-9_-]{16,}$
+    | ^(AKIA|ASIA)[A-Z0-9]{16}$ | ^AIza[A-Za-z0-9_-]{30,}$
+    | ^eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.             # a JWT
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_NUMBER: Final = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
+
+
+def mask_env(env: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment for printing, with `***` for the values of secrets."""
+    return {name: MASK if is_secret(name, value) else value for name, value in env.items()}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must not be printed; see the module's rules."""
+    upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
+    if upper in _NOT_SECRET or not value:
+        return False
+    return _VALUES.search(value) is not None or _has_secret_name(upper, value)
+
+
+def _has_secret_name(upper: str, value: str) -> bool:
+    words = [word for word in re.split(r"[^A-Z0-9]+", upper) if word]
+    if not words or words[-1] in _PLACES:
+        return False
+    if any(phrase in upper for phrase in _PHRASES) or not _WORDS.isdisjoint(words):
+        return True
+    if not _PLURALS.isdisjoint(words):
+        return _NUMBER.fullmatch(value) is None
+    return any(word.endswith(_ENDINGS) for word in words)

@@ -1,0 +1,65 @@
+"""Which variables are masked; each of the first group was printed, or masked for nothing, by the rules before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.schedulers.secret_variables import is_secret, mask_env
+
+pytestmark = pytest.mark.torchx
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "postgres://db/train"),
+        ("GITHUB_PAT", "x"),
+        ("HF_TOKEN", "x"),
+        ("HFTOKEN", "x"),
+        ("MUSTER_TOKEN", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("PGPASSWORD", "x"),
+        ("DB_PWD", "x"),
+        ("apiKey", "x"),
+        ("SENTRY_DSN", "https://abc@sentry.io/1"),
+        ("SSH_PASSPHRASE", "x"),
+        ("GCS_CREDENTIALS", "{}"),
+        ("BROKER", "amqp://user:hunter2@host:5672/"),
+        ("PROXY", "http://me:pw@proxy:3128"),
+        ("EXTRA", "-----BEGIN OPENSSH PRIVATE KEY-----\nabc"),
+        ("ANYTHING", "ghp_0123456789abcdefghijABCDEFGHIJ012345"),
+        ("DATA", "https://store/x?sig=abcdef&sv=1"),
+        ("SESSION", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln"),
+        ("API_TOKENS", "a,b"),
+    ],
+)
+def test_is_secret(name, value):
+    assert is_secret(name, value)
+    assert mask_env({name: value}) == {name: "***"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("MUSTER_REQUIRE_TOKEN", "1"),
+        ("MAX_TOKENS", "4096"),
+        ("MONKEY", "m"),
+        ("KEYBOARD", "de"),
+        ("PWD", "/work"),
+        ("SSH_KEY_PATH", "/keys/id"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "/aws/credentials"),
+        ("PATH", "/bin:/usr/bin"),
+        ("DATA_URL", "https://store/x?version=3"),
+        ("ENDPOINT", "host:29500"),
+        ("NCCL_SOCKET_IFNAME", "eth0"),
+        ("HF_TOKEN", ""),
+    ],
+)
+def test_is_not_secret(name, value):
+    assert not is_secret(name, value)
+
+
+@given(st.text(max_size=30), st.text(max_size=60))
+def test_any_name_and_value_is_judged(name, value):
+    assert mask_env({name: value})[name] in (value, "***")

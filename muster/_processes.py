@@ -157,8 +157,8 @@ def kill_groups(leaders: Iterable[int]) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def kill_descendants(root: int, *, keep: Container[int] = ()) -> bool:
-    """SIGKILL all live descendants of `root`, once; True when there were any."""
+def kill_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
+    """SIGKILL all live descendants of `root`, once; returns them."""
     pids = list_descendants(root, keep=keep)
     send_signal(pids, signal.SIGKILL)
-    return bool(pids)
+    return pids

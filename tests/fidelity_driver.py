@@ -16,7 +16,7 @@ from typing import Any
 
 from muster import _processes
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.signals import SignalWatch
+from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.starter import TemplateStarter
@@ -30,8 +30,7 @@ class Driver:
         self.records: list[dict[str, Any]] = []
         self.notices: list[str] = []
         self.codes: dict[int, int] = {}
-        self.early: dict[int, int] = {}
-        self.pids: dict[int, int] = {}
+        self.children = ChildWatch(self.loop)
         self.failed: dict[int, str] = {}
         self.program = Program(
             kind=ProgramKind(request["kind"]), target=request["target"], args=tuple(request.get("args", ()))
@@ -51,42 +50,32 @@ class Driver:
             preload=self.request.get("preload", "auto"),
             cpus=self.choose_cpus("template_cpus") or self.choose_cpus("cpus"),
         )
-        return TemplateStarter(self.loop, cold, options, on_notice=self.notices.append, on_record=self.record)
+        return TemplateStarter(
+            self.loop, self.children, cold, options, on_notice=self.notices.append, on_record=self.record
+        )
 
     def record(self, what: str, **detail: Any) -> None:
         self.records.append({"what": what, **detail})
 
     def run(self) -> None:
         _processes.become_subreaper()
-        watch = SignalWatch(
-            self.loop, handled=(), on_signal=lambda _: None, on_child=self.handle_exit, on_stacks=lambda: None
-        )
+        watch = SignalWatch(self.loop, self.children, handled=(), on_signal=lambda _: None, on_stacks=lambda: None)
         self.starter.prepare(lambda: None)
         while self.request.get("hold"):  # until it is killed
             self.loop.turn()
         rounds = [self.run_round(number) for number in range(int(self.request.get("rounds", 1)))]
         self.starter.close()
         watch.close()
+        self.children.close()
         self.loop.close()
         result = {"codes": rounds, "records": self.records, "notices": self.notices, "failed": self.failed}
         with open(os.path.join(self.request["folder"], "result.json"), "w", encoding="utf-8") as file:
             json.dump(result, file)
 
-    def handle_exit(self, pid: int, code: int) -> None:
-        for local_rank, known in self.pids.items():
-            if known == pid:
-                self.codes[local_rank] = code
-                return
-        self.early[pid] = code
-        self.starter.handle_exit(pid, code)
-
     def started(self, local_rank: int, pid: int) -> None:
-        self.pids[local_rank] = pid
-        if pid in self.early:
-            self.codes[local_rank] = self.early[pid]
+        self.children.watch(pid, lambda code: self.codes.__setitem__(local_rank, code))
 
     def run_round(self, number: int) -> list[int]:
-        self.pids.clear()
         self.codes.clear()
         files: list[int] = []
         specs = [self.build_spec(number, local_rank, files) for local_rank in range(self.nproc)]

@@ -8,6 +8,7 @@ from muster.agent.logs import LogRouter
 from muster.agent.node.supervisor import Supervisor
 from muster.agent.runtime.event_log import EventLog, open_sinks
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import WorkerStarter
 from muster.agent.workers.warm.starter import TemplateStarter
@@ -43,13 +44,27 @@ def build_supervisor(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
     event_log = EventLog(loop.clock, open_sinks(config.event_log_handler))
+    children = ChildWatch(loop)
     starter: WorkerStarter
     if warm is None:
         starter = CommandStarter(on_record=event_log.write)
     else:
         starter = TemplateStarter(
-            loop, CommandStarter(), warm, on_notice=logs.print_line, on_record=event_log.write, early=template
+            loop,
+            children,
+            CommandStarter(),
+            warm,
+            on_notice=logs.print_line,
+            on_record=event_log.write,
+            early=template,
         )
     return Supervisor(
-        config, loop=loop, lease=lease, logs=logs, event_log=event_log, starter=starter, placements=placements
+        config,
+        loop=loop,
+        lease=lease,
+        logs=logs,
+        event_log=event_log,
+        children=children,
+        starter=starter,
+        placements=placements,
     )

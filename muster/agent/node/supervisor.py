@@ -26,7 +26,7 @@ from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, Round
 from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.signals import SignalWatch
+from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
@@ -60,6 +60,7 @@ class Supervisor:
         lease: GuardLease,
         logs: LogRouter,
         event_log: EventLog,
+        children: ChildWatch,
         starter: WorkerStarter,
         placements: "tuple[WorkerPlacement, ...]",
     ) -> None:
@@ -71,6 +72,7 @@ class Supervisor:
             lease: the guard's fencing lease.
             logs: receives the workers' output; closed by `run`.
             event_log: receives the records; closed by `run`.
+            children: tells the ends of the workers; closed by `run`.
             starter: how workers are started; closed by `run`.
             placements: length nproc, indexed by local rank; empty: workers run where the agent may.
         """
@@ -82,9 +84,11 @@ class Supervisor:
         self._event_log = event_log
         self._transition_log = TransitionLog(event_log, logs.print_line, logs.report_incomplete_logs)
         self._placements = placements
+        self._children = children
         self._starter = starter
         self._pool = WorkerPool(
             loop,
+            children,
             starter,
             on_started=self._on_worker_started,
             on_spawn_failed=self._on_spawn_failed,
@@ -137,9 +141,9 @@ class Supervisor:
         become_subreaper()
         signals = SignalWatch(
             self._loop,
+            self._children,
             handled=self._config.signals_to_handle,
             on_signal=self._on_signal,
-            on_child=self._pool.handle_exit,
             on_stacks=self._print_stacks,
         )
         if self._lease.guard_fd is not None:
@@ -157,6 +161,7 @@ class Supervisor:
         finally:
             self._close()
             signals.close()
+            self._children.close()
             if self._job_failed_s is not None:
                 from muster.agent.node import outcome
 

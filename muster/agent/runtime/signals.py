@@ -1,7 +1,9 @@
 """Signals and children's ends, as calls on the loop.
 
 Handlers do nothing; the wake-up descriptor wakes the loop, which does all the work, in one thread, between two
-decisions. One reaper serves workers, the warm template and adopted orphans: the agent is a child subreaper.
+decisions. A child that is watched ends on a descriptor of its own (a pidfd); where the system has none (macOS, old
+kernels, no descriptor left) SIGCHLD makes the agent ask for each. The agent is a child subreaper: every other child
+that ends is an orphan of the workers, and only needs to be collected.
 """
 
 import os
@@ -10,6 +12,108 @@ from collections.abc import Callable, Sequence
 
 from muster.agent.runtime.loop import Loop
 
+_LOST_STATUS = 1
+"""The exit code of a child whose status was taken by another thread (`os.wait` in a plug-in): never a success."""
+
+
+class ChildWatch:
+    """Collects the ends of this process's children. Close it.
+
+    Only `watch` and `reap` collect, both on the loop: until the callback is called, a watched child's pid is its own
+    and may be signalled.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._pidfds: dict[int, int] = {}
+        self._holds_orphans = False
+        self.on_orphan_end: Callable[[int], None] | None = None
+        """Called with the pid of each other child that ended."""
+
+    def watch(self, pid: int, on_end: Callable[[int], None]) -> None:
+        """Call back once, on the loop, when this child ends; a second call replaces the callback.
+
+        Args:
+            pid: a child of this process that has not been collected.
+            on_end: gets the status as of os.waitstatus_to_exitcode.
+        """
+        is_new = pid not in self._callbacks
+        self._callbacks[pid] = on_end
+        if not is_new:
+            return
+        try:
+            self._pidfds[pid] = fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            self._loop.call_soon(self.reap)  # its SIGCHLD may have come already
+        else:
+            self._loop.watch_readable(fd, lambda: self._handle_pidfd(pid))
+
+    def hold_orphans(self, holds: bool) -> None:
+        """Collect no orphan while this is on: a child that is not watched yet may be a worker that is not reported yet.
+
+        It stays a zombie, so that its pid belongs to no other process and its status is still there.
+        """
+        was_holding, self._holds_orphans = self._holds_orphans, holds
+        if was_holding and not holds:
+            self._loop.call_soon(self.reap)
+
+    def reap(self) -> None:
+        """Collect every child that has ended."""
+        for pid in list(self._callbacks):
+            self._collect(pid)
+        if not self._holds_orphans and hasattr(os, "waitid"):  # macOS has no subreaper, so there are no orphans
+            self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        while True:
+            try:
+                # WNOWAIT only looks: a watched child that has ended just now is not an orphan.
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid in self._callbacks:
+                self._collect(found.si_pid)
+                continue
+            os.waitpid(found.si_pid, os.WNOHANG)
+            if self.on_orphan_end is not None:
+                self.on_orphan_end(found.si_pid)
+
+    def _handle_pidfd(self, pid: int) -> None:
+        if not self._collect(pid):
+            # It has ended, but a debugger collects it first; SIGCHLD comes after that.
+            self._close_pidfd(pid)
+
+    def _collect(self, pid: int) -> bool:
+        """Collect this child if it has ended; False if it has not."""
+        if pid not in self._callbacks:
+            return True
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            code = _LOST_STATUS
+        else:
+            if not ended:
+                return False
+            code = os.waitstatus_to_exitcode(status)
+        self._close_pidfd(pid)
+        self._callbacks.pop(pid)(code)
+        return True
+
+    def _close_pidfd(self, pid: int) -> None:
+        fd = self._pidfds.pop(pid, None)
+        if fd is not None:
+            self._loop.unwatch(fd)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Stop watching; no callback follows. Idempotent."""
+        self._callbacks.clear()
+        for pid in list(self._pidfds):
+            self._close_pidfd(pid)
+
 
 class SignalWatch:
     """Owns the process's handlers while open; one per process, in the main thread."""
@@ -17,25 +121,25 @@ class SignalWatch:
     def __init__(
         self,
         loop: Loop,
+        children: ChildWatch,
         *,
         handled: Sequence[str],
         on_signal: Callable[[int], None],
-        on_child: Callable[[int, int], None],
         on_stacks: Callable[[], None],
     ) -> None:
         """Install handlers.
 
         Args:
             loop: where callbacks run.
+            children: reaps at SIGCHLD.
             handled: names of the signals that end this node (--signals-to-handle). One that was ignored when the agent
                 started (nohup) stays ignored.
             on_signal: called with the number of each that arrived.
-            on_child: called with (pid, status as of os.waitstatus_to_exitcode) for every child that ended.
             on_stacks: called for SIGUSR2.
         """
         self._loop = loop
+        self._children = children
         self._on_signal = on_signal
-        self._on_child = on_child
         self._on_stacks = on_stacks
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -46,28 +150,17 @@ class SignalWatch:
             signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         loop.watch_readable(self._read, self._handle_wakeup)
-        loop.call_soon(self.reap)  # a child may have ended before the handler was set
+        loop.call_soon(children.reap)  # a child may have ended before the handler was set
 
     def _handle_wakeup(self) -> None:
         received = set(os.read(self._read, 4096))
         # Children first: a worker's own end, seen together with a signal, happened before it.
         if signal.SIGCHLD in received:
-            self.reap()
+            self._children.reap()
         if signal.SIGUSR2 in received:
             self._on_stacks()
         for number in sorted(received & self._numbers):
             self._on_signal(number)
-
-    def reap(self) -> None:
-        """Collect every child that has ended and report it."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._on_child(pid, os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
         """Stop watching. Handlers stay as no-ops: the process is about to end, and a late signal must not kill it."""

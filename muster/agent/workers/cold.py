@@ -64,9 +64,6 @@ class CommandStarter:
     def cancel(self) -> None:
         """Do nothing: starts happen at once."""
 
-    def handle_exit(self, pid: int, status: int) -> None:
-        """Do nothing: this starter has no processes of its own."""
-
     def list_own_pids(self) -> frozenset[int]:
         """None: this starter has no processes of its own."""
         return frozenset()

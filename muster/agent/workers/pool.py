@@ -7,10 +7,24 @@ from dataclasses import dataclass
 
 from muster import _processes
 from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
-_SWEEP_INTERVAL_S = 0.02
-"""A sweep is repeated at each child's end, and this often for ends the agent cannot see (of a live child's child)."""
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.64
+"""A sweep lists all processes again once all that it killed have ended. The agent does not see the end of a live
+child's child: for those it looks again after such pauses, each twice as long as the one before."""
+
+
+class _Sweep:
+    """One sweep that is under way."""
+
+    def __init__(self, on_swept: Callable[[], None]) -> None:
+        self.on_swept = on_swept
+        self.killed: set[int] = set()
+        """What the last look killed and has not been collected yet."""
+        self.pause_s = _FIRST_PAUSE_S
+        self.timer: Timer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +56,7 @@ class WorkerPool:
     def __init__(
         self,
         loop: Loop,
+        children: ChildWatch,
         starter: WorkerStarter,
         *,
         on_started: Callable[[LiveWorker], None],
@@ -55,16 +70,16 @@ class WorkerPool:
         find orphans by itself. The pool then also kills the workers' process groups.
         """
         self._loop = loop
+        self._children = children
+        children.on_orphan_end = self._forget_killed
         self._starter = starter
         self._on_started = on_started
         self._on_spawn_failed = on_spawn_failed
         self._on_ended = on_ended
         self._report_workers = report_workers
         self._by_pid: dict[int, LiveWorker] = {}
-        self._unknown_exits: dict[int, int] = {}
         self._signalled = False
-        self._on_swept: Callable[[], None] | None = None
-        self._timer: Timer | None = None
+        self._sweep: _Sweep | None = None
 
     @property
     def live(self) -> list[LiveWorker]:
@@ -74,7 +89,6 @@ class WorkerPool:
     def start(self, number: int, specs: list[WorkerSpec]) -> None:
         """Start one worker per spec for round `number`."""
         self._signalled = False
-        self._unknown_exits.clear()
         self._starter.start(
             specs,
             lambda local_rank, pid: self._add_worker(number, local_rank, pid),
@@ -88,21 +102,9 @@ class WorkerPool:
     def _add_worker(self, number: int, local_rank: int, pid: int) -> None:
         worker = LiveWorker(number=number, local_rank=local_rank, pid=pid, started_s=self._loop.clock.now_s())
         self._by_pid[pid] = worker
+        self._children.watch(pid, lambda code: self._record_end(worker, code))
         self._report_pids()
         self._on_started(worker)
-        if pid in self._unknown_exits:  # a warm worker's end may be seen before its start is reported
-            self._record_end(worker, self._unknown_exits.pop(pid))
-
-    def handle_exit(self, pid: int, code: int) -> None:
-        """A child of the agent has ended: a worker, the starter's own, or an adopted orphan."""
-        worker = self._by_pid.get(pid)
-        if worker is not None:
-            self._record_end(worker, code)
-        else:
-            self._unknown_exits[pid] = code
-            self._starter.handle_exit(pid, code)
-        if self._on_swept is not None:
-            self._loop.call_soon(self._kill_descendants)
 
     def _record_end(self, worker: LiveWorker, code: int) -> None:
         del self._by_pid[worker.pid]
@@ -111,6 +113,7 @@ class WorkerPool:
         self._report_pids()
         ended_s = self._loop.clock.now_s()
         self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled=self._signalled))
+        self._forget_killed(worker.pid)
 
     def _report_pids(self) -> None:
         if self._report_workers is not None:
@@ -126,22 +129,33 @@ class WorkerPool:
     def sweep(self, on_swept: Callable[[], None]) -> None:
         """SIGKILL all descendants of this agent except the starter's own, until none is left."""
         self._signalled = True
-        self._on_swept = on_swept
-        self._kill_descendants()
+        if self._sweep is not None and self._sweep.timer is not None:
+            self._sweep.timer.cancel()
+        self._sweep = _Sweep(on_swept)
+        self._kill_descendants(self._sweep)
 
-    def _kill_descendants(self) -> None:
-        if self._on_swept is None:
+    def _kill_descendants(self, sweep: _Sweep) -> None:
+        if sweep is not self._sweep:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        if sweep.timer is not None:
+            sweep.timer.cancel()
         if self._report_workers is not None:
             _processes.kill_groups(self._by_pid)
-        left = _processes.kill_descendants(os.getpid(), keep=self._starter.list_own_pids())
-        if left or self._by_pid:
-            self._timer = self._loop.call_later(_SWEEP_INTERVAL_S, self._kill_descendants)
+        sweep.killed = set(_processes.kill_descendants(os.getpid(), keep=self._starter.list_own_pids()))
+        if sweep.killed or self._by_pid:
+            sweep.timer = self._loop.call_later(sweep.pause_s, lambda: self._kill_descendants(sweep))
+            sweep.pause_s = min(2 * sweep.pause_s, _LONGEST_PAUSE_S)
             return
-        done, self._on_swept = self._on_swept, None
-        done()
+        self._sweep = None
+        sweep.on_swept()
+
+    def _forget_killed(self, pid: int) -> None:
+        """A child has ended; when it was the last one that a sweep waits for, look again."""
+        sweep = self._sweep
+        if sweep is not None:
+            sweep.killed.discard(pid)
+            if not sweep.killed and not self._by_pid:
+                self._loop.call_soon(lambda: self._kill_descendants(sweep))
 
     def close(self) -> None:
         """End the starter's own processes."""

@@ -69,8 +69,8 @@ class WorkerStarter(Protocol):
     """Starts workers: `cold.CommandStarter` or `warm.starter.TemplateStarter`.
 
     A started worker is a direct child of the agent, leads its own session, is killed by SIGKILL when the agent dies,
-    has default signal dispositions and an empty signal mask, and only the descriptors 0, 1, 2. Only the agent's reaper
-    (SIGCHLD, `waitpid(-1)`) waits for workers; a starter never does.
+    has default signal dispositions and an empty signal mask, and only the descriptors 0, 1, 2. Only the agent's
+    `ChildWatch` collects workers; a starter never does.
     """
 
     def prepare(self, on_prepared: Callable[[], None]) -> None:
@@ -107,10 +107,6 @@ class WorkerStarter(Protocol):
 
     def cancel(self) -> None:
         """Cancel starts that have not happened yet; none of their callbacks is called after this returns."""
-        ...
-
-    def handle_exit(self, pid: int, status: int) -> None:
-        """Handle the end of a child that is not a known worker; it may be the starter's own."""
         ...
 
     def list_own_pids(self) -> Container[int]:

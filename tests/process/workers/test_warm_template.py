@@ -19,7 +19,7 @@ from subreaper import list_processes
 from muster import _processes
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
-from muster.agent.runtime.signals import SignalWatch
+from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm import head_start
@@ -43,21 +43,20 @@ class Agent:
         self.failed: dict[int, str] = {}
         self.program = Program(kind=ProgramKind(kind), target=script)
         options = TemplateOptions(program=self.program, nproc=nproc, env=ENV, preload=preload)
+        self.children = ChildWatch(self.loop)
         self.starter = TemplateStarter(
             self.loop,
+            self.children,
             CommandStarter(),
             options,
             on_notice=self.notices.append,
             on_record=lambda what, **detail: self.records.append({"what": what, **detail}),
         )
-        self.watch = SignalWatch(
-            self.loop, handled=(), on_signal=lambda _: None, on_child=self.record_end, on_stacks=lambda: None
-        )
+        self.watch = SignalWatch(self.loop, self.children, handled=(), on_signal=lambda _: None, on_stacks=lambda: None)
 
-    def record_end(self, pid: int, code: int) -> None:
-        self.ended[pid] = code
-        if pid not in self.started.values():
-            self.starter.handle_exit(pid, code)
+    def record_start(self, local_rank: int, pid: int) -> None:
+        self.started[local_rank] = pid
+        self.children.watch(pid, lambda code: self.ended.__setitem__(pid, code))
 
     def turn_until(self, holds: Callable[[], object]) -> None:
         self.loop.call_later(60, lambda: pytest.fail(f"timed out: {self.records} {self.notices}"))
@@ -85,7 +84,7 @@ class Agent:
             )
             for rank in range(nproc)
         ]
-        self.starter.start(specs, self.started.__setitem__, self.failed.__setitem__)
+        self.starter.start(specs, self.record_start, self.failed.__setitem__)
 
     def wait_for_end(self, nproc: int = 2) -> list[int]:
         self.turn_until(lambda: len(self.started) == nproc and all(p in self.ended for p in self.started.values()))
@@ -111,8 +110,9 @@ def make_agent() -> Iterator[Callable[..., Agent]]:
     yield make
     for agent in agents:
         agent.starter.close()
-        wait_until(lambda agent=agent: agent.watch.reap() or not list_children(), what="the end of everything")
+        wait_until(lambda agent=agent: agent.children.reap() or not list_children(), what="the end of everything")
         agent.watch.close()
+        agent.children.close()
         agent.loop.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     assert set(os.listdir("/proc/self/fd")) <= before  # fewer when the collector closes what an earlier test left
@@ -154,7 +154,7 @@ def test_a_parked_worker_that_died_is_replaced(make_agent: Callable[..., Agent],
     agent.turn_until(lambda: agent.has("workers_parked"))
     first, second = (one.pid for one in agent.starter._parked)
     os.kill(first, signal.SIGKILL)
-    agent.turn_until(lambda: first in agent.ended)
+    agent.turn_until(lambda: first not in agent.children._callbacks)
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert second in agent.started.values()
@@ -170,7 +170,7 @@ def test_more_than_were_parked_and_fewer(make_agent: Callable[..., Agent], scrip
     agent.turn_until(lambda: len(agent.starter._parked) == 4)
     agent.start(1)
     assert agent.wait_for_end(1) == [40]
-    wait_until(lambda: agent.watch.reap() or list_children() == [agent.template_pid], what="the end of the others")
+    wait_until(lambda: agent.children.reap() or list_children() == [agent.template_pid], what="the end of the others")
 
 
 def test_a_sweep_spares_workers_being_forked(make_agent: Callable[..., Agent], script: str) -> None:
@@ -293,7 +293,7 @@ def test_a_head_start_ends_with_its_round(
     agent.starter.run_after_head_start(lambda: called.append(True))
     (first,) = agent.started.values()
     _processes.send_signal([first], signal.SIGKILL)
-    agent.turn_until(lambda: first in agent.ended)
+    agent.turn_until(lambda: first not in agent.children._callbacks)
     agent.start(2)
     agent.turn_until(lambda: len(agent.started) == 2)
     assert not called
@@ -322,7 +322,7 @@ def test_a_dead_template_is_started_again_and_workers_start_cold_meanwhile(
     agent.wait_for_end()
     first = agent.template_pid
     os.kill(first, signal.SIGKILL)
-    agent.turn_until(lambda: first in agent.ended)
+    agent.turn_until(lambda: first not in agent.children._callbacks)
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert agent.ways == ["warm", "warm", "cold", "cold"]
@@ -478,7 +478,7 @@ def test_workers_that_a_fork_cannot_become_start_cold(
     agent = make_agent(script)
     agent.turn_until(lambda: agent.has("workers_parked"))
     spec = {"local_rank": 0, "program": agent.program, "env": {**ENV, "RANK": "0"}, **changes}
-    agent.starter.start([WorkerSpec(**spec)], agent.started.__setitem__, agent.failed.__setitem__)  # type: ignore[arg-type]
+    agent.starter.start([WorkerSpec(**spec)], agent.record_start, agent.failed.__setitem__)  # type: ignore[arg-type]
     assert agent.wait_for_end(1) == [40]
     assert agent.ways == ["cold"]
     assert reason in agent.notices[0]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from muster import _processes
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, read_memory, release_worker
@@ -86,6 +87,7 @@ class TemplateStarter:
     def __init__(
         self,
         loop: Loop,
+        children: ChildWatch,
         cold: WorkerStarter,
         options: TemplateOptions,
         *,
@@ -97,6 +99,7 @@ class TemplateStarter:
 
         Args:
             loop: the agent's.
+            children: tells the ends of the template and of parked workers.
             cold: starts workers that cannot be started warm; closed by `close`.
             options: what the template is started with.
             on_notice: called with a line for the console, with each different line once.
@@ -104,6 +107,7 @@ class TemplateStarter:
             early: a template that was started already, closed by `close`; None: `prepare` starts one.
         """
         self._loop = loop
+        self._children = children
         self._early = early
         self._cold = cold
         self._options = options
@@ -156,6 +160,7 @@ class TemplateStarter:
         if self._template is not None and self._phase is TemplatePhase.READY:
             pending = len(self._template.pending_sockets)
             reason = self._template.request_forks(count - len(self._parked) - pending)
+            self._children.hold_orphans(bool(self._template.pending_sockets))
             if reason is not None:
                 self._fail_waiting(reason)  # none waits when this was early: then the start requests again
 
@@ -171,23 +176,6 @@ class TemplateStarter:
         self._waiting.clear()
         self._cancel_head_start()
         self._cold.cancel()
-
-    def handle_exit(self, pid: int, status: int) -> None:
-        """See `spec.WorkerStarter`: the template or a parked worker has ended.
-
-        Args:
-            pid: the process.
-            status: as from os.waitstatus_to_exitcode.
-        """
-        if self._template is not None and pid == self._template.pid:
-            self._handle_template_end(self._template, status)
-            return
-        for one in self._parked:
-            if one.pid == pid:
-                one.socket.close()
-                self._parked.remove(one)
-                return
-        self._cold.handle_exit(pid, status)
 
     def list_own_pids(self) -> Container[int]:
         """See `spec.WorkerStarter`: the template, parked workers, and those that are being forked."""
@@ -206,6 +194,7 @@ class TemplateStarter:
         if self._template is not None:
             self._template.close()
             self._template = None
+            self._children.hold_orphans(False)
         self._close_parked()
         _processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
@@ -224,7 +213,9 @@ class TemplateStarter:
         except SpawnError as error:
             self._switch_to_cold(str(error))
             return
-        self._template.watch(self._handle_message)
+        template = self._template
+        self._children.watch(template.pid, lambda status: self._handle_template_end(template, status))
+        template.watch(self._handle_message)
 
     def _handle_message(self, message: dict[str, Any]) -> None:
         if "ready" in message and self._template is not None:
@@ -249,10 +240,13 @@ class TemplateStarter:
 
     def _handle_template_end(self, template: TemplateHandle, status: int) -> None:
         """Start the workers that waited for it cold; start a new template, unless it would end the same way."""
+        if template is not self._template:
+            return
         template.receive()  # its last messages may still be in the socket
         last_line = template.read_last_line()
         template.close()
         self._template = None
+        self._children.hold_orphans(False)
         if self._phase is TemplatePhase.GONE:
             return
         was_ready = self._phase is TemplatePhase.READY
@@ -325,7 +319,9 @@ class TemplateStarter:
         pids: list[int] = message["forked"]
         pending, asked = self._template.pending_sockets, message["asked"]
         sockets, self._template.pending_sockets = pending[:asked], pending[asked:]
-        self._parked.extend(_Parked(pid=pid, socket=one) for pid, one in zip(pids, sockets, strict=False))
+        for pid, one in zip(pids, sockets, strict=False):
+            self._park_worker(_Parked(pid=pid, socket=one))
+        self._children.hold_orphans(bool(self._template.pending_sockets))
         for unused in sockets[len(pids) :]:
             unused.close()
         self._on_record("workers_parked", count=len(pids), duration_s=round(message["duration_s"], 4))
@@ -333,6 +329,15 @@ class TemplateStarter:
             self._fail_waiting(message["error"])
         elif self._waiting:
             self._release_waiting()
+
+    def _park_worker(self, parked: _Parked) -> None:
+        def remove(_status: int) -> None:
+            if parked in self._parked:
+                parked.socket.close()
+                self._parked.remove(parked)
+
+        self._parked.append(parked)
+        self._children.watch(parked.pid, remove)
 
     def _fail_waiting(self, reason: str) -> None:
         waiting = list(self._waiting)

@@ -3,14 +3,14 @@
 `FailureCollector` collects the evidence, `build_failure` interprets it (pure except for the error file).
 """
 
-import json
 import os
 import signal
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, OomEvidence
+from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
@@ -19,19 +19,15 @@ from muster.agent.workers.pool import WorkerEnd
 EARLY_S = 30.0
 """A start-up error comes within this time; importing torch from a slow disk takes a while."""
 
-_ERROR_FILE_LIMIT_BYTES = 4 << 20
-_TRACEBACK_LINES = 60
-_EXCEPTION_CHARS = 2000
-_FATAL = "Fatal Python error: "
-_OWN_FRAMES = "muster/agent/workers/"
-"""Our frames at the outer end of a fatal error's stack, which explain nothing."""
-_TRACEBACK = "Traceback (most recent call last):"
 _EARLY_EXCEPTIONS = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 _EARLY_SIGNS = (
     ": can't open file ",  # python: no such script, exit code 2
     ": No module named ",  # python -m: no such module, exit code 1
     ": can't find '__main__' module in ",  # python: a folder or a zip without it, exit code 1
 )
+_CRASH_BYTES = 64 << 10
+_STACKS_HEADER = "--- stacks of process "
+"""Each process that opens a stack file writes this first, see `workers.program`."""
 _USAGE_CODE = 2
 """Python's exit code for a script that does not exist, and argparse's for a wrong argument. When stderr was captured,
 its text decides instead."""
@@ -58,6 +54,7 @@ class FailureContext:
     """Seconds since then."""
     run_time_s: float = 0.0
     stopped_by_us: bool = False
+    hung: bool = False
     error_file: str | None = None
     log_path: str | None = None
     stderr_text: str = ""
@@ -102,6 +99,8 @@ class FailureCollector:
         end: WorkerEnd | None,
         streams: WorkerStreams | None = None,
         reason: str = "",
+        *,
+        hung_pid: int | None = None,
     ) -> Failure:
         """Collect the failure of one worker.
 
@@ -111,31 +110,62 @@ class FailureCollector:
             end: None when no process has ended: the worker could not be started, or it hangs.
             streams: None when there were none yet.
             reason: one line, when there is no exit status.
+            hung_pid: the process of a worker that hangs; None: it has ended or was never started.
         """
         now_s = self._clock.now_s()
         age_s = max(0.0, now_s - end.ended_s) if end else 0.0
+        raised_age_s = self._find_exception_age_s(end, streams, now_s)
+        signal_age_s = now_s - end.signalled_s if end and end.signalled_s is not None else None
+        stopped_by_us = signal_age_s is not None
+        if raised_age_s is not None and (signal_age_s is None or raised_age_s > signal_age_s):
+            # It takes an interpreter with torch up to a second to end after an exception, and its connections close
+            # somewhere in between: the exit status may come after a victim's, or after our signal.
+            age_s, stopped_by_us = raised_age_s, False
         killed = end is not None and end.code == -signal.SIGKILL
-        evidence = None if end is None or end.signalled else self._oom.check()
+        evidence = None if end is None or stopped_by_us else self._oom.check()
         return build_failure(
             FailureContext(
                 round=round,
                 local_rank=local_rank,
                 host=self._host,
                 code=end.code if end else None,
-                pid=end.worker.pid if end else 0,
+                pid=end.worker.pid if end else hung_pid or 0,
+                hung=hung_pid is not None,
                 reason=reason,
                 time_s=self._clock.wall_s() - age_s,
                 age_s=age_s,
                 run_time_s=max(0.0, end.ended_s - end.worker.started_s) if end else 0.0,
-                stopped_by_us=end.signalled if end else False,
+                stopped_by_us=stopped_by_us,
                 error_file=streams.error_file if streams else None,
                 log_path=streams.log_path if streams else None,
-                stderr_text=self._logs.read_stderr_text(local_rank),
+                stderr_text=self._logs.read_stderr_text(local_rank) or read_crash(streams),
                 stderr_tail=self._logs.read_stderr_tail(local_rank),
                 # A counted kill may have hit a child, whose parent then failed; a guess must explain a SIGKILL.
                 oom=evidence if evidence and (evidence.certain or killed) else None,
             )
         )
+
+    def _find_exception_age_s(self, end: WorkerEnd | None, streams: WorkerStreams | None, now_s: float) -> float | None:
+        """Seconds since the worker recorded its exception; None: it recorded none."""
+        path = streams.error_file if streams else None
+        if end is None or path is None:
+            return None
+        try:
+            age_s = self._clock.wall_s() - os.stat(path).st_mtime
+        except OSError:
+            return None
+        # The wall clock may have been set meanwhile.
+        return min(max(age_s, now_s - end.ended_s), now_s - end.worker.started_s)
+
+
+def read_crash(streams: WorkerStreams | None) -> str:
+    """What faulthandler wrote into the stack file, where a worker whose stderr is not captured reports a crash."""
+    try:
+        with open((streams and streams.stack_file) or os.devnull, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _CRASH_BYTES))
+            return file.read().decode("utf-8", "replace").rpartition(_STACKS_HEADER)[2]
+    except OSError:
+        return ""
 
 
 def build_failure(context: FailureContext) -> Failure:
@@ -164,6 +194,7 @@ def build_failure(context: FailureContext) -> Failure:
         oom=context.oom,
         stopped_by_us=context.stopped_by_us,
         collateral=context.stopped_by_us,
+        hung=context.hung,
     )
     return replace(failure, early=is_early(failure, context.run_time_s))
 
@@ -193,69 +224,3 @@ def name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def read_error_file(path: str | None) -> tuple[str, str | None] | None:
-    """Read (exception, traceback) from an error file in torch's format; None when there is no such file.
-
-    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py. `message` is an object when `@record`
-    wrote it, from other writers a plain text.
-    """
-    data = load_error_file(path)
-    message = data.get("message") if data else None
-    if isinstance(message, str):
-        return _shorten(message), None
-    if not isinstance(message, dict):
-        return None
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    text = message.get("message")
-    return _shorten(str(text) if text is not None else "unknown error"), trim_traceback(stack) if stack else None
-
-
-def load_error_file(path: str | None) -> dict[str, Any] | None:
-    """Load the file's JSON object; None when it cannot be read or parsed."""
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(_ERROR_FILE_LIMIT_BYTES))
-    except (OSError, ValueError):  # incomplete: its worker was killed
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def read_stderr(text: str) -> tuple[str, str | None] | None:
-    """Find (exception, traceback) in a Python program's stderr; None when it has neither."""
-    fatal = text.rfind(_FATAL)
-    if fatal >= 0:
-        lines = text[fatal:].rstrip().split("\n")
-        block = "\n".join(line for line in lines if not ("File " in line and _OWN_FRAMES in line))
-        return _shorten(block.split("\n", 1)[0]), trim_traceback(block)
-    start = text.rfind(_TRACEBACK)
-    return _read_traceback(text[start:]) if start >= 0 else None
-
-
-def _read_traceback(text: str) -> tuple[str, str | None] | None:
-    """Split a traceback: its frames are indented; the first line after them that is not is the exception."""
-    lines = text.rstrip().split("\n")
-    for index, line in enumerate(lines[1:], start=1):
-        if line and not line.startswith(" "):
-            return _shorten(line), trim_traceback("\n".join(lines[: index + 1]))
-    return None
-
-
-def trim_traceback(text: str) -> str:
-    """Keep a long traceback's first line and its last frames."""
-    lines = text.rstrip().split("\n")
-    if len(lines) <= _TRACEBACK_LINES:
-        return "\n".join(lines)
-    # A fatal error's innermost frames come first, an exception's last.
-    if text.startswith(_FATAL):
-        return "\n".join([*lines[:_TRACEBACK_LINES], "  ..."])
-    return "\n".join([lines[0], "  ...", *lines[-_TRACEBACK_LINES:]])
-
-
-def _shorten(text: str) -> str:
-    text = text.strip()
-    return text if len(text) <= _EXCEPTION_CHARS else text[:_EXCEPTION_CHARS] + " ..."

@@ -152,8 +152,7 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity]) -> str:
         return f"hung: no output captured for {idle_s:.0f} s (--hang-timeout)"
     can_see_writes = all(reading.written_bytes is not None for reading in readings)
     output = "nothing written" if can_see_writes else "no output captured"
-    share = f"under {_BACKGROUND_SHARE:.1%} of a core counts as none"
-    return f"hung: no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout; {share})"
+    return f"hung: no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout)"
 
 
 def read_sessions(stack_files: Mapping[int, str | None]) -> dict[int, dict[ProcessKey, Reading]]:

@@ -1,5 +1,6 @@
 """What failed, as data: one `Failure` per worker, one `Report` per job."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -41,7 +42,7 @@ class Failure:
     reason: str = ""
     """One line when no process has exited: it could not be started, or hung."""
     exception: str | None = None
-    """"ValueError: the text", from error.json."""
+    """"ValueError: the text", from error.json or stderr."""
     traceback: str | None = None
     """The traceback's text, its last frames when it is long; faulthandler's for a fatal signal."""
     error_file: str | None = None
@@ -52,9 +53,11 @@ class Failure:
     stopped_by_us: bool = False
     """Ended after the agent had sent it a signal: always collateral."""
     collateral: bool = False
-    """It failed because of the root cause."""
+    """It failed because of the root cause. False for the root cause and for ranks that failed in the same way."""
     early: bool = False
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
+    hung: bool = False
+    """It was alive but idle for the hang timeout; `reason` says what it did not do."""
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types."""
@@ -87,7 +90,7 @@ class Report:
 
     run_id: str
     reason: str
-    """One line: why the job ended."""
+    """One line that names the root cause, and why the job ended: what console, status and schedulers show."""
     attempt: int
     max_restarts: int
     failures: tuple[Failure, ...] = ()
@@ -109,3 +112,15 @@ class Report:
             failures=tuple(Failure.from_json(f) for f in data.get("failures", ())),
             stacks=tuple(Stack(**s) for s in data.get("stacks", ())),
         )
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-3, 8`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank{'s' if len(spans) > 1 or spans[0][0] != spans[0][1] else ''} {text}"

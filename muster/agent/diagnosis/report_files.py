@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
-from muster.agent.diagnosis.failures import load_error_file
 from muster.agent.diagnosis.report import Failure, Report
 from muster.agent.diagnosis.report_text import describe_end
 from muster.agent.diagnosis.root_cause import find_root
+from muster.agent.diagnosis.tracebacks import load_error_file
 
 
 def write_torch_error_file(report: Report, path: str) -> None:

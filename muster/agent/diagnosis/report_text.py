@@ -1,14 +1,22 @@
 """A failed job's report, and stacks, as text for people."""
 
+import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report
-from muster.agent.diagnosis.root_cause import find_root
+from muster.agent.diagnosis.report import Failure, OomEvidence, Report, name_ranks
+from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
+from muster.agent.diagnosis.tracebacks import remove_traceback
 
-_WIDTH = 88
+_WIDTH = 70
+"""Columns: a terminal's 80 less the prefix that `torchx run` puts before each line."""
 _STACK_LINES = 30
+_BREAKPOINT_HINT = (
+    "breakpoint() needs a terminal, which workers do not have: run the script alone in one, as in "
+    "`RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=29500 python SCRIPT`"
+)
+_BRIEF_CHARS = 160
 _LISTED = 16
 """At most so many groups of other failures, or of stacks, are printed; the rest is counted."""
 
@@ -16,37 +24,65 @@ _LISTED = 16
 def format_report(report: Report) -> str:
     """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline."""
     root = find_root(report)
-    lines = ["=" * _WIDTH, f"JOB FAILED  {report.run_id}: {report.reason}"]
+    lines = ["=" * _WIDTH, *format_headline(report)]
     if report.max_restarts:
         lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
     lines.append("-" * _WIDTH)
     if root is not None:
-        lines += ["Root cause (the first failure)", *_format_failure(root)]
-        lines += _format_others([failure for failure in report.failures if failure is not root])
+        same = [failure for failure in report.failures if failure is not root and not failure.collateral]
+        lines += [_name_root(root, len(same)), *_format_failure(root)]
+        lines += _format_others("Failed in the same way", same, with_end=False)
+        rest = [failure for failure in report.failures if failure is not root and failure.collateral]
+        lines += _format_others("Waited for it" if root.hung else "Ended because of it", rest, with_end=not root.hung)
+        lines += _format_hint(root)
     lines += _format_stacks(report)
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
+
+
+def format_headline(report: Report) -> list[str]:
+    """The lines that say what failed and why, as wide as the page."""
+    text = f"JOB FAILED  {report.run_id}: {report.reason}"
+    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False) or [text]
+
+
+def _name_root(root: Failure, same: int) -> str:
+    if root.hung:
+        return "Hung" if same else "Root cause (the rank that the others wait for)"
+    return "Root cause (the first of several that failed in the same way)" if same else "Root cause (the first failure)"
 
 
 def _format_failure(failure: Failure) -> Iterator[str]:
     yield f"  rank      : {failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
     yield f"  host      : {failure.host}"
     yield f"  time      : {_format_time(failure.time_s)} on that host's clock"
-    yield f"  ended     : {describe_end(failure)}" + (f" (pid {failure.pid})" if failure.pid else "")
+    end = "hung, then stopped" if failure.hung else describe_end(failure)
+    yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""))
     if failure.oom is not None:
-        yield f"  memory    : {describe_oom(failure.oom)}"
-    if failure.exception:
-        yield f"  exception : {_indent_rest(failure.exception, 14)}"
+        yield from _wrap("  memory    : ", describe_oom(failure.oom))
     if failure.traceback:
-        yield from (f"    {line}" for line in failure.traceback.splitlines())
-    tail = _list_other_stderr(failure)
-    if tail:
+        yield from (f"    {line}".rstrip() for line in failure.traceback.splitlines())
+    elif failure.exception:
+        yield from _wrap("  exception : ", failure.exception)
+    tail = remove_traceback(failure.stderr_tail, failure.exception, failure.traceback)
+    if any(line.strip() for line in tail):
         yield "  last lines of stderr:"
-        yield from (f"    | {line}" for line in tail)
+        yield from (f"    | {line}".rstrip() for line in tail)
     if failure.log_path:
         yield f"  log       : {failure.log_path}"
     if failure.error_file:
         yield f"  error file: {failure.error_file}"
+
+
+def _wrap(label: str, text: str) -> Iterator[str]:
+    """One field; its further lines are indented below the first."""
+    width = max(_WIDTH, len(label) + 20)
+    for paragraph in text.splitlines() or [""]:
+        for line in textwrap.wrap(paragraph, width - len(label), break_long_words=False, break_on_hyphens=False) or [
+            ""
+        ]:
+            yield label + line
+            label = " " * len(label)
 
 
 def describe_end(failure: Failure) -> str:
@@ -71,26 +107,34 @@ def describe_oom(oom: OomEvidence) -> str:
     return f"possibly the OOM killer: a guess ({source})"
 
 
-def _format_others(failures: list[Failure]) -> Iterator[str]:
-    own = [failure for failure in failures if not failure.collateral]
-    collateral = [failure for failure in failures if failure.collateral]
-    if own:
-        yield "Failed independently"
-        yield from _group_failures(own)
-    if collateral:
-        yield "Ended because of it"
-        yield from _group_failures(collateral)
-
-
-def _group_failures(failures: list[Failure]) -> Iterator[str]:
+def _format_others(title: str, failures: list[Failure], *, with_end: bool) -> Iterator[str]:
     """Print ranks of one node that ended in the same way on one line."""
-    groups: dict[tuple[int, str, str], list[int]] = {}
+    if not failures:
+        return
+    yield title
+    groups: dict[tuple[int, str], list[Failure]] = {}
     for failure in failures:
-        how = describe_end(failure) + (f", {failure.exception.splitlines()[0]}" if failure.exception else "")
-        groups.setdefault((failure.node, failure.host, how), []).append(failure.global_rank)
-    for (node, host, how), ranks in list(groups.items())[:_LISTED]:
-        yield f"  {name_ranks(ranks)} (node {node}, {host}): {how}"
+        groups.setdefault((failure.node, find_kind(failure) or describe_end(failure)), []).append(failure)
+    for members in list(groups.values())[:_LISTED]:
+        first, ranks = members[0], name_ranks(member.global_rank for member in members)
+        end = f": {_describe_briefly(first)}" if with_end else ""
+        yield from _wrap("  ", f"{ranks} (node {first.node}, {first.host}){end}")
     yield from _format_rest(len(groups) - _LISTED, "such line")
+
+
+def _describe_briefly(failure: Failure) -> str:
+    """How it ended, or the beginning of its exception."""
+    if not failure.exception:
+        return describe_end(failure)
+    text = failure.exception.splitlines()[0]
+    return text if len(text) <= _BRIEF_CHARS else f"{text[:_BRIEF_CHARS]} ..."
+
+
+def _format_hint(root: Failure) -> Iterator[str]:
+    """What to do about failures whose text does not say it."""
+    kind = (root.exception or "").partition(":")[0].rpartition(".")[2]
+    if kind == "BdbQuit":
+        yield from textwrap.wrap(_BREAKPOINT_HINT, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _format_stacks(report: Report) -> Iterator[str]:
@@ -110,28 +154,6 @@ def _format_stacks(report: Report) -> Iterator[str]:
 def _format_rest(count: int, what: str) -> Iterator[str]:
     if count > 0:
         yield f"  ... and {count} more {what}{'s' if count > 1 else ''}"
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-3, 8`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank{'s' if len(spans) > 1 or spans[0][0] != spans[0][1] else ''} {text}"
-
-
-def _list_other_stderr(failure: Failure) -> list[str]:
-    """The stderr lines that are not in the traceback above them."""
-    shown = set((failure.traceback or "").splitlines()) | {failure.exception}
-    return [line for line in failure.stderr_tail if line not in shown]
-
-
-def _indent_rest(text: str, width: int) -> str:
-    return text.replace("\n", "\n" + " " * width)
 
 
 def _format_time(time_s: float) -> str:

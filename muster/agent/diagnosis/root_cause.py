@@ -1,10 +1,18 @@
-"""Orders failures, chooses the root cause, recognises repeated start-up errors, builds the job's report. Pure."""
+"""Orders failures, names the root cause, recognises repeated start-up errors, builds the job's report. Pure.
+
+The report's `reason` names the root cause for all readers: the console, `torchx status`, Docker and Kubernetes.
+
+Several ranks often fail because of one. The root cause is the first failure in time that is an error of its own: not an
+end by our signal, nor the complaint that another rank's connection closed. Ranks with the same error failed in the same
+way and are no collateral. In a hang it is the rank that is not where the others wait.
+"""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from muster.agent.diagnosis.report import Failure, Report, Stack
+from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack, name_ranks
 from muster.agent.runtime.records import record
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
@@ -14,6 +22,18 @@ _ENTRY_BYTES = 1024
 LEFT_OUT = "(left out: the report is full)"
 _SHORT_CHARS = 60
 """Characters that are kept of a text that does not fit."""
+_SAME_TIME_S = 1.0
+"""Two ranks whose ends have no text, only an exit code, failed in the same way if they ended so close together."""
+_SYMPTOMS = (
+    "Connection closed by peer",  # gloo
+    "Connection reset by peer",
+    "Broken pipe",
+    "ncclRemoteError",
+    "remote process exited",  # NCCL
+    "DistNetworkError",
+    "failed to recv, got 0 bytes",  # TCPStore
+)
+"""In exceptions of ranks whose peer has ended."""
 
 
 @record
@@ -24,26 +44,85 @@ class DatedFailure:
     failure: Failure
 
 
-def order_failures(seen: Iterable[DatedFailure]) -> tuple[Failure, ...]:
-    """The root cause first, then by time; all but the root marked collateral.
+# -- which failure ----------------------------------------------------------------------------------------------------
+
+
+def order_failures(seen: Iterable[DatedFailure], stacks: Iterable[Stack] = ()) -> tuple[Failure, ...]:
+    """The root cause first, then by time; all that did not fail in the same way marked collateral.
 
     A worker that ended after the agent had sent it a signal is always collateral, however early its node dates it. Of
     one worker only the first failure counts.
     """
-    ordered = sorted(seen, key=lambda s: (s.failure.stopped_by_us, s.when_s, s.failure.global_rank))
-    unique: dict[tuple[int, int], Failure] = {}
+    ordered = sorted(seen, key=_get_order)
+    unique: dict[tuple[int, int], DatedFailure] = {}
     for entry in ordered:
-        unique.setdefault((entry.failure.node, entry.failure.local_rank), entry.failure)
-    failures = tuple(unique.values())
+        unique.setdefault((entry.failure.node, entry.failure.local_rank), entry)
+    entries = list(unique.values())
+    if entries and entries[0].failure.hung:
+        return _order_hang([entry.failure for entry in entries], stacks)
     return tuple(
-        replace(failure, collateral=failure.stopped_by_us or place > 0) for place, failure in enumerate(failures)
+        replace(
+            entry.failure, collateral=entry.failure.stopped_by_us if place == 0 else not _is_same(entries[0], entry)
+        )
+        for place, entry in enumerate(entries)
     )
+
+
+def _get_order(entry: DatedFailure) -> tuple[bool, bool, float, int]:
+    failure = entry.failure
+    is_symptom = any(text in (failure.exception or "") for text in _SYMPTOMS)
+    return failure.stopped_by_us, is_symptom, entry.when_s, failure.global_rank
+
+
+def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
+    """The ranks that are not where the others wait come first; if there are none, all hang in the same way."""
+    from muster.agent.diagnosis.hang_cause import explain_hang  # only a hang needs it
+
+    found = explain_hang(stacks)
+    hung = [failure for failure in failures if failure.hung]
+    guilty = [
+        replace(failure, reason=f"{found.clause}; {failure.reason}")
+        for failure in hung
+        if found is not None and failure.global_rank in found.ranks
+    ]
+    first = guilty or hung
+    ranks = {failure.global_rank for failure in first}
+    rest = [failure for failure in failures if failure.global_rank not in ranks]
+    return (
+        *(replace(failure, collateral=False) for failure in first),
+        *(replace(failure, collateral=True) for failure in rest),
+    )
+
+
+def _is_same(root: DatedFailure, other: DatedFailure) -> bool:
+    """Whether the other failed in the same way as the root cause."""
+    first, failure = root.failure, other.failure
+    if other is root or first.stopped_by_us:
+        return not first.stopped_by_us
+    if first.exception:
+        return find_kind(failure) == find_kind(first)
+    if failure.exception or failure.stopped_by_us:
+        return False
+    same = (failure.exit_code, failure.signal, failure.reason) == (first.exit_code, first.signal, first.reason)
+    return same and abs(other.when_s - root.when_s) <= _SAME_TIME_S
+
+
+def find_kind(failure: Failure) -> str:
+    """The exception's first line without numbers: ranks and sizes differ between ranks that fail in the same way."""
+    return re.sub(r"\d+", "#", failure.exception.splitlines()[0]) if failure.exception else ""
 
 
 def choose_root(seen: Iterable[DatedFailure]) -> Failure | None:
     """Choose the root cause; None when our own signals ended every worker."""
-    ordered = order_failures(seen)
-    return ordered[0] if ordered and not ordered[0].collateral else None
+    first = min(seen, key=_get_order, default=None)
+    return None if first is None or first.failure.stopped_by_us else first.failure
+
+
+def find_root(report: Report) -> Failure | None:
+    """The root cause: the first failure that is not collateral; None when no failure is known."""
+    return next((failure for failure in report.failures if not failure.collateral), None) or next(
+        iter(report.failures), None
+    )
 
 
 def find_signature(root: Failure | None) -> str | None:
@@ -53,18 +132,55 @@ def find_signature(root: Failure | None) -> str | None:
     return root.exception or root.signal or f"exit code {root.exit_code}: {root.reason}".rstrip(": ")
 
 
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
 def describe_failure(root: Failure | None) -> str:
     """Describe it in one clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
     if root is None:
         return "a worker failed"
-    if root.reason:
-        how = root.reason
-    elif root.signal:
-        how = f"was ended by {root.signal}"
-    else:
-        how = f"exited with code {root.exit_code}"
+    if root.hung:
+        return f"the job {root.reason}"
     what = f" ({root.exception.splitlines()[0][:200]})" if root.exception else ""
-    return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
+    return f"rank {root.global_rank} on node {root.node} ({root.host}) {_describe_how(root)}{what}"
+
+
+def _describe_how(failure: Failure) -> str:
+    if failure.reason:
+        return failure.reason
+    if failure.exception and failure.signal == "SIGTERM":
+        return "failed"  # our signal, or the user's, came while it was ending
+    how = f"was ended by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
+    return how if failure.oom is None else f"{how}: {_describe_memory(failure.oom, is_killed=bool(failure.signal))}"
+
+
+def _describe_memory(oom: OomEvidence, *, is_killed: bool) -> str:
+    """Name the OOM killer; a guess is called one."""
+    if not oom.certain:
+        return "possibly out of memory (OOM)"
+    limit = f", limit {oom.limit_bytes / (1 << 30):.2f} GiB" if oom.limit_bytes else ""
+    return f"out of memory (OOM{limit})" if is_killed else f"out of memory (OOM in one of its processes{limit})"
+
+
+def describe_cause(failures: tuple[Failure, ...]) -> str:
+    """Name the root cause and the ranks that failed in the same way, in one clause.
+
+    Args:
+        failures: as `order_failures` returned them.
+    """
+    root = next(iter(failures), None)
+    if root is None or root.collateral:
+        return describe_failure(None)
+    same = [failure.global_rank for failure in failures if not failure.collateral]
+    if root.hung:
+        return f"{name_ranks(same)} {root.reason}"
+    if len(same) == 1:
+        return describe_failure(root)
+    what = root.exception.splitlines()[0][:200] if root.exception else _describe_how(root)
+    return f"{name_ranks(same)} failed in the same way: {what}"
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
 
 
 def build_report(
@@ -80,9 +196,10 @@ def build_report(
     It fits into one message: if it is too long, the texts of the last ranks are left out.
     """
     seen = tuple(seen)
+    ordered = order_failures(seen, stacks)
     left = REPORT_LIMIT_BYTES
     failures, shown = [], []
-    for failure in order_failures(seen):
+    for failure in ordered:
         texts = (failure.traceback or "", failure.exception or "", failure.reason, *failure.stderr_tail)
         left -= _ENTRY_BYTES + sum(map(_count_json_bytes, texts))
         failures.append(failure if left > 0 else _shorten(failure))
@@ -91,7 +208,7 @@ def build_report(
         shown.append(stack if left > 0 else replace(stack, text=LEFT_OUT))
     return Report(
         run_id=run_id,
-        reason=_replace_cause(reason, seen),
+        reason=_replace_cause(reason, seen, ordered),
         attempt=attempt,
         max_restarts=max_restarts,
         failures=tuple(failures),
@@ -108,17 +225,9 @@ def _shorten(failure: Failure) -> Failure:
     return replace(failure, traceback=None, exception=exception, reason=failure.reason[:_SHORT_CHARS], stderr_tail=())
 
 
-def _replace_cause(reason: str, seen: tuple[DatedFailure, ...]) -> str:
+def _replace_cause(reason: str, seen: tuple[DatedFailure, ...], ordered: tuple[Failure, ...]) -> str:
     """Name the final root cause in the reason: when several fail at once, another failure may have arrived first."""
-    root = choose_root(seen)
     for first in (f"{describe_failure(each.failure)}; " for each in seen):
-        if root is not None and reason.startswith(first):
-            return f"{describe_failure(root)}; {reason.removeprefix(first)}"
+        if ordered and not ordered[0].collateral and reason.startswith(first):
+            return f"{describe_cause(ordered)}; {reason.removeprefix(first)}"
     return reason
-
-
-def find_root(report: Report) -> Failure | None:
-    """The root cause: the first failure that is not collateral; None when no failure is known."""
-    return next((failure for failure in report.failures if not failure.collateral), None) or next(
-        iter(report.failures), None
-    )

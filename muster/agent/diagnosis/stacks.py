@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from muster import _processes
+from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.spec import get_stack_signal
 
@@ -19,9 +20,6 @@ LIMIT_S = 2.0
 _TICK_S = 0.002
 _QUIET_S = 0.004
 """A dump is complete when its file has not grown for this long: faulthandler writes without pauses."""
-
-_OWN_FRAMES = "muster/agent/workers/"
-"""Our frames below the user's program, which mean nothing to the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +63,7 @@ class _Dump:
                 data = file.read(self._size_bytes - self._start_bytes)
         except OSError:
             return ""
-        lines = data.decode(errors="replace").strip().splitlines()
-        return "\n".join(line for line in lines if _OWN_FRAMES not in line)
+        return clean_stacks(data.decode(errors="replace"))
 
 
 @dataclass(frozen=True, kw_only=True)

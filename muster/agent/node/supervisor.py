@@ -379,7 +379,7 @@ class Supervisor:
     def _report_failed(self, action: actions.ReportFailed) -> None:
         self._rendezvous.report_failures(action.number, (self._collect_failure(action.failure),))
 
-    def _collect_failure(self, failure: LocalFailure) -> "Failure":
+    def _collect_failure(self, failure: LocalFailure, *, hung_pid: int | None = None) -> "Failure":
         formed, local_rank = self._state.round, failure.local_rank
         assert formed is not None  # noqa: S101  # workers only exist in a round
         if self._failures is None:
@@ -389,13 +389,20 @@ class Supervisor:
                 host=self._config.node_name, clock=self._loop.clock, logs=self._logs, oom=self._oom
             )
         return self._failures.collect(
-            formed, local_rank, self._ends.get(local_rank), self._streams.get(local_rank), failure.reason
+            formed,
+            local_rank,
+            self._ends.get(local_rank),
+            self._streams.get(local_rank),
+            failure.reason,
+            hung_pid=hung_pid,
         )
 
     def _report_idle(self, action: actions.ReportIdle) -> None:
+        pids = {worker.local_rank: worker.pid for worker in self._pool.live}
         failures = tuple(
-            self._collect_failure(LocalFailure(local_rank=local_rank, reason=action.reason))
+            self._collect_failure(LocalFailure(local_rank=local_rank, reason=action.reason), hung_pid=pids[local_rank])
             for local_rank in action.local_ranks
+            if local_rank in pids
         )
         self._event_log.write("workers_idle", ranks=self._transition_log.global_ranks(*action.local_ranks))
         self._rendezvous.report_idle(action.number, failures)

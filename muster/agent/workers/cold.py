@@ -77,7 +77,9 @@ def build_command(spec: WorkerSpec) -> list[str]:
     prog = spec.program
     if prog.kind is ProgramKind.COMMAND:
         return [*spec.command_prefix, prog.target, *prog.args]
-    argv = program.build_cold_argv(prog, error_file=spec.error_file, stack_file=spec.stack_file)
+    argv = program.build_cold_argv(
+        prog, error_file=spec.error_file, stack_file=spec.stack_file, crash_file=spec.crash_file
+    )
     return [*spec.command_prefix, sys.executable, *argv]
 
 

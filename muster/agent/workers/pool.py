@@ -46,8 +46,8 @@ class WorkerEnd:
     code: int
     """As from os.waitstatus_to_exitcode."""
     ended_s: float
-    signalled: bool
-    """The agent had sent the workers a signal before."""
+    signalled_s: float | None = None
+    """When the agent had sent the workers a signal before; None: it had not."""
 
 
 class WorkerPool:
@@ -78,7 +78,7 @@ class WorkerPool:
         self._on_ended = on_ended
         self._report_workers = report_workers
         self._by_pid: dict[int, LiveWorker] = {}
-        self._signalled = False
+        self._signalled_s: float | None = None
         self._sweep: _Sweep | None = None
 
     @property
@@ -88,7 +88,7 @@ class WorkerPool:
 
     def start(self, number: int, specs: list[WorkerSpec]) -> None:
         """Start one worker per spec for round `number`."""
-        self._signalled = False
+        self._signalled_s = None
         self._starter.start(
             specs,
             lambda local_rank, pid: self._add_worker(number, local_rank, pid),
@@ -112,7 +112,7 @@ class WorkerPool:
             _processes.kill_groups([worker.pid])  # without a subreaper its orphans cannot be found later
         self._report_pids()
         ended_s = self._loop.clock.now_s()
-        self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled=self._signalled))
+        self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled_s=self._signalled_s))
         self._forget_killed(worker.pid)
 
     def _report_pids(self) -> None:
@@ -121,14 +121,18 @@ class WorkerPool:
 
     def send(self, signum: int) -> None:
         """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would not handle the signal."""
-        self._signalled = True
+        self._record_signal()
         pids = list(self._by_pid)
         _processes.send_signal(pids, signum)
         _processes.send_signal(pids, signal.SIGCONT)
 
+    def _record_signal(self) -> None:
+        if self._signalled_s is None:
+            self._signalled_s = self._loop.clock.now_s()
+
     def sweep(self, on_swept: Callable[[], None]) -> None:
         """SIGKILL all descendants of this agent except the starter's own, until none is left."""
-        self._signalled = True
+        self._record_signal()
         if self._sweep is not None and self._sweep.timer is not None:
             self._sweep.timer.cancel()
         self._sweep = _Sweep(on_swept)

@@ -38,13 +38,16 @@ _DROPPED_FLAGS = "ixhV?"
 # -- in the agent -----------------------------------------------------------------------------------------------------
 
 
-def build_cold_argv(program: "Program", *, error_file: "str | None", stack_file: "str | None") -> "list[str]":
+def build_cold_argv(
+    program: "Program", *, error_file: "str | None", stack_file: "str | None", crash_file: "str | None" = None
+) -> "list[str]":
     """Build the command line of a cold Python worker, without the interpreter.
 
     Args:
         program: of kind SCRIPT, MODULE or RUN_PATH.
         error_file: where an uncaught exception is written; None: nowhere.
         stack_file: where stacks are written; None: the stack signal is not caught.
+        crash_file: where the stack of a crash is written, the same as `stack_file`; None: on stderr.
     """
     from muster.agent.workers.spec import get_stack_signal
 
@@ -58,6 +61,7 @@ def build_cold_argv(program: "Program", *, error_file: "str | None", stack_file:
         error_file or "",
         str(signum or 0),
         stack_file or "",
+        crash_file or "",
         program.target,
         *program.args,
     ]
@@ -119,13 +123,13 @@ def main(argv: "list[str]") -> None:
     own_root = _remove_own_folder(sys.argv[0])
     if argv[0] == TEMPLATE:
         serve = _import_template(own_root)
-        kind, error_file, stack_signum, stack_file, target, args = serve(
+        kind, error_file, stack_signum, stack_file, crash_file, target, args = serve(
             argv[1:], prepare_main=prepare_main, rename_process=rename_process
         )
     else:
-        kind, error_file, stack_signum, stack_file, target = argv[0], argv[1], int(argv[2]), argv[3], argv[4]
-        args = argv[5:]
-    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv)
+        kind, error_file, signum, stack_file, crash_file, target, *args = argv
+        stack_signum = int(signum)
+    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file)
 
 
 def _remove_own_folder(entry: str) -> str:
@@ -136,7 +140,7 @@ def _remove_own_folder(entry: str) -> str:
     return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
 
 
-def _import_template(own_root: str) -> "Callable[..., tuple[str, str, int, str, str, list[str]]]":
+def _import_template(own_root: str) -> "Callable[..., tuple[str, str, int, str, str, str, list[str]]]":
     sys.path.insert(0, own_root)
     try:
         from muster.agent.workers.warm.template import serve
@@ -153,6 +157,7 @@ def run(
     stack_signum: int,
     stack_file: str,
     interpreter_argv: "list[str]",
+    crash_file: str = "",
 ) -> None:
     """Run the user's program in this process; its exceptions pass through.
 
@@ -164,21 +169,25 @@ def run(
         stack_signum: 0 for none.
         stack_file: "" for none.
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
+        crash_file: "" for stderr.
     """
     for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
         del sys.modules[name]  # ours, from the bundle or the template; the program imports the installed one
     words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
     sys.orig_argv[:] = words
     rename_process(words)
-    _enable_faulthandler(stack_signum, stack_file)
+    _enable_faulthandler(stack_signum, stack_file, crash_file)
     before = (os.getpid(), _stat_file(error_file))
     try:
         prepare_main(kind, target, args)
         call, arguments = choose_call(kind, target)
         call(*arguments)
     except SystemExit as stop:
-        if error_file and _is_runpy_error(stop.__context__) and before == (os.getpid(), _stat_file(error_file)):
-            _write_error_file(ImportError(str(stop.__context__)), None, error_file)
+        if error_file and before == (os.getpid(), _stat_file(error_file)):
+            if _is_runpy_error(stop.__context__):
+                _write_error_file(ImportError(str(stop.__context__)), None, error_file)
+            elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text"): the text is the reason
+                _write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
         shown = _find_user_frames(error.__traceback__)
@@ -272,14 +281,16 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
 # -- faults and exceptions --------------------------------------------------------------------------------------------
 
 
-def _enable_faulthandler(stack_signum: int, stack_file: str) -> None:
+def _enable_faulthandler(stack_signum: int, stack_file: str, crash_file: str) -> None:
     """Make fatal signals print the Python stack, and the stack signal append it to `stack_file` at any time.
 
+    If the agent does not see this worker's stderr, a crash goes to the stack file, so that the report can show it.
     PYTHONFAULTHANDLER, set to anything, is the user's decision and is respected.
     """
     import faulthandler
 
-    if "PYTHONFAULTHANDLER" not in os.environ and sys.stderr is not None:
+    is_ours = "PYTHONFAULTHANDLER" not in os.environ
+    if is_ours and sys.stderr is not None:
         faulthandler.enable()
     if not (stack_signum and stack_file):
         return
@@ -289,6 +300,8 @@ def _enable_faulthandler(stack_signum: int, stack_file: str) -> None:
         return  # no folder: the agent sees that the signal is not caught and does not send it
     # Also when the disk is full now: it may have room when stacks are requested.
     faulthandler.register(stack_signum, number, all_threads=True, chain=False)
+    if is_ours and crash_file:
+        faulthandler.enable(number)
 
 
 def _open_stack_file(path: str) -> int:
@@ -370,7 +383,9 @@ def _write_error_file(error: BaseException, shown: "TracebackType | None", error
             "py_callstack": "".join(traceback.format_exception(type(error), error, shown)),
             "timestamp": str(int(time.time())),
         }
-        data = {"message": {"message": f"{type(error).__name__}: {_format_message(error)}", "extraInfo": extra}}
+        text = _format_message(error)
+        message = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        data = {"message": {"message": message, "extraInfo": extra}}
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)

@@ -64,6 +64,11 @@ class WorkerSpec:
     stack_file: str | None = None
     """Where the worker appends its Python stacks when it receives `get_stack_signal()`."""
 
+    @property
+    def crash_file(self) -> str | None:
+        """Where the worker writes the stack of a crash; None: on its stderr, because the agent reads that."""
+        return self.stack_file if self.stderr_fd is None else None
+
 
 class WorkerStarter(Protocol):
     """Starts workers: `cold.CommandStarter` or `warm.starter.TemplateStarter`.

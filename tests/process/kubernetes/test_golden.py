@@ -182,9 +182,9 @@ def test_a_failed_job_names_its_root_cause(cluster, runner):
 @pytest.mark.parametrize(
     ("job", "code", "times", "expected"),
     [
-        ("failed", 1, 1, "rank 1 on node-a: ValueError: bad batch 17"),
-        ("hung", 1, 1, "rank 0 on node-a: used no CPU time and wrote no line for 1 s (--hang-timeout)"),
-        ("oom", 1, 1, "rank 1 on node-a"),
+        ("failed", 1, 1, "rank 1 on node 1 (node-a) exited with code 1 (ValueError: bad batch 17); "),
+        ("hung", 1, 1, "rank 0 on node 0 (node-a) used no CPU time and wrote no line for 1 s (--hang-timeout); "),
+        ("oom", 1, 1, "rank 1 on node 0 (node-a) was ended by SIGKILL; "),
         # every time but the last, another pod replaces it: 3 retries, and 2 nodes more than the minimum
         ("node-gone", 69, 6, "only 1 of at least 2 nodes were there within 2 s"),
     ],

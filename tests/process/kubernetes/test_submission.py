@@ -502,11 +502,13 @@ def test_a_failed_worker_ends_the_app_without_replacement(cluster, scheduler):
     name = app_id.partition(":")[2]
     for index in range(2):
         cluster.start_pod(cluster.find_pod(name, index))
-    report = {"run_id": "x", "reason": "r", "failures": [{"host": "h", "global_rank": 0, "exception": "KeyError: 'x'"}]}
+    reason = "ranks 0-1 failed in the same way: KeyError: 'x'; no restarts are allowed"
+    failure = {"host": "h", "global_rank": 0, "exception": "KeyError: 'x'"}
+    report = {"run_id": "x", "reason": reason, "failures": [failure]}
     cluster.end_pod(cluster.find_pod(name, 1), 1, json.dumps(report))
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
-    assert "rank 0 on h: KeyError: 'x'" in status.msg
+    assert status.msg.startswith(reason)
     assert len(cluster.find("pods")) == 1
 
 

@@ -1,22 +1,16 @@
 """What a worker died of: error files of all kinds, what Python prints, and what is a start-up error."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.agent.diagnosis.failures import (
-    FailureCollector,
-    FailureContext,
-    build_failure,
-    name_signal,
-    read_error_file,
-    read_stderr,
-    trim_traceback,
-)
+from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, name_signal, read_crash
 from muster.agent.diagnosis.report import OomEvidence
+from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.clock import SystemClock
@@ -52,6 +46,7 @@ def make_context(**changes: Any) -> FailureContext:
         ),
         ({"message": {"message": "E: t", "extraInfo": {"timestamp": "12"}}}, ("E: t", None)),
         ({"message": {"message": "E: t"}}, ("E: t", None)),
+        ({"message": {"message": "MemoryError: "}}, ("MemoryError", None)),
         ({"message": "plain text"}, ("plain text", None)),
         ({"message": 5}, None),
         ([], None),
@@ -79,6 +74,8 @@ def test_pythons_own_output_about_its_end() -> None:
     fatal = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "m.py"\n'
     own = '  File "/x/muster-agent.zip/muster/agent/workers/program.py", line 5 in run\n'
     assert read_stderr("noise\n" + fatal + own) == ("Fatal Python error: Segmentation fault", fatal.rstrip())
+    torch = "".join(f"[rank2]: {line}\n" for line in TRACEBACK.splitlines())
+    assert read_stderr(f"noise\n{torch}[rank2]:[W] more\n") == ("NameError: name", TRACEBACK)
     assert read_stderr("nothing of the kind\n") is None
     assert read_stderr("Traceback (most recent call last):\n  cut") is None
 
@@ -174,12 +171,19 @@ class FixedClock(SystemClock):
         return 5000.0
 
 
-def collect(evidence: OomEvidence | None, code: int, *, signalled: bool = False) -> Any:
+def collect(
+    evidence: OomEvidence | None, code: int, *, signalled_s: float | None = None, error_file: Path | None = None
+) -> Any:
     collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(evidence))  # type: ignore[arg-type]
     worker = LiveWorker(number=3, local_rank=2, pid=7, started_s=90.0)
-    end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled=signalled)
+    end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
     streams = WorkerStreams(
-        stdout_fd=None, stderr_fd=None, error_file=None, stack_file=None, stdout_log="/o", stderr_log="/e"
+        stdout_fd=None,
+        stderr_fd=None,
+        error_file=error_file and str(error_file),
+        stack_file=None,
+        stdout_log="/o",
+        stderr_log="/e",
     )
     return collector.collect(ROUND, 2, end, streams)
 
@@ -198,7 +202,36 @@ def test_memory_evidence_is_kept_only_where_it_explains_the_end() -> None:
     assert collect(sure, 1).oom == sure  # a child of the worker was killed, and the worker failed
     assert collect(guess, -9).oom == guess
     assert collect(guess, 1).oom is None
-    assert collect(sure, -9, signalled=True).oom is None
+    assert collect(sure, -9, signalled_s=99.0).oom is None
+
+
+def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_path: Path) -> None:
+    """It takes up to a second to end; a victim may end first, and muster's signal may end it in between."""
+    error_file = tmp_path / "error.json"
+    error_file.write_text(json.dumps({"message": {"message": "ValueError: bad"}}))
+    os.utime(error_file, (4998.0, 4998.0))  # 2 s ago, as 98.0 on the monotonic clock
+    own = collect(None, 1, error_file=error_file)
+    assert (own.age_s, own.time_s, own.stopped_by_us) == (2.0, 4998.0, False)
+    raised_first = collect(None, -15, signalled_s=98.5, error_file=error_file)
+    assert (raised_first.age_s, raised_first.collateral) == (2.0, False)
+    raised_later = collect(None, -15, signalled_s=97.0, error_file=error_file)
+    assert (raised_later.age_s, raised_later.collateral) == (0.5, True)
+    os.utime(error_file, (1.0, 1.0))  # the clock was set: not before the worker's start
+    assert collect(None, 1, error_file=error_file).age_s == 10.0
+
+
+def test_the_crash_of_a_worker_whose_stderr_is_not_captured(tmp_path: Path) -> None:
+    stack_file = tmp_path / "stacks.txt"
+    crash = "Fatal Python error: Segmentation fault"
+    stack_file.write_text(f"--- stacks of process 1\n{crash}\n--- stacks of process 2\n")
+    streams = WorkerStreams(
+        stdout_fd=None, stderr_fd=None, error_file=None, stack_file=str(stack_file), stdout_log=None, stderr_log=None
+    )
+    assert read_stderr(read_crash(streams)) is None  # that of an earlier process
+    with stack_file.open("a") as file:
+        file.write(f"{crash}\n\nCurrent thread\n")
+    assert read_stderr(read_crash(streams)) == (crash, f"{crash}\n\nCurrent thread")
+    assert read_crash(None) == ""
 
 
 def test_a_worker_that_could_not_be_started() -> None:

@@ -174,12 +174,11 @@ def test_activity_after_idleness_is_reported() -> None:
 def test_the_report_names_what_was_measured() -> None:
     world = World()
     world.pass_s(12)
-    share = "under 0.5% of a core counts as none"
-    assert world.reports == [f"hung: no CPU time used and nothing written for 10 s (--hang-timeout; {share})"]
+    assert world.reports == ["hung: no CPU time used and nothing written for 10 s (--hang-timeout)"]
     hidden = World()
     hidden.processes[1][22, 1] = Reading(cpu_s=1.0, written_bytes=None)
     hidden.pass_s(12)
-    assert hidden.reports == [f"hung: no CPU time used and no output captured for 10 s (--hang-timeout; {share})"]
+    assert hidden.reports == ["hung: no CPU time used and no output captured for 10 s (--hang-timeout)"]
 
 
 def test_processes_with_unreadable_writes_are_judged_by_the_rest() -> None:

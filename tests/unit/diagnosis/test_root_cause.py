@@ -1,7 +1,7 @@
 """Whose failure it was, and what the report's first line says of it."""
 
-from muster.agent.diagnosis.report import Failure
-from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root
+from muster.agent.diagnosis.report import Failure, OomEvidence, Stack
+from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root, describe_failure
 from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
 
 
@@ -16,14 +16,19 @@ def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
         round=1,
         pid=1,
         time_s=when_s,
-        exit_code=2,
-        **changes,
+        **{"exit_code": 2, **changes},
     )
     return DatedFailure(when_s=when_s, failure=failure)
 
 
-def report(reason, *seen):
-    return build_report("job", reason, 0, 0, seen, ())
+def report(reason, *seen, stacks=()):
+    return build_report("job", reason, 0, 0, seen, stacks)
+
+
+def build(*seen, stacks=()):
+    """The report of a job that may not restart, as the leader builds it."""
+    reason = find_final_reason(choose_root(seen), None, 0, 0)
+    return report(reason, *seen, stacks=stacks)
 
 
 def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
@@ -33,9 +38,105 @@ def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     assert reason.startswith("rank 0 ")
     made = report(reason, heard_first, failed_first, victim)
     assert [failure.global_rank for failure in made.failures] == [1, 0, 2]
-    assert made.reason == "rank 1 on node 0 (h) exited with code 2; no restarts are allowed (--max-restarts 0)"
+    assert (
+        made.reason
+        == "ranks 0-1 failed in the same way: exited with code 2; no restarts are allowed (--max-restarts 0)"
+    )
 
 
 def test_a_reason_that_names_no_failure_stays() -> None:
     assert report("the nodes came apart", see(1.0, 0)).reason == "the nodes came apart"
     assert report("a worker failed; why", see(1.0, 0, stopped_by_us=True)).reason == "a worker failed; why"
+
+
+def test_ranks_with_the_same_exception_failed_in_the_same_way() -> None:
+    """Also one that muster's signal ended after it had raised; numbers in the text may differ."""
+    made = build(
+        see(10.0, 1, exit_code=1, exception="RuntimeError: GPU 1 is lost"),
+        see(10.9, 0, exit_code=None, signal="SIGTERM", stopped_by_us=True, exception="RuntimeError: GPU 0 is lost"),
+        see(11.0, 2, exit_code=1, exception="KeyError: 'lr'"),
+        see(11.0, 3, exit_code=None, signal="SIGTERM", stopped_by_us=True),
+    )
+    assert made.reason.startswith("ranks 0-1 failed in the same way: RuntimeError: GPU 1 is lost; no restarts")
+    assert [(failure.global_rank, failure.collateral) for failure in made.failures] == [
+        (1, False),
+        (2, True),
+        (0, False),
+        (3, True),
+    ]
+
+
+def test_the_complaint_about_a_lost_peer_is_no_root_cause() -> None:
+    made = build(
+        see(10.0, 0, exit_code=1, exception="RuntimeError: Connection closed by peer [127.0.0.1]:2466"),
+        see(10.2, 1, exit_code=None, signal="SIGSEGV"),
+    )
+    assert [(failure.global_rank, failure.collateral) for failure in made.failures] == [(1, False), (0, True)]
+    assert made.reason.startswith("rank 1 on node 0 (h) was ended by SIGSEGV; ")
+
+
+def test_equal_exit_codes_long_after_one_another_are_not_the_same_failure() -> None:
+    assert [failure.collateral for failure in build(see(1.0, 0), see(2.5, 1)).failures] == [False, True]
+
+
+def test_memory_is_named_in_the_first_line() -> None:
+    sure = OomEvidence(certain=True, limit_bytes=4 << 30)
+    killed = see(1.0, 0, exit_code=None, signal="SIGKILL", oom=sure).failure
+    assert describe_failure(killed) == "rank 0 on node 0 (h) was ended by SIGKILL: out of memory (OOM, limit 4.00 GiB)"
+    child = see(1.0, 0, exit_code=1, oom=sure).failure
+    assert describe_failure(child).endswith("code 1: out of memory (OOM in one of its processes, limit 4.00 GiB)")
+    guess = see(1.0, 0, exit_code=None, signal="SIGKILL", oom=OomEvidence(certain=False)).failure
+    assert describe_failure(guess).endswith("was ended by SIGKILL: possibly out of memory (OOM)")
+
+
+# -- hangs ------------------------------------------------------------------------------------------------------------
+
+TORCH = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9 in {op}\n'
+TORCH += '  File "/x/site-packages/torch/distributed/c10d_logger.py", line 8 in wrapper\n'
+
+
+def stack(rank, line, op=None, script="/w/main.py"):
+    inner = TORCH.format(op=op) if op else ""
+    text = f'Thread 0x2 (most recent call first):\n  File "/w/log.py", line 1 in f\n\nCurrent thread 0x1:\n{inner}'
+    return Stack(global_rank=rank, node=0, local_rank=rank, text=f'{text}  File "{script}", line {line} in <module>')
+
+
+def hang(*stacks):
+    idle = {"exit_code": None, "hung": True, "reason": "hung: nothing written for 4 s"}
+    return build(*(see(10.0 + each.global_rank / 10, each.global_rank, **idle) for each in stacks), stacks=stacks)
+
+
+def test_in_a_hang_the_rank_that_is_not_in_the_collective_comes_first() -> None:
+    made = hang(stack(0, 7, "all_reduce"), stack(1, 6), stack(2, 7, "all_reduce"))
+    assert [(failure.global_rank, failure.collateral) for failure in made.failures] == [
+        (1, False),
+        (0, True),
+        (2, True),
+    ]
+    assert made.reason == (
+        "rank 1 did not enter all_reduce (main.py:7), where ranks 0, 2 wait; last seen at main.py:6; "
+        "hung: nothing written for 4 s; no restarts are allowed (--max-restarts 0)"
+    )
+
+
+def test_in_a_hang_the_ranks_in_another_collective_come_first() -> None:
+    made = hang(stack(0, 7, "all_reduce"), stack(1, 6, "barrier"), stack(2, 7, "all_reduce"))
+    assert made.reason.startswith("rank 1 hung in barrier (main.py:6), not in all_reduce (main.py:7), where ranks 0, 2")
+    assert made.failures[0].global_rank == 1
+
+
+def test_stacks_that_show_no_difference_blame_no_rank() -> None:
+    for stacks in (
+        [stack(rank, 7, "all_reduce") for rank in range(3)],
+        [stack(rank, 7) for rank in range(3)],
+        [stack(0, 7, "all_reduce"), stack(1, 6, "barrier")],
+    ):
+        made = hang(*stacks)
+        ranks = "ranks 0-1" if len(stacks) == 2 else "ranks 0-2"
+        assert made.reason.startswith(f"{ranks} hung: nothing written for 4 s; no restarts"), made.reason
+        assert not any(failure.collateral for failure in made.failures)
+
+
+def test_a_hang_is_not_blamed_on_a_rank_before_the_stacks_are_known() -> None:
+    idle = see(1.0, 3, exit_code=None, hung=True, reason="hung: nothing written for 4 s").failure
+    assert describe_failure(idle) == "the job hung: nothing written for 4 s"

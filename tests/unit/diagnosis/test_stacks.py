@@ -8,6 +8,7 @@ import pytest
 from muster import _processes
 from muster.agent.diagnosis import stacks
 from muster.agent.diagnosis.stacks import LIMIT_S, StackCollector, StackTarget
+from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
 
 
@@ -146,3 +147,21 @@ def test_a_stack_file_that_cannot_be_read_gives_no_stack(world: World) -> None:
     Path(world.targets[0].stack_file).unlink()
     world.pass_s(LIMIT_S)
     assert world.answers == [("stop", {})]
+
+
+def test_stacks_are_shown_without_what_explains_nothing() -> None:
+    text = """
+Thread 0x00007f (most recent call first):
+  <no Python frame>
+
+Thread 0x00008f (most recent call first):
+  File "/lib/python3.11/linecache.py", line 90 in updatecache
+  File "/x/muster/agent/workers/program.py", line 3 in run
+
+Current thread 0x00009f (most recent call first):
+  File "/lib/python3.11/traceback.py", line 90 in format
+  File "/w/main.py", line 3 in step
+  File "/x/muster/agent/workers/program.py", line 178 in run
+"""
+    head = "Current thread 0x00009f (most recent call first):"
+    assert clean_stacks(text) == f'{head}\n  File "/w/main.py", line 3 in step'

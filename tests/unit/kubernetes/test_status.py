@@ -71,7 +71,7 @@ def describe(parents, pods, **more):
 REPORT = json.dumps(
     {
         "run_id": "app-x1",
-        "reason": "workers failed",
+        "reason": "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended",
         "failures": [
             {
                 "host": "app-x1-trainer-1",
@@ -233,7 +233,7 @@ def test_the_reason_of_the_queue_comes_first():
 def test_a_failed_job_shows_the_exception_in_both_places_of_torchx():
     failed = [pod(index, "Failed", containerStatuses=terminated(1, message=REPORT)) for index in range(2)]
     status = describe([job(("Failed", "PodFailurePolicy"))], failed)
-    assert status.msg.startswith("rank 3 on app-x1-trainer-1: ValueError: bad batch")
+    assert status.msg.startswith("rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why")
     error = json.loads(status.structured_error_msg)
     assert error["message"]["extraInfo"]["py_callstack"] == "Traceback ..."
     shown = AppStatus(

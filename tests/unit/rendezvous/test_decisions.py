@@ -554,7 +554,8 @@ def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stoppe
     leader.stop_all(0, 2)
     leader.feed(Stopped(id="m1", round_number=1, port=1, failures=(stopped,)))
     report = leader.only(EndJob).report
-    assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, True), (1, True)]
+    # rank 0 has the same exit code at about the same time: it failed in the same way
+    assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, False), (1, True)]
 
 
 def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:

@@ -35,10 +35,10 @@ def test_cold_argv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-E", "-m", "muster.agent"])
     mine = Program(kind=ProgramKind.MODULE, target="a.b", args=("-x", ""))
     argv = program.build_cold_argv(mine, error_file="/e", stack_file="/s")
-    expected = ["--muster-worker", "module", "/e", str(get_stack_signal()), "/s", "a.b", "-x", ""]
+    expected = ["--muster-worker", "module", "/e", str(get_stack_signal()), "/s", "", "a.b", "-x", ""]
     assert argv == ["-u", "-E", str(Path(program.__file__).with_name("entry.py")), *expected]
     silent = program.build_cold_argv(mine, error_file=None, stack_file=None)
-    assert silent[3:] == ["--muster-worker", "module", "", "0", "", "a.b", "-x", ""]
+    assert silent[3:] == ["--muster-worker", "module", "", "0", "", "", "a.b", "-x", ""]
 
 
 def test_the_stack_signal_is_one_a_process_may_catch() -> None:

@@ -52,6 +52,7 @@ FAILURE = {
     "stopped_by_us": boolean,
     "collateral": boolean,
     "early": boolean,
+    "hung": boolean,
 }
 STACK = {"global_rank": count, "node": count, "local_rank": count, "text": text}
 

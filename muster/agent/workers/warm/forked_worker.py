@@ -14,7 +14,7 @@ class Release:
     """What the agent sends to a parked worker: the worker it must become."""
 
     spec: dict[str, Any]
-    """kind, target, args, env, cpus (list or None), error_file, stack_signum, stack_file."""
+    """kind, target, args, env, cpus (list or None), error_file, stack_signum, stack_file, crash_file."""
     stdout_fd: int
     stderr_fd: int
 

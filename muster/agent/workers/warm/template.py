@@ -29,8 +29,8 @@ from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
 from muster.agent.workers.warm.preload import choose_modules
 
-Launch = tuple[str, str, int, str, str, list[str]]
-"""kind, error file, stack signal, stack file, target, arguments."""
+Launch = tuple[str, str, int, str, str, str, list[str]]
+"""kind, error file, stack signal, stack file, crash file, target, arguments."""
 
 _MESSAGE_BYTES: Final = 65536
 _LINE_CHARACTERS: Final = 500
@@ -71,7 +71,15 @@ def serve(
         sys.path.remove(first_folder)
     forked_worker.become_worker(release)
     spec = release.spec
-    return spec["kind"], spec["error_file"], spec["stack_signum"], spec["stack_file"], spec["target"], spec["args"]
+    return (
+        spec["kind"],
+        spec["error_file"],
+        spec["stack_signum"],
+        spec["stack_file"],
+        spec["crash_file"],
+        spec["target"],
+        spec["args"],
+    )
 
 
 def _exit_with_agent(agent_pid: int) -> None:

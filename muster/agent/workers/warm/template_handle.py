@@ -232,6 +232,7 @@ def encode_worker(spec: WorkerSpec) -> dict[str, Any]:
         "error_file": spec.error_file or "",
         "stack_signum": (get_stack_signal() or 0) if spec.stack_file else 0,
         "stack_file": spec.stack_file or "",
+        "crash_file": spec.crash_file or "",
     }
 
 

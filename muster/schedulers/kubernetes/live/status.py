@@ -195,18 +195,8 @@ def find_report(pods: Sequence[PodFact]) -> Mapping[str, Any] | None:
 
 
 def describe_report(report: Mapping[str, Any]) -> str:
-    """One clause: the first failure and its place."""
-    failure = (report.get("failures") or [None])[0]
-    if failure is None:
-        return str(report.get("reason") or "")
-    what = failure.get("exception") or failure.get("reason") or _describe_exit(failure)
-    place = f"rank {failure.get('global_rank', '?')} on {failure.get('host', '?')}"
-    oom = " (out of memory)" if failure.get("oom") else ""
-    return f"{place}: {what}{oom}"
-
-
-def _describe_exit(failure: Mapping[str, Any]) -> str:
-    return f"killed by {failure['signal']}" if failure.get("signal") else f"exit {failure.get('exit_code')}"
+    """One line, as on the job's console: it names the root cause, and says why the job was not restarted."""
+    return " ".join(str(report.get("reason") or "").split())
 
 
 def _build_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> dict[str, Any]:

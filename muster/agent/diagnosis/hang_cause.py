@@ -1,0 +1,106 @@
+"""Finds the ranks that keep the others waiting, from the Python stacks of a job that hangs. Pure.
+
+Most hangs are one rank that does not enter the collective that all others wait in. Its stack shows it: the others are
+inside `torch.distributed`, it is elsewhere. If all are inside, those are named that wait at another place than most.
+What the stacks do not show is not guessed: where all ranks are at one place, or most at different ones, none is named.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from muster.agent.diagnosis.report import Stack, name_ranks
+from muster.agent.runtime.records import record
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?: in (?P<function>.*))?$')
+_WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
+"""Folders of the functions in which a rank waits for its peers; the last for the collectives of a backward pass."""
+_WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "wait")
+"""Functions of torch that call the one the user named."""
+_LIBRARIES = ("/torch/", "/lib/python", "<frozen ")
+
+
+@record
+class HangCause:
+    """The ranks that keep the others waiting."""
+
+    ranks: frozenset[int]
+    clause: str
+    """Follows the ranks' name: "did not enter all_reduce (main.py:7), where ranks 0, 2 wait; last seen at x.py:6"."""
+
+
+@record
+class _Place:
+    """Where the main thread of a rank is."""
+
+    is_waiting: bool
+    """In a function of torch that waits for other ranks."""
+    function: str
+    """That function; else the innermost function of the program."""
+    where: str
+    """`main.py:7`: the innermost line of the program itself, else the innermost of all."""
+
+
+def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
+    """Name the ranks that keep the others waiting; None when the stacks do not show any."""
+    places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
+    waiting = {rank: place for rank, place in places.items() if place.is_waiting}
+    absent = {rank: place for rank, place in places.items() if not place.is_waiting}
+    if not waiting:
+        return None
+    if absent:
+        usual = Counter(place.where for place in absent.values()).most_common(1)[0][0]
+        clause = f"did not enter {_describe_wait(waiting)}; last seen at {usual}"
+        return HangCause(ranks=frozenset(absent), clause=clause)
+    return _find_minority(waiting)
+
+
+def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
+    """The ranks that wait at another place than more than half of all."""
+    (function, where), count = Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0]
+    most = {rank: place for rank, place in waiting.items() if (place.function, place.where) == (function, where)}
+    rest = {rank: place for rank, place in waiting.items() if rank not in most}
+    if not rest or 2 * count <= len(waiting):
+        return None
+    other = next(iter(rest.values()))
+    clause = f"hung in {other.function} ({other.where}), not in {_describe_wait(most)}"
+    return HangCause(ranks=frozenset(rest), clause=clause)
+
+
+def _describe_wait(waiting: dict[int, _Place]) -> str:
+    """Where ranks wait, `all_reduce (main.py:7), where ranks 0, 2 wait`; of several places, the most frequent one."""
+    function, where = Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
+    ranks = name_ranks(waiting)
+    return f"{function} ({where}), where {ranks} {'waits' if len(waiting) == 1 else 'wait'}"
+
+
+def _find_place(text: str) -> _Place | None:
+    """Where the main thread is; None when the text has no frame of it."""
+    frames = [found for line in _find_main_thread(text) if (found := _FRAME.match(line)) is not None]
+    if not frames:
+        return None
+    program = next((frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)), frames[0])
+    in_torch = []
+    for frame in frames:  # the innermost frames first
+        if not any(part in frame["file"] for part in _LIBRARIES):
+            break
+        if any(part in frame["file"] for part in _WAITING):
+            in_torch.append(frame["function"] or "?")
+    named = [name for name in in_torch if name not in _WRAPPERS]
+    return _Place(
+        is_waiting=bool(in_torch),
+        function=(named or in_torch or [program["function"] or "?"])[-1],
+        where=f"{program['file'].rpartition('/')[2]}:{program['line']}",
+    )
+
+
+def _find_main_thread(text: str) -> list[str]:
+    """The lines of the thread that handled the signal, which is the main thread unless that blocks signals."""
+    current: list[str] = []
+    is_current = False
+    for line in text.splitlines():
+        if line.startswith(("Current thread ", "Thread ")):
+            is_current = line.startswith("Current")
+        elif is_current:
+            current.append(line)
+    return current

@@ -1,0 +1,170 @@
+"""What Python and torch write of an exception: error files, tracebacks, fatal errors, faulthandler's stacks. Text only.
+
+A program writes the same traceback in several places: on stderr, there again with torch's `[rank2]: ` before each line,
+and in the error file. Readers get it once, and without frames that are not theirs.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_ERROR_FILE_LIMIT_BYTES = 4 << 20
+_TRACEBACK_LINES = 60
+_EXCEPTION_CHARS = 2000
+_FATAL = "Fatal Python error: "
+_TRACEBACK = "Traceback (most recent call last):"
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
+_OWN_FRAMES = "muster/agent/workers/"
+"""Our frames at the outer end of a stack, which explain nothing."""
+_THREADS = ("Thread 0x", "Current thread 0x")
+_FORMATTING = ("/linecache.py", "/traceback.py", "/tokenize.py", "/torch/library.py", "/weakref.py")
+"""Files at the inner end of a stack when a worker is already printing its exception, or ends."""
+
+
+# -- where an exception is recorded -----------------------------------------------------------------------------------
+
+
+def read_error_file(path: str | None) -> tuple[str, str | None] | None:
+    """Read (exception, traceback) from an error file in torch's format; None when there is no such file.
+
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py. `message` is an object when `@record`
+    wrote it, from other writers a plain text.
+    """
+    data = load_error_file(path)
+    message = data.get("message") if data else None
+    if isinstance(message, str):
+        return _shorten(message), None
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    text = message.get("message")
+    exception = _shorten(str(text)).removesuffix(":") if text is not None else "unknown error"
+    return exception, trim_traceback(stack) if stack else None
+
+
+def load_error_file(path: str | None) -> dict[str, Any] | None:
+    """Load the file's JSON object; None when it cannot be read or parsed."""
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(_ERROR_FILE_LIMIT_BYTES))
+    except (OSError, ValueError):  # incomplete: its worker was killed
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def read_stderr(text: str) -> tuple[str, str | None] | None:
+    """Find (exception, traceback) in a Python program's stderr; None when it has neither."""
+    text = strip_rank_prefix(text)
+    fatal = text.rfind(_FATAL)
+    if fatal >= 0:
+        block = "\n".join(_drop_own_frames(text[fatal:].rstrip().split("\n")))
+        return _shorten(block.split("\n", 1)[0]), trim_traceback(block)
+    start = text.rfind(_TRACEBACK)
+    return _read_traceback(text[start:]) if start >= 0 else None
+
+
+def _read_traceback(text: str) -> tuple[str, str | None] | None:
+    """Split a traceback: its frames are indented; the first line after them that is not is the exception."""
+    lines = text.rstrip().split("\n")
+    for index, line in enumerate(lines[1:], start=1):
+        if line and not line.startswith(" "):
+            return _shorten(line), trim_traceback("\n".join(lines[: index + 1]))
+    return None
+
+
+def strip_rank_prefix(text: str) -> str:
+    """Remove torch's `[rank2]: ` from the beginning of each line."""
+    return _RANK_PREFIX.sub("", text)
+
+
+def trim_traceback(text: str) -> str:
+    """Keep a long traceback's first line and its last frames."""
+    lines = text.rstrip().split("\n")
+    if len(lines) <= _TRACEBACK_LINES:
+        return "\n".join(lines)
+    # A fatal error's innermost frames come first, an exception's last.
+    if text.startswith(_FATAL):
+        return "\n".join([*lines[:_TRACEBACK_LINES], "  ..."])
+    return "\n".join([lines[0], "  ...", *lines[-_TRACEBACK_LINES:]])
+
+
+def _shorten(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _EXCEPTION_CHARS else text[:_EXCEPTION_CHARS] + " ..."
+
+
+# -- without repetition -----------------------------------------------------------------------------------------------
+
+
+def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str | None) -> list[str]:
+    """The last lines of stderr without the traceback that is shown beside them.
+
+    Args:
+        tail: lines, oldest first; the first may lie within the traceback.
+        exception: the one that is shown.
+        traceback: its text, if that is shown.
+    """
+    lines = [_RANK_PREFIX.sub("", line) for line in tail]
+    if not exception:
+        return lines
+    first, *rest = exception.splitlines()
+    start = _find_last(lines, lambda line: line.startswith(_FATAL))
+    if start is not None:
+        return lines[:start]  # nothing follows a fatal error's stacks
+    end = _find_last(lines, lambda line: line == first or line.startswith(first[:400]))
+    if end is None:
+        return lines
+    start = _find_last(lines[:end], lambda line: line == _TRACEBACK)
+    has_frames = traceback is not None and start is None and all(line.startswith(" ") for line in lines[:end])
+    kept = [] if has_frames else lines[: end if start is None else start]
+    left = [*rest]
+    for line in lines[end + 1 :]:
+        if line in left:
+            left.remove(line)
+        else:
+            kept.append(line)
+    return kept
+
+
+def _find_last(lines: list[str], matches: Any) -> int | None:
+    return next((index for index in range(len(lines) - 1, -1, -1) if matches(lines[index])), None)
+
+
+# -- faulthandler's stacks --------------------------------------------------------------------------------------------
+
+
+def clean_stacks(text: str) -> str:
+    """The stacks of one process without our frames, threads without Python, and the printing of an exception."""
+    blocks = [_clean_block(block) for block in _split_blocks(text.strip().splitlines())]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _split_blocks(lines: list[str]) -> Iterator[list[str]]:
+    """One block per thread."""
+    block: list[str] = []
+    for line in lines:
+        if line.startswith(_THREADS) and block:
+            yield block
+            block = []
+        if line.strip():
+            block.append(line)
+    if block:
+        yield block
+
+
+def _clean_block(block: list[str]) -> list[str]:
+    lines = [line for line in _drop_own_frames(block) if "<no Python frame>" not in line]
+    head = [line for line in lines[:1] if line.startswith(_THREADS)]
+    frames = lines[len(head) :]
+    while frames and any(f'{name}"' in frames[0] for name in _FORMATTING):
+        del frames[0]
+    return [*head, *frames] if frames else []
+
+
+def _drop_own_frames(lines: list[str]) -> list[str]:
+    return [line for line in lines if not ("File " in line and _OWN_FRAMES in line)]

@@ -25,6 +25,16 @@ AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 WORKSPACE_BUNDLE_NAME: Final = "muster-workspace.tar.gz"
 """The user's working folder, packed by an adapter, unpacked by the agent before it does anything else."""
 
+RDZV_CONF_SECONDS: Final = ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval")
+RDZV_CONF_KEYS: Final = (*RDZV_CONF_SECONDS, "keep_alive_max_attempt", "is_host")
+"""Keys of `--rdzv-conf` for muster's backends."""
+
+RDZV_CONF_WITHOUT_EFFECT: Final = ("close_timeout", "heartbeat_timeout", "read_timeout", "store_type")
+"""Keys of torch's stores, accepted and ignored."""
+
+RDZV_BACKENDS: Final = ("c10d", "muster", "static")
+"""Values of `--rdzv-backend` that are muster's own; any other is torch's, with keys of its own."""
+
 DEFAULT_RDZV_PORT: Final = 29400
 """Port of the rendezvous leader when neither the command line nor an adapter names one (as torchrun's c10d)."""
 

@@ -64,6 +64,7 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
     args, environ = _substitute_node_index(args, environ)
     _unpack_workspace(environ)
     config = parse_args(args, environ)
+    _check_program(config)
     placements = _plan_placements(config)
     with ExitStack() as stack:
         loop = Loop()
@@ -77,6 +78,25 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
         return build_supervisor(
             config, loop=loop, lease=lease, placements=placements, warm=warm, template=template
         ).run()
+
+
+def _check_program(config: AgentConfig) -> None:
+    """Refuse a program that does not exist, in one line.
+
+    Not in a job of several nodes, where one may lack it: the others would wait for that node. There its workers fail,
+    and the job ends with a report.
+    """
+    program = config.program
+    is_file = program.kind in (ProgramKind.SCRIPT, ProgramKind.RUN_PATH)
+    if config.rendezvous.max_nodes > 1 or not (is_file or program.kind is ProgramKind.MODULE):
+        return
+    if is_file and os.path.exists(program.target):
+        return
+    from muster._programs import explain_missing
+
+    problem = explain_missing("script" if is_file else "module", program.target, os.getcwd())
+    if problem is not None:
+        raise UsageError(problem)
 
 
 def _substitute_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:

@@ -8,7 +8,13 @@ from typing import Any, Final
 from torchx import specs
 from torchx.specs import macros
 
-from muster._contract import AGENT_MODULE
+from muster._contract import (
+    AGENT_MODULE,
+    RDZV_BACKENDS,
+    RDZV_CONF_KEYS,
+    RDZV_CONF_SECONDS,
+    RDZV_CONF_WITHOUT_EFFECT,
+)
 from muster.components.errors import ComponentError
 from muster.components.names import JobNames, parse_names
 from muster.components.resources import ResourceRequest
@@ -96,13 +102,31 @@ def _check(request: JobRequest) -> None:
     # written so that NaN is refused too
     if not 0 <= request.hang_timeout_s < float("inf"):
         raise ComponentError(f"--hang_timeout {request.hang_timeout_s} is not a number of seconds; 0 means off")
+    _check_rdzv_conf(request)
+
+
+def _check_rdzv_conf(request: JobRequest) -> None:
+    """At submission, because a job may wait hours in a queue before its agents refuse the value."""
+    known = (*RDZV_CONF_KEYS, *RDZV_CONF_WITHOUT_EFFECT)
     for pair in request.rdzv_conf.split(",") if request.rdzv_conf else ():
         key, _, value = (part.strip() for part in pair.partition("="))
+        problem = ""
         if not (key and value):
+            problem = f"{pair!r} is not key=value"
+        elif request.rdzv_backend in RDZV_BACKENDS and key not in known:
+            problem = f"unknown key {key!r}; the keys are {', '.join(known)}"
+        elif request.rdzv_backend in RDZV_BACKENDS and key in RDZV_CONF_SECONDS and not _is_seconds(value):
+            problem = f"{key}={value} is not a number of seconds"
+        if problem:
             example = "join_timeout=600,last_call_timeout=30"
-            raise ComponentError(
-                f"--rdzv_conf {request.rdzv_conf!r}: {pair!r} is not key=value; for example: {example}"
-            )
+            raise ComponentError(f"--rdzv_conf {request.rdzv_conf!r}: {problem}; for example: {example}")
+
+
+def _is_seconds(text: str) -> bool:
+    try:
+        return 0 <= float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> list[str]:

@@ -54,7 +54,8 @@ def ddp(
         h: a named resource; takes precedence over cpu, gpu, memMB
         cpu: number of CPUs per node
         gpu: number of GPUs per node
-        memMB: memory per node in MB, also the limit; without memMB and h there is no limit
+        memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
+            default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
@@ -67,7 +68,9 @@ def ddp(
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: the job counts as hung after this many seconds without CPU use or writes by any worker; 0: never
+        hang_timeout: seconds after which the job counts as hung if no worker of any node has used CPU time (less than
+            1/200 of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped,
+            or restarted, and the report has the stacks of all ranks; 0: never
     """
     return application.build_application(
         application.JobRequest(
@@ -134,7 +137,8 @@ def torchrun(
         h: a named resource; takes precedence over cpu, gpu, memMB
         cpu: number of CPUs per node
         gpu: number of GPUs per node
-        memMB: memory per node in MB, also the limit; without memMB and h there is no limit
+        memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
+            default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
             process per GPU if a host is named with -h, else processes
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
@@ -148,7 +152,9 @@ def torchrun(
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: the job counts as hung after this many seconds without CPU use or writes by any worker; 0: never
+        hang_timeout: seconds after which the job counts as hung if no worker of any node has used CPU time (less than
+            1/200 of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped,
+            or restarted, and the report has the stacks of all ranks; 0: never
     """
     return application.build_application(
         application.JobRequest(
@@ -182,7 +188,7 @@ def spmd(
     m: Optional[str] = None,
     image: str = torchx.IMAGE,
     name: str = "/",
-    h: str = "gpu.small",
+    h: str = resources.DEFAULT_HOST,
     j: str = "1x1",
     env: Optional[Dict[str, str]] = None,
     metadata: Optional[Dict[str, str]] = None,
@@ -203,7 +209,7 @@ def spmd(
         m: dotted name of the module to run, as in python -m
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
-        h: the named resource of a node (e.g. aws_p4d.24xlarge)
+        h: the named resource of a node (e.g. aws_p4d.24xlarge); the default has one GPU
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, with one
             process per GPU of the host
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
@@ -213,7 +219,9 @@ def spmd(
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: the job counts as hung after this many seconds without CPU use or writes by any worker; 0: never
+        hang_timeout: seconds after which the job counts as hung if no worker of any node has used CPU time (less than
+            1/200 of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped,
+            or restarted, and the report has the stacks of all ranks; 0: never
     """
     return application.build_application(
         application.JobRequest(

@@ -24,6 +24,10 @@ DEFAULT_MEMORY_MB: Final = DefaultMemory(1024)
 """TorchX's default. As a limit it kills 8 workers with a tiny Adam step."""
 
 
+DEFAULT_HOST: Final = "gpu.small"
+"""TorchX's default of `-h` in `dist.spmd`: one GPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResourceRequest:
     """A component's arguments about resources."""
@@ -41,7 +45,10 @@ class ResourceRequest:
             ComponentError: TorchX does not know the host.
         """
         if self.h:
-            return Host(label=f"-h {self.h}", gpus=int(self.build_resource().gpu))
+            # TorchX's command line passes a default on as a copy: a default that was typed cannot be told apart.
+            advice = "; on hosts without GPUs use dist.ddp" if self.h == DEFAULT_HOST else ""
+            label = f"{self.h}, the default of -h" if advice else f"-h {self.h}"
+            return Host(label=label, gpus=int(self.build_resource().gpu), advice=advice)
         if self.gpu > 0:
             return Host(label=f"--gpu {self.gpu}", gpus=self.gpu)
         return None

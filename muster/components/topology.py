@@ -39,6 +39,8 @@ class Host:
     """As the caller named it: `-h aws_p4d.24xlarge` or `--gpu 4`."""
     gpus: int
     """0 or less: none, or not known."""
+    advice: str = ""
+    """Follows the message that -j asks for too many processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ def _check_gpus(max_nodes: int, processes: str, host: Host | None) -> None:
         raise _RefusedError(problem, max_nodes, max_nodes, processes)
     if host.gpus > 0 and processes.isdecimal() and int(processes) > host.gpus:
         count = f"{host.gpus} GPU{'s' if host.gpus > 1 else ''}"
-        problem = f"asks for {processes} processes on each node, more than the {count} of {host.label}"
+        problem = f"asks for {processes} processes on each node, more than the {count} of {host.label}{host.advice}"
         raise _RefusedError(problem, max_nodes, max_nodes, processes)
 
 

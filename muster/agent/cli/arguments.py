@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+from muster import __version__
 from muster._contract import Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
@@ -37,12 +38,16 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
 
     Raises:
         UsageError: one line that names the value and what is allowed.
-        SystemExit: code 0, after `--help` has been printed.
+        SystemExit: code 0, after `--help` or `--version` has been printed.
     """
     line = parse_command_line(argv)
     if line.wants_help:
         with contextlib.suppress(OSError):  # `--help | head`
             print(format_help(), flush=True)
+        raise SystemExit(0)
+    if line.wants_version:
+        with contextlib.suppress(OSError):
+            print(f"muster-agent {__version__}, Python {sys.version.split()[0]}", flush=True)
         raise SystemExit(0)
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")

@@ -28,6 +28,7 @@ class CommandLine:
     """None when there was none."""
     script_args: tuple[str, ...]
     wants_help: bool = False
+    wants_version: bool = False
 
 
 def parse_command_line(argv: Sequence[str]) -> CommandLine:
@@ -44,6 +45,8 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             break
         if word in ("-h", "--help"):
             return CommandLine(given=given, script=None, script_args=(), wants_help=True)
+        if word == "--version":
+            return CommandLine(given=given, script=None, script_args=(), wants_version=True)
         if word.startswith("--"):
             _parse_long(word, words, given)
         else:
@@ -217,6 +220,7 @@ def describe_seconds(*, zero: bool) -> str:
 
 HEAD: Final = """\
 usage: muster-agent [flags] script [arguments of the script]
+       muster-agent --help | --version
 
 Starts, watches and restarts the workers of one node of a distributed PyTorch job. Replaces torchrun: it has all of
 torchrun's flags, abbreviations and PET_* variables, with the same meaning except where noted. Flags marked * are new.

@@ -167,9 +167,9 @@ RESTARTS: Final = (
         default="0",
         ours=True,
         has_variable=False,
-        text="The job counts as hung, and its workers as failed, when no worker of any node has used CPU time or "
-        "written anything (to a file, a pipe, the console, captured or not) for S seconds; the report then has the "
-        "stacks of all ranks. CPU time under 0.5% of a core counts as none. 0: never.",
+        text="Seconds after which the job counts as hung if no worker of any node has used CPU time (less than 1/200 "
+        "of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped, or "
+        "restarted, and the report has the stacks of all ranks; 0: never.",
     ),
     Flag(
         name="monitor-interval",

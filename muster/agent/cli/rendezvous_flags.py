@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from muster._contract import DEFAULT_RDZV_PORT, Env
+from muster._contract import DEFAULT_RDZV_PORT, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
@@ -14,15 +14,6 @@ _STATIC_PORT: Final = 29500
 _STATIC_TIMEOUT_S: Final = 900.0
 _OURS: Final = ("muster", "c10d")
 _TORCHS: Final = ("c10d-torch", "etcd", "etcd-v2")
-_KEYS: Final = (
-    "join_timeout",
-    "timeout",
-    "last_call_timeout",
-    "keep_alive_interval",
-    "keep_alive_max_attempt",
-    "is_host",
-)
-_KEYS_WITHOUT_EFFECT: Final = ("close_timeout", "heartbeat_timeout", "read_timeout", "store_type")
 _TRUE: Final = ("1", "true", "t", "yes", "y")
 _FALSE: Final = ("0", "false", "f", "no", "n")
 
@@ -230,11 +221,10 @@ def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
 
 
 def _refuse_unknown_keys(conf: Mapping[str, str], *, origin: str) -> None:
+    known = (*RDZV_CONF_KEYS, *RDZV_CONF_WITHOUT_EFFECT)
     for key in conf:
-        if key not in _KEYS and key not in _KEYS_WITHOUT_EFFECT:
-            raise UsageError(
-                f"{origin}: unknown key {key!r}; the keys are {', '.join((*_KEYS, *_KEYS_WITHOUT_EFFECT))}"
-            )
+        if key not in known:
+            raise UsageError(f"{origin}: unknown key {key!r}; the keys are {', '.join(known)}")
     if conf.get("store_type", "tcp") != "tcp":
         raise UsageError(
             f"{origin} store_type={conf['store_type']}: must be tcp; other stores need --rdzv-backend c10d-torch"

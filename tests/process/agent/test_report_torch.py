@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.diagnosis.failures import read_error_file
 from muster.agent.diagnosis.report import Failure, Report
 from muster.agent.diagnosis.report_files import write_torch_error_file
+from muster.agent.diagnosis.tracebacks import read_error_file
 
 pytestmark = pytest.mark.torch
 

@@ -208,3 +208,5 @@ def test_help_has_every_flag_and_what_has_no_effect() -> None:
     assert max(map(len, text.splitlines())) <= 120
     assert parse_command_line(["--nnodes", "2", "--help"]).wants_help
     assert not parse_command_line(["train.py", "--help"]).wants_help
+    assert parse_command_line(["--version"]).wants_version
+    assert not parse_command_line(["train.py", "--version"]).wants_version

@@ -239,6 +239,8 @@ def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: 
         ({"start": "hot"}, "--start 'hot' is not one of auto, warm, cold"),
         ({"rdzv_port": 65536}, "--rdzv_port 65536 is not a port"),
         ({"rdzv_port": 0, "j": "2x1"}, "--rdzv_port 0 works on one node only"),
+        ({"rdzv_conf": "foo=3"}, "--rdzv_conf 'foo=3': unknown key 'foo'; the keys are join_timeout, "),
+        ({"rdzv_conf": "join_timeout=soon"}, "--rdzv_conf 'join_timeout=soon': join_timeout=soon is not a number of"),
         ({"rdzv_conf": "timeout"}, "--rdzv_conf 'timeout': 'timeout' is not key=value"),
         ({"rdzv_conf": "timeout=1,"}, "--rdzv_conf 'timeout=1,': '' is not key=value"),
         ({"hang_timeout": -1.0}, "--hang_timeout -1.0 is not a number of seconds"),
@@ -270,3 +272,8 @@ def test_torchx_finds_ours_and_its_own() -> None:
         assert components[f"dist.{name}"].fn is getattr(dist, name)
     assert "utils.echo" in components
     assert not [name for name in components if name.startswith("dist.") and name[5:] not in OUR_NAMES]
+
+
+def test_more_processes_than_the_default_host_has_gpus_come_with_advice() -> None:
+    with pytest.raises(ComponentValidationException, match=r"the default of -h; on hosts without GPUs use dist\.ddp"):
+        dist.spmd(script="main.py", j="1x2")

@@ -1,0 +1,55 @@
+"""Whether the program of a job exists, before any of its workers is started. Standard library only; imports nothing."""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from typing import Any
+
+
+def explain_missing(kind: str, target: str, cwd: str) -> str | None:
+    """Say in one line that a program does not exist; None when it does, or when that cannot be known.
+
+    Args:
+        kind: "script" or "module".
+        target: the script's path or the module's dotted name.
+        cwd: where the program will run.
+    """
+    if kind == "script":
+        return None if os.path.exists(os.path.join(cwd, target)) else f"no such script: {target} (in {cwd})"
+    return None if _has_module(target, cwd) else f"no module named {target!r}: neither in {cwd} nor in {sys.prefix}"
+
+
+def _has_module(name: str, cwd: str) -> bool:
+    """Search as `python -m` does, but import no parent package: that would run the user's code here."""
+    top, *rest = name.split(".")
+    spec = _find_top(top, cwd)
+    full = top
+    for word in rest:
+        full = f"{full}.{word}"
+        if spec is None or spec.submodule_search_locations is None:
+            return spec is not None and spec.origin in ("built-in", "frozen")
+        # A package may extend its __path__ when it is imported: what is not in its folders cannot be known.
+        try:
+            spec = PathFinder.find_spec(full, list(spec.submodule_search_locations)) or _find_init(spec)
+        except KeyError:  # a namespace inside a package: only the imported package knows its folders
+            return True
+        if spec is not None and spec.name != full:
+            return True
+    return spec is not None
+
+
+def _find_top(name: str, cwd: str) -> Any:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, None) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    variable = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return PathFinder.find_spec(name, [cwd, *(path for path in variable if path)])
+
+
+def _find_init(spec: Any) -> Any:
+    """The package itself when its own code may change where its modules are found."""
+    if spec.origin is None or not os.path.isfile(spec.origin):
+        return None
+    with open(spec.origin, "rb") as file:
+        return spec if b"__path__" in file.read() else None

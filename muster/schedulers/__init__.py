@@ -4,9 +4,9 @@
     docker/         replicas are containers of one engine         runner/       what we adapt of TorchX
     kubernetes/     replicas are pods
 
-`bundle` packs the agent and the workspace, `agent_command` recognises and rewrites the agent's command, `naming` makes
-every name, `secret_variables` decides what is masked, `errors` holds the errors that the TorchX command line prints as
-one line.
+`bundle` packs the agent, `workspace` the user's folder, `agent_command` recognises and rewrites the agent's command,
+`naming` makes every name, `grace` decides how long a stop may take, `gpus` lists this machine's GPUs,
+`secret_variables` decides what is masked, `errors` holds the errors that the TorchX command line prints as one line.
 
 This module imports nothing: supervisor processes load single modules of this package and must start fast.
 """

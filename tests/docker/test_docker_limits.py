@@ -10,7 +10,7 @@ from torchx.specs import AppState, BindMount
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import NoAddressPool
 from muster.schedulers.docker.live import creation
-from muster.schedulers.docker.spec import SHARED_NETWORK
+from muster.schedulers.docker.shared_network import SHARED_NETWORK
 from muster.schedulers.errors import EngineError, SchedulerError
 
 pytestmark = pytest.mark.docker

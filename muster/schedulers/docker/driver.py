@@ -23,7 +23,7 @@ from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
 from muster.schedulers.docker.live.exit_evidence import ExitEvidence
-from muster.schedulers.docker.live.exit_reason import describe_start_failure, ended_by_engine
+from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, describe_start_failure, ended_by_engine
 from muster.schedulers.docker.live.payload import read_payload
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -42,7 +42,6 @@ SETTLE_S: Final = 3.0
 
 _WORKERS: Final = 8
 _PREEMPTED: Final = 143
-_COULD_NOT_START: Final = 127
 
 
 @dataclass
@@ -188,7 +187,7 @@ class DockerDriver:
         if container is not None:
             with suppress(DockerError):  # the end must be reported in any case; delete removes the container too
                 self._engine.remove_container(container)
-        self._report_end(replica, container, _COULD_NOT_START, reason, final=True)
+        self._report_end(replica, container, COMMAND_NOT_FOUND, reason, final=True)
 
     def _signal(self, replica: ReplicaId, name: str) -> None:
         known = self._replicas[replica]

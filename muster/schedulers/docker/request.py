@@ -12,6 +12,7 @@ from muster._contract import Env, RoleKey
 from muster.schedulers import naming
 from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
 from muster.schedulers.docker.options import DockerOptions
+from muster.schedulers.docker.shared_network import share_network
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
     DEFAULT_SHM_BYTES,
@@ -22,7 +23,6 @@ from muster.schedulers.docker.spec import (
     REPORT_FILE,
     AppRequest,
     ContainerRequest,
-    share_network,
 )
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner.roles import apply_macros, check_roles

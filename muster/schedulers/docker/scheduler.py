@@ -18,7 +18,7 @@ from torchx.workspace.api import WorkspaceMixin
 
 from muster._contract import LogNames
 from muster.schedulers import naming
-from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle
+from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
@@ -50,6 +50,7 @@ from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
+from muster.schedulers.workspace import BundleError, build_workspace_bundle
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"

@@ -24,9 +24,6 @@ LOG_DIR: Final = f"{STATE_DIR}/logs"
 DEFAULT_SHM_BYTES: Final = 16 << 30
 """A tmpfs uses no memory until it is filled; the engine's default of 64 MiB stops DataLoader workers."""
 
-SHARED_NETWORK: Final = "muster-shared"
-"""Apps join it when the engine has no address pool left for a network of their own."""
-
 HOST_NETWORK: Final = "host"
 """The engine's name of the host's own network, which containers can share."""
 
@@ -146,26 +143,6 @@ def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
         for container in request.containers
     )
     return replace(request, containers=containers)
-
-
-def share_network(request: AppRequest, network: str = SHARED_NETWORK) -> AppRequest:
-    """The same app on a network that other apps use too: every alias gets the app's name as prefix."""
-    prefix = f"{request.app_id}-"
-    known = {alias for container in request.containers for alias in container.aliases}
-    containers = tuple(
-        replace(
-            container,
-            aliases=tuple(prefix + alias for alias in container.aliases),
-            env=_with_rank0(container.env, prefix, known),
-        )
-        for container in request.containers
-    )
-    return replace(request, network=network, owns_network=False, containers=containers)
-
-
-def _with_rank0(env: Mapping[str, str], prefix: str, known: set[str]) -> dict[str, str]:
-    host = env[Env.RANK0_HOST]
-    return {**env, Env.RANK0_HOST: prefix + host if host in known else host}
 
 
 def _container_from_json(data: Mapping[str, Any]) -> ContainerRequest:

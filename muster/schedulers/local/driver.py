@@ -48,7 +48,7 @@ class LocalDriver:
         self._running: dict[ReplicaId, _Running] = {}
         # Bound here and kept: no other process can bind the port between choice and use, and agent 0 gets the same
         # socket again when it is replaced, so that members that connected meanwhile are in its backlog.
-        self._listeners = {role.name: _listen() for role in spec.roles if role.is_agent}
+        self._listeners = {role.name: _listen() for role in spec.roles if role.runs_agent}
         if spec.details.get("needs_bundle"):
             from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
 
@@ -61,7 +61,7 @@ class LocalDriver:
         capture = Capture(self._event_queue, self._folder.replica_dir(replica))
         listener = self._listeners.get(replica.role)
         launch = Launch(
-            command=plan["command"] if plan["is_agent"] else _guard_command(self._spec, plan["command"]),
+            command=plan["command"] if _runs_agent(plan) else _guard_command(self._spec, plan["command"]),
             env=self._build_env(plan, replica, listener),
             cwd=plan["cwd"],
             stdout_fd=capture.write_fds[0],
@@ -141,6 +141,11 @@ class LocalDriver:
         if running is not None:
             _processes.kill_descendants(running.pid)
             self._signal(replica, signal.SIGKILL)
+
+
+def _runs_agent(plan: Mapping[str, Any]) -> bool:
+    """Whether a replica runs the agent; earlier versions named it `is_agent`."""
+    return bool(plan["runs_agent"] if "runs_agent" in plan else plan["is_agent"])
 
 
 def kill_orphans(guards: set[int]) -> None:

@@ -48,7 +48,7 @@ class ReplicaLaunch:
     env: Mapping[str, str]
     """Added to the caller's environment."""
     cwd: str
-    is_agent: bool
+    runs_agent: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +138,9 @@ def _build_launch(
         env.setdefault("PYTHONUNBUFFERED", "1")
     if devices is not None:
         env[VISIBLE] = devices[index]
-    is_agent = is_agent_role(role)
+    runs_agent = is_agent_role(role)
     command = [applied.entrypoint, *applied.args]
-    if is_agent:
+    if runs_agent:
         env |= {
             Env.REQUIRE_TOKEN: "1",
             Env.LOG_DIR: role_dir,
@@ -150,7 +150,7 @@ def _build_launch(
         command = _build_agent_command(applied, folder, host)
     else:
         env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir
-    return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, is_agent=is_agent)
+    return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, runs_agent=runs_agent)
 
 
 def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:

@@ -56,7 +56,7 @@ def build_role_plan(role: Role) -> SupervisedRole:
     return SupervisedRole(
         name=role.name,
         replicas=role.num_replicas,
-        is_agent=is_agent_role(role),
+        runs_agent=is_agent_role(role),
         min_replicas=role.min_replicas,
         max_retries=role.max_retries,
         retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],

@@ -48,6 +48,9 @@ STATE_DIR_NAME = ".muster"
 
 _SPEC_NAME = "spec.json"
 
+_OLD_NAMES = {"is_agent": "runs_agent"}
+"""Fields of a role, as earlier versions named them."""
+
 
 class StateError(ValueError):
     """A file of an app's folder does not have the form that this version of muster writes."""
@@ -260,11 +263,14 @@ def _parse_spec(content: dict[str, Any], details: Mapping[str, Any]) -> AppSpec:
     return AppSpec(
         **fields,
         owner=None if owner is None else ProcessId(**owner),
-        roles=tuple(
-            SupervisedRole(**role | {"retry_scope": RetryScope(role["retry_scope"])}) for role in content["roles"]
-        ),
+        roles=tuple(_parse_role(role) for role in content["roles"]),
         details=details,
     )
+
+
+def _parse_role(row: Mapping[str, Any]) -> SupervisedRole:
+    fields = {_OLD_NAMES.get(name, name): value for name, value in row.items()}
+    return SupervisedRole(**fields | {"retry_scope": RetryScope(fields["retry_scope"])})
 
 
 def _parse_record(content: dict[str, Any]) -> AppRecord:

@@ -119,7 +119,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
     if event.final or _is_final(role, event.exit_code):
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         reason = _explain_final(what, role, event)
-        lingers = role.is_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
+        lingers = role.runs_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
         return _end(state, Outcome.FAILED, reason, linger=lingers)
     used = state.retries.get(role.name, 0)
     if used < role.max_retries:
@@ -141,13 +141,13 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
     """Whether starting the replica again is useless: for an agent, unless it exited with 69 or a signal ended it."""
-    if not role.is_agent or exit_code is None:
+    if not role.runs_agent or exit_code is None:
         return False
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
 
 
 def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
-    if not role.is_agent or event.final:
+    if not role.runs_agent or event.final:
         return what
     meaning = {
         int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",

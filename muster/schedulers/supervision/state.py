@@ -64,7 +64,7 @@ class SupervisedRole:
 
     name: str
     replicas: int
-    is_agent: bool
+    runs_agent: bool
     """Runs `muster.agent`, so that exit codes have the contract's meaning."""
     min_replicas: int | None = None
     """With fewer replicas the app has failed; None: all are needed."""
@@ -80,7 +80,7 @@ class SupervisedRole:
     @property
     def scope(self) -> RetryScope:
         """What starts again when one of its replicas is lost."""
-        return RetryScope.REPLICA if self.is_agent else self.retry_scope
+        return RetryScope.REPLICA if self.runs_agent else self.retry_scope
 
 
 @dataclass(frozen=True, kw_only=True)

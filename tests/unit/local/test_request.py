@@ -52,7 +52,7 @@ def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
     assert launch.command == (
         "/venv/bin/python3", AGENT_ENTRY, "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
     )  # fmt: skip
-    assert launch.is_agent
+    assert launch.runs_agent
     assert launch.cwd == "/work"
     assert dict(launch.env) == {
         "PATH": "/bin:/usr/bin:/work",
@@ -93,7 +93,7 @@ def test_an_interpreter_given_by_path_is_exactly_that_one():
 def test_other_roles_run_as_written_and_keep_torchruns_variables():
     launch = build(make_app(entrypoint="python3", args=["main.py"])).replicas["trainer"][0]
     assert launch.command == ("python3", "main.py")
-    assert not launch.is_agent
+    assert not launch.runs_agent
     assert launch.env["PET_LOG_DIR"] == "/logs/app-x/trainer/torchelastic"
     assert not [name for name in launch.env if name.startswith("MUSTER_")]
 

@@ -162,7 +162,7 @@ def test_describe_returns_what_was_submitted():
     app = AppDef("app", roles=[role], metadata={"k": "v"})
     plan = roles.build_role_plan(role)
     assert plan.retry_scope is RetryScope.APPLICATION
-    assert not plan.is_agent
+    assert not plan.runs_agent
     spec = AppSpec(
         app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
         description=roles.describe_roles(app),

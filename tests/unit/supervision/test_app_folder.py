@@ -25,7 +25,7 @@ from muster.schedulers.supervision.state import (
     SupervisedRole,
 )
 
-PLAN = SupervisedRole(name="r", replicas=2, is_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
+PLAN = SupervisedRole(name="r", replicas=2, runs_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
 
 
 @pytest.fixture

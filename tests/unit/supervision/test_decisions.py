@@ -18,11 +18,11 @@ from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, Re
 
 
 def agents(replicas=2, **more):
-    return SupervisedRole(name="trainer", replicas=replicas, is_agent=True, **more)
+    return SupervisedRole(name="trainer", replicas=replicas, runs_agent=True, **more)
 
 
 def others(replicas=2, name="main", **more):
-    return SupervisedRole(name=name, replicas=replicas, is_agent=False, **more)
+    return SupervisedRole(name=name, replicas=replicas, runs_agent=False, **more)
 
 
 class App:
@@ -336,7 +336,7 @@ roles = st.builds(
     SupervisedRole,
     name=st.just("r"),
     replicas=st.integers(1, 4),
-    is_agent=st.booleans(),
+    runs_agent=st.booleans(),
     min_replicas=st.none() | st.just(1),
     max_retries=st.integers(0, 3),
     retry_scope=st.sampled_from(RetryScope),

@@ -47,7 +47,7 @@ class Bench:
     """A supervisor with a clock that the test sets."""
 
     def __init__(self, tmp_path, **role):
-        plan = SupervisedRole(**({"name": "r", "replicas": 2, "is_agent": True} | role))
+        plan = SupervisedRole(**({"name": "r", "replicas": 2, "runs_agent": True} | role))
         self.spec = AppSpec(
             app_id="app",
             scheduler="local_cwd",

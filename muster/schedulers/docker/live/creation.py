@@ -15,14 +15,13 @@ from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NoAddressPool, NotFound
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.payload import Payload
+from muster.schedulers.docker.shared_network import SHARED_NETWORK, share_network
 from muster.schedulers.docker.spec import (
     HOST_NETWORK,
-    SHARED_NETWORK,
     STATE_DIR,
     AppRequest,
     ContainerRequest,
     Label,
-    share_network,
 )
 
 _PASSWD_LIMIT_BYTES = 1 << 20

@@ -7,10 +7,14 @@ from typing import Final
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
-from muster.schedulers.docker.live.exit_reason import MESSAGE_LIMIT_BYTES, describe_start_failure, describe_state
+from muster.schedulers.docker.live.exit_reason import (
+    COMMAND_NOT_FOUND,
+    MESSAGE_LIMIT_BYTES,
+    describe_start_failure,
+    describe_state,
+)
 from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequest
 
-_COULD_NOT_START: Final = 127
 _CANNOT_EXECUTE: Final = 126
 _INIT_ERROR_PREFIX: Final = b"[FATAL tini "
 
@@ -49,7 +53,7 @@ class ExitEvidence:
 
     def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
         """The reason if the init reported that the command does not exist, else empty."""
-        if facts.exit_code not in (_CANNOT_EXECUTE, _COULD_NOT_START) or not self._has_init:
+        if facts.exit_code not in (_CANNOT_EXECUTE, COMMAND_NOT_FOUND) or not self._has_init:
             return ""
         output = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
         if not output.startswith(_INIT_ERROR_PREFIX):

@@ -13,6 +13,9 @@ MESSAGE_LIMIT_BYTES: Final = 1 << 20
 COULD_NOT_START: Final = "could not be started"
 """The beginning of a reason when a container never ran; the submission is then rolled back."""
 
+COMMAND_NOT_FOUND: Final = 127
+"""The exit code, as in a shell, of a container whose command does not exist or could not be started."""
+
 _MIB: Final = 1 << 20
 
 

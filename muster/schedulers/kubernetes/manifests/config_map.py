@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._contract import AGENT_BUNDLE_NAME
-from muster.schedulers.bundle import BundleError, build_agent_bundle, build_workspace_bundle, walk_workspace
+from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.workspace import BundleError, build_workspace_bundle, walk_workspace
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
 """When packed. A ConfigMap holds 1 MiB, including the agent."""

@@ -48,7 +48,7 @@ class RoleInputs:
     """The caller's `torchx.specs.Role`; not changed."""
     label: str
     """The role's name as part of object names."""
-    is_agent: bool
+    runs_agent: bool
     min_nodes: int
     max_nodes: int
     args: tuple[str, ...]
@@ -64,7 +64,7 @@ class RoleInputs:
     @property
     def elastic(self) -> bool:
         """Whether the job may run with fewer nodes, which only our agent can."""
-        return self.is_agent and self.min_nodes < self.max_nodes
+        return self.runs_agent and self.min_nodes < self.max_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +86,14 @@ class AppInputs:
     @property
     def token_roles(self) -> dict[str, str]:
         """Key in the Secret -> name of the agent role whose token it is."""
-        return {build_token_key(role.label): role.role.name for role in self.roles if role.is_agent}
+        return {build_token_key(role.label): role.role.name for role in self.roles if role.runs_agent}
 
     def build_rank0_host(self, role: RoleInputs) -> str:
         """The address of rank 0 for a role, resolvable in the app's namespace.
 
         An agent role is a job of its own: its own replica 0. Other roles: replica 0 of the first role, as in TorchX.
         """
-        return self.naming.build_rank0_host(self.name, role.label if role.is_agent else self.roles[0].label)
+        return self.naming.build_rank0_host(self.name, role.label if role.runs_agent else self.roles[0].label)
 
     @property
     def minimum(self) -> int:
@@ -138,7 +138,7 @@ def _find_elastic_role(roles: Sequence[RoleInputs]) -> str:
         SchedulerError: it is not the only agent role.
     """
     elastic = [role for role in roles if role.elastic]
-    if elastic and sum(role.is_agent for role in roles) > 1:
+    if elastic and sum(role.runs_agent for role in roles) > 1:
         raise SchedulerError(
             f"role {elastic[0].role.name!r} is elastic ({elastic[0].min_nodes}:{elastic[0].max_nodes}) and not the "
             "only role that runs the agent: a Volcano Job ends as a whole when its first elastic role succeeds; "
@@ -155,7 +155,7 @@ def _build_role_inputs(
             raise SchedulerError(
                 f"role {role.name!r}: {key!r} is not an environment variable name ({_ENV_NAME.pattern})"
             )
-    is_agent = is_agent_role(role)
+    runs_agent = is_agent_role(role)
     values = macros.Values(img_root="", app_id=name, replica_id=INDEX_PLACEHOLDER, rank0_env=Env.RANK0_HOST)
     env = {key: values.substitute(_check_text(text, role, key)) for key, text in role.env.items()}
     secret_env = {
@@ -166,14 +166,14 @@ def _build_role_inputs(
     return RoleInputs(
         role=role,
         label=label,
-        is_agent=is_agent,
+        runs_agent=runs_agent,
         min_nodes=role.min_replicas or role.num_replicas,
         max_nodes=role.num_replicas,
         args=tuple(escape(values.substitute(arg)) for arg in args),
         env={key: escape(text) for key, text in env.items() if key not in secret_env},
         secret_env=secret_env,
         workspace=workspaces.get(role.name),
-        grace_s=_decide_grace_s(role, is_agent, options),
+        grace_s=_decide_grace_s(role, runs_agent, options),
     )
 
 
@@ -205,8 +205,8 @@ def escape(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _decide_grace_s(role: Any, is_agent: bool, options: Options) -> int:
-    if not is_agent:
+def _decide_grace_s(role: Any, runs_agent: bool, options: Options) -> int:
+    if not runs_agent:
         return options.grace_s if options.grace_s is not None else int(DEFAULT_SHUTDOWN_TIMEOUT_S)
     timeout_s = _find_shutdown_timeout(role)
     if options.grace_s is None:

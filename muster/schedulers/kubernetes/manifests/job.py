@@ -54,7 +54,7 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "podReplacementPolicy": "Failed",
         "backoffLimit": _compute_backoff_limit(role),
     }
-    if role.is_agent:
+    if role.runs_agent:
         spec["podFailurePolicy"] = {"rules": [DISRUPTION_RULE, EXIT_RULE]}
         if role.elastic:
             spec["successPolicy"] = {"rules": [{"succeededCount": 1}]}

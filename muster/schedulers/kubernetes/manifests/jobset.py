@@ -35,7 +35,7 @@ def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]
 
 def _restarts_app(role: RoleInputs) -> bool:
     """RetryPolicy.APPLICATION of a role that does not run our agent, which restarts its own workers."""
-    return not role.is_agent and str(role.role.retry_policy.value) == "APPLICATION"
+    return not role.runs_agent and str(role.role.retry_policy.value) == "APPLICATION"
 
 
 def _count_restarts(inputs: AppInputs) -> int:

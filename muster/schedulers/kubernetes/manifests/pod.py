@@ -70,7 +70,7 @@ def build_pod_template(
         "containers": [_build_container(inputs, role, mounts, index_label, first_index)],
         "volumes": volumes,
     }
-    if role.workspace and not role.is_agent:
+    if role.workspace and not role.runs_agent:
         spec["initContainers"] = [_build_unpacker(inputs, role, mounts)]
     spec.update(_build_placement(inputs, role))
     template = {"metadata": {"labels": build_labels(inputs, role), "annotations": _ANNOTATIONS}, "spec": spec}
@@ -166,7 +166,7 @@ def _build_container(
 
 def _build_args(inputs: AppInputs, role: RoleInputs, first_index: int) -> list[str]:
     args = list(role.args)
-    if role.is_agent:
+    if role.runs_agent:
         bundled = inputs.options.agent == "bundled"
         args = rewrite_agent_args(args, BUNDLE_DIR) if bundled else rewrite_image_args(args)
     return [_insert_index(arg, first_index) for arg in args]
@@ -193,7 +193,7 @@ def _build_env(inputs: AppInputs, role: RoleInputs, index_label: str, first_inde
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
     if inputs.options.security == "restricted":
         ours.update(HOME=SCRATCH_DIR, USER="muster")  # the image's passwd may lack uid 1000
-    if role.is_agent:
+    if role.runs_agent:
         env.append(_build_field_variable(Env.NODE_NAME, "metadata.name"))
         env.append(_build_secret_variable(inputs, Env.TOKEN, build_token_key(role.label)))
         ours.update(_build_agent_env(inputs, role))

@@ -69,9 +69,9 @@ def _build_task(
 
 def _build_policies(role: RoleInputs) -> list[dict[str, Any]]:
     """What a failed pod means for the job. No policy for PodEvicted: Volcano replaces a drained pod anyway."""
-    restart = "RestartPod" if role.is_agent or role.role.retry_policy.value != "APPLICATION" else "RestartJob"
+    restart = "RestartPod" if role.runs_agent or role.role.retry_policy.value != "APPLICATION" else "RestartJob"
     policies: list[dict[str, Any]] = []
-    if role.is_agent:
+    if role.runs_agent:
         policies += [{"exitCode": code, "action": "TerminateJob"} for code in NEVER_RETRY]
     policies.append({"event": "PodFailed", "action": restart if role.role.max_retries else "TerminateJob"})
     return policies

@@ -65,7 +65,7 @@ def _build_own_volumes(inputs: AppInputs, role: RoleInputs) -> list[tuple[str, s
 
 def needs_bundle(inputs: AppInputs, role: RoleInputs) -> bool:
     """Whether a role needs a file of the ConfigMap."""
-    return bool(role.workspace) or (role.is_agent and inputs.options.agent == "bundled")
+    return bool(role.workspace) or (role.runs_agent and inputs.options.agent == "bundled")
 
 
 def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:

@@ -1,0 +1,123 @@
+"""Packs the user's folder, the workspace, as one tar.gz.
+
+Deterministic: the same files give the same bytes, so that adapters can name it by its hash. Standard library only.
+"""
+
+import fnmatch
+import gzip
+import io
+import os
+import posixpath
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+IGNORE_FILE: Final = ".torchxignore"
+
+
+class BundleError(ValueError):
+    """A file of the workspace cannot be packed; the message names it and says why."""
+
+
+def build_workspace_bundle(path: str) -> bytes:
+    """Packs a folder without what its `.torchxignore` names.
+
+    Symbolic links stay links. Permission bits and modification times are kept (Python trusts a stale `.pyc` when size
+    and time agree, so times must not be changed), owners are not. Sockets, pipes and devices are left out.
+
+    Args:
+        path: the folder; must exist.
+
+    Returns:
+        A tar.gz whose names are relative to `path`. The same tree gives the same bytes.
+
+    Raises:
+        BundleError: the folder does not exist or something in it cannot be read.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise BundleError(f"workspace {path!r} is not a folder")
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as bundle,
+    ):
+        for relative in walk_workspace(root):
+            _add(bundle, root, relative)
+    return buffer.getvalue()
+
+
+def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
+    source = root / relative
+    try:
+        status = source.lstat()
+        entry = tarfile.TarInfo(relative)
+        entry.mode = stat.S_IMODE(status.st_mode) & 0o777
+        entry.mtime = int(status.st_mtime)
+        if stat.S_ISLNK(status.st_mode):
+            entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, os.readlink(source), 0o777
+            bundle.addfile(entry)
+        elif stat.S_ISDIR(status.st_mode):
+            entry.type = tarfile.DIRTYPE
+            bundle.addfile(entry)
+        elif stat.S_ISREG(status.st_mode):
+            # Read whole: a file that grows meanwhile (a log) must not break the archive.
+            content = source.read_bytes()
+            entry.size = len(content)
+            bundle.addfile(entry, io.BytesIO(content))
+    except OSError as error:
+        raise BundleError(f"cannot pack {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
+
+
+def walk_workspace(root: Path) -> Iterator[str]:
+    """Yields the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
+
+    The rules are TorchX's: one shell pattern per line, `#` begins a comment, `!` includes again, the last match
+    decides; an ignored folder is not entered; inside a folder that a `!` kept, only later lines count.
+
+    Raises:
+        BundleError: a folder or the ignore file cannot be read.
+
+    Source: torchx/workspace/api.py, walk_workspace.
+    """
+    yield from _walk(root, "", _read_patterns(root / IGNORE_FILE))
+
+
+def _walk(root: Path, folder: str, patterns: Sequence[str]) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise BundleError(f"cannot read folder {str(root / folder)!r}: {error.strerror}") from error
+    for entry in entries:
+        relative = posixpath.join(folder, entry.name)
+        index, ignored = _match(relative, patterns)
+        if ignored:
+            continue
+        yield relative
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(root, relative, patterns[index + 1 :])
+
+
+def _read_patterns(path: Path) -> list[str]:
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BundleError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line not in ("", ".")]
+
+
+def _match(relative: str, patterns: Sequence[str]) -> tuple[int, bool]:
+    """The index of the last pattern that matches (-1: none) and whether that pattern ignores."""
+    last, ignored = -1, False
+    if relative == "Dockerfile.torchx":  # TorchX never ignores it
+        return last, ignored
+    for index, pattern in enumerate(patterns):
+        keeps = pattern.startswith("!")
+        if fnmatch.fnmatch(relative, pattern[1:] if keeps else pattern):
+            last, ignored = index, not keeps
+    return last, ignored

@@ -1,0 +1,174 @@
+import io
+import os
+import stat
+import tarfile
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.agent.errors import EnvironmentFault
+from muster.agent.workspace import unpack_workspace
+from muster.schedulers import workspace
+
+
+def make_tree(root, names):
+    for name in names:
+        path = root / name
+        if name.endswith("/"):
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(name)
+    return root
+
+
+def names_of(packed):
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        return archive.getnames()
+
+
+class TestWorkspaceBundle:
+    def test_same_tree_same_bytes(self, tmp_path):
+        make_tree(tmp_path, ["b", "a/x", "a/y", "c/"])
+        packed = workspace.build_workspace_bundle(str(tmp_path))
+        assert packed == workspace.build_workspace_bundle(str(tmp_path))
+        assert names_of(packed) == ["a", "a/x", "a/y", "b", "c"]
+
+    def test_links_modes_and_times_are_kept(self, tmp_path):
+        source = make_tree(tmp_path / "source", ["run.sh", "data/x"])
+        (source / "run.sh").chmod(0o750)
+        os.utime(source / "run.sh", (1_600_000_000, 1_600_000_000))
+        (source / "link").symlink_to("data")
+        (source / "outside").symlink_to("/somewhere/else")
+        packed = tmp_path / "workspace.tar.gz"
+        packed.write_bytes(workspace.build_workspace_bundle(str(source)))
+
+        unpack_workspace(str(packed), str(tmp_path / "there"))
+
+        there = tmp_path / "there"
+        assert stat.S_IMODE((there / "run.sh").stat().st_mode) == 0o750
+        assert (there / "run.sh").stat().st_mtime == 1_600_000_000
+        assert os.readlink(there / "link") == "data"
+        assert os.readlink(there / "outside") == "/somewhere/else"
+        assert (there / "link" / "x").read_text() == "data/x"
+
+    def test_ignores_what_torchxignore_names(self, tmp_path):
+        make_tree(tmp_path, ["keep.py", "drop.log", "logs/a", "logs/b.txt", "deep/logs/c"])
+        (tmp_path / ".torchxignore").write_text("# comment\n*.log\nlogs\n  \n")
+        names = names_of(workspace.build_workspace_bundle(str(tmp_path)))
+        assert names == [".torchxignore", "deep", "deep/logs", "deep/logs/c", "keep.py"]
+
+    patterns = st.sampled_from(
+        ["*", "a", "a*", "*/a", "a/*", "!a", "!a/b", "b", "!*", "*b*", "!b", "a/b", "Dockerfile.torchx", "#x", "."]
+    )
+    tree = st.lists(
+        st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=3).map("/".join), min_size=1, max_size=8
+    )
+
+    @given(lines=st.lists(patterns, max_size=5), names=tree)
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_ignores_as_torchx_does(self, tmp_path_factory, lines, names):
+        fsspec = pytest.importorskip("fsspec")
+        from torchx.workspace.api import walk_workspace
+
+        root = tmp_path_factory.mktemp("tree")
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True) if not any(
+                (root / parent).is_file() for parent in _parents(name)
+            ) else None
+            if (root / name).parent.is_dir() and not (root / name).exists():
+                (root / name).write_text("")
+        (root / "Dockerfile.torchx").write_text("")
+        (root / ".torchxignore").write_text("\n".join(lines))
+
+        expected = {
+            os.path.relpath(os.path.join(folder, name), root)
+            for folder, _, files in walk_workspace(fsspec.filesystem("file"), str(root))
+            for name in files
+        }
+        ours = {name for name in workspace.walk_workspace(root) if (root / name).is_file()}
+        assert ours == expected
+
+    def test_names_a_missing_folder(self, tmp_path):
+        with pytest.raises(workspace.BundleError, match=r"workspace '.*nowhere' is not a folder"):
+            workspace.build_workspace_bundle(str(tmp_path / "nowhere"))
+
+    def test_names_what_cannot_be_read(self, tmp_path, monkeypatch):
+        make_tree(tmp_path, ["secret"])
+
+        def refuse(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(workspace.Path, "read_bytes", refuse)
+        with pytest.raises(
+            workspace.BundleError, match=r"cannot pack '.*secret': Permission denied; name it in \.torchx"
+        ):
+            workspace.build_workspace_bundle(str(tmp_path))
+
+    def test_leaves_out_pipes(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        assert names_of(workspace.build_workspace_bundle(str(tmp_path))) == []
+
+
+def _parents(name):
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def make_archive(path, entries):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, kind, value in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, content = kind, b""
+            if kind == tarfile.REGTYPE:
+                content, entry.size = value, len(value)
+            elif value:
+                entry.linkname = value
+            archive.addfile(entry, io.BytesIO(content))
+    return str(path)
+
+
+class TestUnpacking:
+    @pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", "."])
+    def test_refuses_names_outside(self, tmp_path, name):
+        packed = make_archive(tmp_path / "w.tar.gz", [(name, tarfile.REGTYPE, b"x")])
+        with pytest.raises(EnvironmentFault, match="outside the folder"):
+            unpack_workspace(packed, str(tmp_path / "into"))
+        assert not (tmp_path / "out").exists()
+
+    def test_writes_through_no_link_of_the_archive(self, tmp_path):
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        entries = [("door", tarfile.SYMTYPE, str(outside)), ("door/x", tarfile.REGTYPE, b"x")]
+        packed = make_archive(tmp_path / "w.tar.gz", entries)
+        with pytest.raises(EnvironmentFault, match="door"):
+            unpack_workspace(packed, str(tmp_path / "into"))
+        assert list(outside.iterdir()) == []
+
+    def test_writes_through_no_link_that_was_there(self, tmp_path):
+        outside, into = tmp_path / "outside", tmp_path / "into"
+        outside.mkdir()
+        into.mkdir()
+        (into / "door").symlink_to(outside)
+        packed = make_archive(tmp_path / "w.tar.gz", [("door/x", tarfile.REGTYPE, b"x")])
+        unpack_workspace(packed, str(into))
+        assert list(outside.iterdir()) == []
+        assert (into / "door" / "x").read_bytes() == b"x"
+
+    def test_refuses_devices(self, tmp_path):
+        packed = make_archive(tmp_path / "w.tar.gz", [("null", tarfile.CHRTYPE, "")])
+        with pytest.raises(EnvironmentFault, match="neither a file"):
+            unpack_workspace(packed, str(tmp_path / "into"))
+
+    def test_replaces_files_and_keeps_others(self, tmp_path):
+        into = make_tree(tmp_path / "into", ["old", "same"])
+        packed = make_archive(tmp_path / "w.tar.gz", [("same", tarfile.REGTYPE, b"new")])
+        unpack_workspace(packed, str(into))
+        assert (into / "same").read_bytes() == b"new"
+        assert (into / "old").read_text() == "old"
+
+    def test_names_a_damaged_archive(self, tmp_path):
+        (tmp_path / "w.tar.gz").write_bytes(b"no archive")
+        with pytest.raises(EnvironmentFault, match=r"cannot unpack the workspace '.*w\.tar\.gz'"):
+            unpack_workspace(str(tmp_path / "w.tar.gz"), str(tmp_path / "into"))

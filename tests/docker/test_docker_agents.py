@@ -119,7 +119,8 @@ def test_killed_leader_is_replaced(apps, volume, wait_until):
 
 
 def test_fixed_job_ends_completely_when_a_container_is_lost(apps, volume, wait_until):
-    app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS), grace_s=5.0)
+    quick = {"grace_s": 5.0, "env": {"PET_SHUTDOWN_TIMEOUT": "2"}}
+    app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS), **quick)
     wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
     node(apps, app_id, 1).kill("SIGKILL")
     status = apps.wait(app_id)

@@ -9,6 +9,7 @@ import os
 import pytest
 from torchx.specs import AppState, Resource
 
+from muster.schedulers import gpus as listing
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.errors import EngineError
@@ -88,12 +89,12 @@ def test_only_gpus_visible_to_the_caller_are_assigned(apps_with_gpus, app_of, mo
 def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):
     """On a machine that has some."""
     try:
-        gpus = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = devices.limit_visible(listing.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         devices.check_runtime(client.info())
     except DockerError as fault:
         pytest.skip(str(fault))
     replicas = min(2, len(gpus))
     app_id = apps.run(with_gpus(app_of("nvidia-smi -L; exec sleep 600", image=BARE, replicas=replicas), 1))
-    seen = [list(devices.parse_gpus(apps.inside(app_id, "nvidia-smi -L", replica=r))) for r in range(replicas)]
+    seen = [list(listing.parse_gpus(apps.inside(app_id, "nvidia-smi -L", replica=r))) for r in range(replicas)]
     assert seen == [[gpu] for gpu in gpus[:replicas]]
     refuse(apps, with_gpus(app_of("true", image=BARE), len(gpus)), f"{replicas} of them in use")

@@ -1,35 +1,13 @@
 """Assigns GPUs to replicas: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
 
-import re
 import shutil
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 from muster.schedulers.docker.engine.errors import DockerError
 
-_GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)", re.ASCII)
 _HOOK: Final = "nvidia-container-runtime-hook"
-_MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", re.ASCII)
-
-
-def parse_gpus(listing: str) -> dict[str, str]:
-    """Parse `nvidia-smi -L`: UUID of every usable device -> the index of its GPU.
-
-    A GPU with MIG slices counts as its slices.
-    """
-    gpus: dict[str, str] = {}
-    index, uuid = "", ""
-    for line in listing.splitlines():
-        gpu, mig = _GPU_LINE.match(line), _MIG_LINE.match(line)
-        if gpu:
-            index, uuid = gpu[1], gpu[2]
-            gpus[uuid] = index
-        elif mig:
-            gpus.pop(uuid, None)
-            gpus[mig[1]] = index
-    return gpus
 
 
 def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
@@ -89,19 +67,6 @@ def check_host(address: str) -> None:
             f"the app needs GPUs, but those of the engine at {address} cannot be listed from this machine; "
             "submit the app on the engine's host"
         )
-
-
-def list_gpus() -> dict[str, str]:
-    """The GPUs of this machine, see `parse_gpus`.
-
-    Raises:
-        DockerError: there is no driver here, or it does not answer within 30 s.
-    """
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise DockerError(f"the app needs GPUs, but nvidia-smi -L failed on this machine: {error}") from error
-    return parse_gpus(listed.stdout)
 
 
 def check_runtime(info: Mapping[str, object]) -> None:

@@ -25,7 +25,11 @@ from muster.schedulers.docker.spec import (
     ContainerRequest,
 )
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.runner.roles import apply_macros, check_roles
+
+_HOST_RANK0: Final = "127.0.0.1"
+"""Rank 0 on the host's network. Not `localhost`: that may resolve to ::1 first, or not at all."""
 
 WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""
@@ -73,7 +77,7 @@ def build_request(
         network=options.network or name,
         owns_network=options.network is None,
         pull=options.pull,
-        grace_s=options.grace_s,
+        grace_s=decide_app_grace_s(app.roles, options.grace_s, base_env),
         keep=options.keep,
         user=user,
         given_ulimits=tuple(limit.to_engine() for limit in options.given_ulimits),
@@ -164,7 +168,7 @@ class _Builder:
     def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
         """Each agent role is a job with its own rank 0; for all other roles it is in the first role, as in TorchX."""
         if self.options.network == HOST_NETWORK:
-            return "localhost"
+            return _HOST_RANK0
         if runs_agent and role.name != self.app.roles[0].name:
             return f"{self.labels[role.name]}-0"
         return "rank0"

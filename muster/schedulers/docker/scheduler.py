@@ -29,11 +29,14 @@ from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import Payload, build_payload
 from muster.schedulers.docker.live.preflight import check_images
-from muster.schedulers.docker.options import DEFAULT_GRACE_S, add_options, parse_options
+from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.gpus import GpuError, list_gpus
+from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.runner.roles import build_role_plan, describe_roles
 from muster.schedulers.runner.versions import (
@@ -72,6 +75,7 @@ class Submission:
     roles: tuple[SupervisedRole, ...]
     description: Mapping[str, Any]
     quiet: bool
+    detach: bool
 
 
 class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
@@ -80,7 +84,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     Args:
         name: "local_docker" or "docker".
         session_name: TorchX's.
-        detached: apps outlive the command that submits them.
+        detached: by default, apps outlive the command that submits them.
     """
 
     def __init__(self, name: str, session_name: str, *, detached: bool) -> None:
@@ -106,7 +110,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
-        add_options(opts)
+        declare_options(opts, DockerOptions, {"detach": self._detached})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace; the submission copies it into the containers or builds it into an image."""
@@ -119,9 +123,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         role.metadata[WORKSPACE_KEY] = key
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
+        options = parse_options(DockerOptions, self._run_opts(), cfg)
         request = build_request(
             app,
-            parse_options(cfg),
+            options,
             name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
             token=naming.make_secret(),
             user=_build_user_id(),
@@ -132,7 +137,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             request=request,
             roles=tuple(build_role_plan(role) for role in app.roles),
             description=describe_roles(app),
-            quiet=bool(cfg.get("quiet")),
+            quiet=options.quiet,
+            detach=options.detach,
         )
         return build_dryrun_info(submission, lambda made: str(made.request.show(mask_env)))
 
@@ -156,7 +162,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             undo.callback(self._roll_back, spec)
             self._wait_started(spec, request)
             undo.pop_all()
-        if not self._detached:
+        if not submission.detach:
             self._attached.append(AppFolder(spec.folder))
         return request.app_id
 
@@ -174,7 +180,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             return []
         devices.check_host(self._engine.host)
         devices.check_runtime(self._engine.info())
-        visible = devices.limit_visible(devices.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        visible = devices.limit_visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         return reservations.check_gpus(self._engine, request, visible)
 
     def _build_payload(self, request: AppRequest) -> Payload:
@@ -196,7 +202,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             driver=_DRIVER,
             roles=submission.roles,
             grace_s=request.grace_s,
-            owner=None if self._detached else ProcessId.of(os.getpid()),
+            owner=None if submission.detach else ProcessId.of(os.getpid()),
             description={**submission.description, ENGINE_KEY: pick_address(os.environ)},
             details={"request": request.to_json()},
         )
@@ -278,7 +284,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         with _translate_errors():
             if folder is None:
                 containers = unregistered.find_app(self._engine, app_id, _build_user_id())
-                unregistered.stop_app(self._engine, containers, DEFAULT_GRACE_S)
+                unregistered.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
             else:
                 client.request_stop(folder)
 
@@ -330,7 +336,7 @@ def _translate_errors() -> Iterator[None]:
     """Turn our own errors into those that TorchX prints as one line."""
     try:
         yield
-    except (DockerError, client.SupervisorError) as error:
+    except (DockerError, GpuError, client.SupervisorError) as error:
         raise EngineError(str(error)) from error
     except FileExistsError as error:
         raise SchedulerError(f"an app of this name exists already: {error.filename}") from error

@@ -1,6 +1,6 @@
 """local_cwd and detached: replicas are processes of this machine, in the current working directory.
 
-TorchX calls `scheduler`, which declares the `-cfg` options. `request` turns an AppDef into what will run (pure, the
+TorchX calls `scheduler`; `options` holds the `-cfg` options. `request` turns an AppDef into what will run (pure, the
 dry run), `devices` assigns GPUs, `interpreter` finds the Python that runs the agents. `driver` runs replicas for the
 supervisor, `replica_process` starts one that ends with the supervisor, `capture` writes output, `logs` reads it.
 

@@ -1,23 +1,45 @@
 """Divides the GPUs that the caller may use among the replicas."""
 
-import subprocess
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.gpus import GpuError, list_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRequest:
+    """What one role needs of the GPUs."""
+
+    role: str
+    replicas: int
+    each: int
+    """GPUs that one replica requests; 0: none."""
+    runs_agent: bool
+    chosen: bool = False
+    """The role sets CUDA_VISIBLE_DEVICES itself."""
 
 
 def list_devices(env: Mapping[str, str]) -> tuple[str, ...]:
     """The devices the caller may see: those of CUDA_VISIBLE_DEVICES if set, else all that nvidia-smi lists.
 
     Returns:
-        Values for CUDA_VISIBLE_DEVICES: numbers, or UUIDs if the caller's are UUIDs. As with CUDA, the first entry that
-        cannot be a device ends the list.
+        Values for CUDA_VISIBLE_DEVICES: numbers, or UUIDs if the caller's are UUIDs or a GPU is divided (MIG). As with
+        CUDA, the first entry that cannot be a device ends the list.
     """
     visible = env.get(VISIBLE)
     if visible is None:
-        return tuple(str(index) for index in range(_count_devices()))
+        try:
+            gpus = list_gpus()
+        except GpuError:
+            return ()  # no driver, no devices
+        # A slice of a GPU has no number of its own.
+        return tuple(uuid if uuid.startswith("MIG-") else index for uuid, index in gpus.items())
     devices: list[str] = []
     for word in visible.split(","):
         device = word.strip()
@@ -27,35 +49,70 @@ def list_devices(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(devices)
 
 
-def _count_devices() -> int:
-    try:
-        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return 0  # no driver, no devices
-    return sum(1 for line in run.stdout.splitlines() if line.startswith("GPU "))
+def needs_sharing(wanted: Sequence[DeviceRequest]) -> bool:
+    """Whether several nodes would see the same GPUs."""
+    return sum(each.replicas for each in _list_sharers(wanted)) > 1
 
 
-def assign_devices(wanted: Sequence[tuple[str, int, int]], devices: Sequence[str]) -> dict[str, list[str]]:
-    """Disjoint slices of the devices, in order.
+def share_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> dict[str, list[str]]:
+    """Disjoint slices of the devices for the nodes of an app that does not say how to divide them.
+
+    Each node gets what its role requests if there are enough devices for all, else each gets the same number. Nodes of
+    the agent's roles take part, and replicas of other roles that request GPUs; a role that sets CUDA_VISIBLE_DEVICES
+    does not. Without this all nodes would use device 0, 1, ..., and NCCL refuses two ranks on one device.
 
     Args:
-        wanted: (role, replicas, GPUs per replica), in order.
+        wanted: all roles of the app, in order.
         devices: as `list_devices` returns them.
 
     Returns:
-        For each role that wants GPUs, one value of CUDA_VISIBLE_DEVICES per replica.
+        For each role that takes part, one value of CUDA_VISIBLE_DEVICES per replica; empty if nothing is divided.
+    """
+    sharers = _list_sharers(wanted)
+    nodes = sum(each.replicas for each in sharers)
+    if nodes < 2 or not devices:
+        return {}
+    requested = sum(each.replicas * each.each for each in sharers)
+    if all(each.each for each in sharers) and requested <= len(devices):
+        return _slice([(each.role, each.replicas, each.each) for each in sharers], devices)
+    share = len(devices) // nodes
+    if not share:
+        logger.warning("%d nodes cannot share %d GPUs: all of them see all; NCCL refuses this", nodes, len(devices))
+        return {}
+    if requested > len(devices):
+        text = "the app requests %d GPUs, this process may use %d: each of its %d nodes gets %d"
+        logger.warning(text, requested, len(devices), nodes, share)
+    return _slice([(each.role, each.replicas, share) for each in sharers], devices)
+
+
+def _list_sharers(wanted: Sequence[DeviceRequest]) -> list[DeviceRequest]:
+    return [each for each in wanted if (each.runs_agent or each.each) and not each.chosen]
+
+
+def assign_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> dict[str, list[str]]:
+    """Disjoint slices of the devices, in order: what each replica requests.
+
+    Args:
+        wanted: all roles of the app, in order.
+        devices: as `list_devices` returns them.
+
+    Returns:
+        For each role that requests GPUs, one value of CUDA_VISIBLE_DEVICES per replica.
 
     Raises:
         SchedulerError: there are too few; the message names both numbers.
     """
-    total = sum(replicas * each for _, replicas, each in wanted)
+    total = sum(each.replicas * each.each for each in wanted)
     if total > len(devices):
-        parts = ", ".join(f"{role}: {replicas} x {each}" for role, replicas, each in wanted if each)
+        parts = ", ".join(f"{each.role}: {each.replicas} x {each.each}" for each in wanted if each.each)
         have = f"this process may use {len(devices)}" + (f" ({','.join(devices)})" if devices else "")
         raise SchedulerError(f"auto_set_cuda_visible_devices: the app needs {total} GPUs ({parts}), but {have}")
+    return _slice([(each.role, each.replicas, each.each) for each in wanted if each.each], devices)
+
+
+def _slice(counts: Sequence[tuple[str, int, int]], devices: Sequence[str]) -> dict[str, list[str]]:
+    """(role, replicas, devices per replica) -> values of CUDA_VISIBLE_DEVICES."""
     rest = iter(devices)
     return {
-        role: [",".join(next(rest) for _ in range(each)) for _ in range(replicas)]
-        for role, replicas, each in wanted
-        if each
+        role: [",".join(next(rest) for _ in range(each)) for _ in range(replicas)] for role, replicas, each in counts
     }

@@ -10,7 +10,9 @@ from torchx.specs import AppDef, Role
 
 from muster._contract import Env
 from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
-from muster.schedulers.local.devices import VISIBLE, assign_devices
+from muster.schedulers.grace import decide_app_grace_s
+from muster.schedulers.local.devices import VISIBLE, DeviceRequest, assign_devices, share_devices
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles
 from muster.schedulers.secret_variables import mask_env
@@ -38,6 +40,8 @@ class Host:
     """Whether the request sets PYTHONUNBUFFERED: the caller has not set it."""
     devices: tuple[str, ...] = ()
     """GPUs the caller may use; only listed if they are to be divided."""
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The caller's environment, which the replicas inherit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +82,13 @@ class LocalRequest:
 
 
 def build_request(
-    app: AppDef, cfg: Mapping[str, Any], *, name: str, token: str, folder: str, host: Host
+    app: AppDef, options: LocalOptions, *, name: str, token: str, folder: str, host: Host
 ) -> LocalRequest:
     """Builds the request for an app. Pure; the AppDef is not changed.
 
     Args:
         app: what to run; images, mounts and resources other than GPUs are ignored.
-        cfg: resolved options.
+        options: of `-cfg`.
         name: the app's id.
         token: the app's secret; the driver derives a token from it for each agent role.
         folder: absolute path of the app's future folder.
@@ -94,14 +98,11 @@ def build_request(
         SchedulerError: a part of the app cannot be run; one line.
     """
     check_roles(app)
-    devices: Mapping[str, list[str]] = {}
-    if cfg["auto_set_cuda_visible_devices"]:
-        wanted = [(role.name, role.num_replicas, max(0, role.resource.gpu)) for role in app.roles]
-        devices = assign_devices(wanted, host.devices)
+    devices = _divide_devices(app, options, host)
     args = assign_run_ids(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
     replicas = {
         role.name: tuple(
-            _build_launch(role, index, cfg, name, folder, host, devices.get(role.name))
+            _build_launch(role, index, options, name, folder, host, devices.get(role.name))
             for index in range(role.num_replicas)
         )
         for role in (replace(role, args=args[role.name]) for role in app.roles)
@@ -109,8 +110,8 @@ def build_request(
     return LocalRequest(
         app_id=name,
         folder=folder,
-        grace_s=float(cfg["grace_s"]),
-        detach=cfg["detach"],
+        grace_s=decide_app_grace_s(app.roles, options.grace_s, {**host.env, **options.env}),
+        detach=options.detach,
         plans=tuple(build_role_plan(role) for role in app.roles),
         replicas=replicas,
         needs_bundle=not host.has_muster and any(is_agent_role(role) for role in app.roles),
@@ -119,10 +120,32 @@ def build_request(
     )
 
 
+def list_device_requests(app: AppDef, options: LocalOptions) -> list[DeviceRequest]:
+    """What each role needs of the GPUs."""
+    return [
+        DeviceRequest(
+            role=role.name,
+            replicas=role.num_replicas,
+            each=max(0, role.resource.gpu),
+            runs_agent=is_agent_role(role),
+            chosen=VISIBLE in role.env or VISIBLE in options.env,
+        )
+        for role in app.roles
+    ]
+
+
+def _divide_devices(app: AppDef, options: LocalOptions, host: Host) -> Mapping[str, list[str]]:
+    """Values of CUDA_VISIBLE_DEVICES by role."""
+    wanted = list_device_requests(app, options)
+    if options.auto_set_cuda_visible_devices:
+        return assign_devices(wanted, host.devices)
+    return {} if options.auto_set_cuda_visible_devices is False else share_devices(wanted, host.devices)
+
+
 def _build_launch(
     role: Role,
     index: int,
-    cfg: Mapping[str, Any],
+    options: LocalOptions,
     app_id: str,
     folder: str,
     host: Host,
@@ -130,8 +153,8 @@ def _build_launch(
 ) -> ReplicaLaunch:
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
     role_dir = os.path.join(folder, build_role_dir_name(role.name))
-    env = dict(applied.env)
-    env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=cfg["prepend_cwd"])
+    env = {**options.env, **applied.env}
+    env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=options.prepend_cwd)
     env[Env.RANK0_HOST] = RANK0_HOST
     env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(role_dir, str(index), ERROR_FILE))
     if host.sets_unbuffered:

@@ -18,12 +18,14 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.local.devices import list_devices
+from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import FileLogQuery, read_log
-from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request
+from muster.schedulers.local.options import LocalOptions
+from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.runner.versions import (
     LogRequest,
@@ -39,9 +41,6 @@ from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
-DEFAULT_GRACE_S = 30.0
-"""The same as the agent's own `--shutdown-timeout` and a Kubernetes pod's default."""
-
 FLUSH_S = 15.0
 """The longest time that ending an app takes beyond its grace period."""
 
@@ -70,30 +69,19 @@ class LocalScheduler(PluginScheduler):
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
-        opts.add("log_dir", type_=str, default=None, help="folder for logs and state (default: ~/.local/state/muster)")
-        opts.add("prepend_cwd", type_=bool, default=False, help="put the current folder first in PATH instead of last")
-        opts.add(
-            "auto_set_cuda_visible_devices",
-            type_=bool,
-            default=False,
-            help="divide the GPUs that this process may use among the replicas; an error if there are too few",
-        )
-        detached = self.backend == "detached"
-        opts.add("detach", type_=bool, default=detached, help="keep the app running after the command that started it")
-        opts.add("grace_s", type_=float, default=DEFAULT_GRACE_S, help="seconds between the polite signal and the kill")
+        declare_options(opts, LocalOptions, {"detach": self.backend == "detached"})
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
-        if not 0 <= cfg["grace_s"] <= 86400:
-            raise SchedulerError(f"option 'grace_s' must be 0 to 86400 seconds, not {cfg['grace_s']:g}")
+        options = parse_options(LocalOptions, self._run_opts(), cfg)
         name = build_app_name(app.name, make_suffix())
-        folder = os.path.abspath(os.path.join(self._find_log_dir(cfg), self.session_name or "torchx", name))
-        request = build_request(app, cfg, name=name, token=make_secret(), folder=folder, host=_read_host(app, cfg))
+        folder = os.path.abspath(os.path.join(self._find_log_dir(options), self.session_name or "torchx", name))
+        host = _read_host(app, options)
+        request = build_request(app, options, name=name, token=make_secret(), folder=folder, host=host)
         return build_dryrun_info(request, str)
 
-    def _find_log_dir(self, cfg: Mapping[str, Any]) -> str:
-        log_dir: str | None = cfg["log_dir"]
-        if log_dir:
-            return os.path.expanduser(log_dir)
+    def _find_log_dir(self, options: LocalOptions) -> str:
+        if options.log_dir:
+            return os.path.expanduser(options.log_dir)
         return str(find_state_dir(os.environ) / "logs")
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
@@ -237,8 +225,11 @@ class Readers:
             self._changed.wait_for(lambda: self._active == 0, limit_s)
 
 
-def _read_host(app: AppDef, cfg: Mapping[str, Any]) -> Host:
+def _read_host(app: AppDef, options: LocalOptions) -> Host:
     """The facts on which the request depends besides its arguments; the one place that reads the environment."""
+    divides = options.auto_set_cuda_visible_devices
+    if divides is None:
+        divides = needs_sharing(list_device_requests(app, options))
     runs_agents = any(is_agent_role(role) for role in app.roles)
     python = find_interpreter(os.environ, sys.executable) if runs_agents else sys.executable
     return Host(
@@ -247,7 +238,8 @@ def _read_host(app: AppDef, cfg: Mapping[str, Any]) -> Host:
         python=python,
         has_muster=not runs_agents or has_same_muster(python),
         sets_unbuffered="PYTHONUNBUFFERED" not in os.environ,
-        devices=list_devices(os.environ) if cfg["auto_set_cuda_visible_devices"] else (),
+        devices=list_devices(os.environ) if divides else (),
+        env=dict(os.environ),
     )
 
 

@@ -1,6 +1,6 @@
 """Adapts TorchX for the adapters: each fact about one of its two lines (0.7 and the nightly) is here, once.
 
 `versions` bridges the scheduler interfaces of both lines, `roles` does the same for roles and macros, `options` parses
-`-cfg` strictly for all adapters (each declares its own options), `builtins` registers TorchX's own schedulers again,
-`waiting` and `interrupt` improve `Runner.wait` and Ctrl-C.
+`-cfg` strictly for all adapters, `option_records` declares their options as records, `builtins` registers TorchX's own
+schedulers again, `waiting` and `interrupt` improve `Runner.wait` and Ctrl-C.
 """

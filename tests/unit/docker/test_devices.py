@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.docker.devices import assign_gpus, check_host, check_runtime, limit_visible, parse_gpus
+from muster.schedulers.docker.devices import assign_gpus, check_host, check_runtime, limit_visible
 from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.gpus import parse_gpus
 
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)

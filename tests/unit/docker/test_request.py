@@ -16,9 +16,10 @@ from muster.schedulers.docker.container_body import (
     build_container_name,
     parse_user,
 )
-from muster.schedulers.docker.options import add_options, parse_options
+from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.secret_variables import mask_env
 
@@ -31,8 +32,8 @@ AGENT_ARGS = ["-m", "muster.agent", "--node-rank", "${replica_id}", "--rdzv-id",
 
 def options(words=""):
     opts = StrictOpts("local_docker")
-    add_options(opts)
-    return parse_options(opts.resolve(opts.cfg_from_str(words)))
+    declare_options(opts, DockerOptions)
+    return parse_options(DockerOptions, opts, opts.cfg_from_str(words))
 
 
 def role(**how):
@@ -174,7 +175,7 @@ def test_engine_never_restarts_or_removes_by_itself():
 
 
 def test_options_reach_the_engine():
-    words = "privileged=true,shm_size=2g,ipc=host,ulimits=nofile:10:20,grace_s=7,network=net,read_only=true"
+    words = "privileged=true,shm_size=2g,ipc=host,ulimits=nofile:10:20,grace_s=37,network=net,read_only=true"
     request = request_of(words=words)
     body = body_of(request)
     host = body["HostConfig"]
@@ -182,7 +183,7 @@ def test_options_reach_the_engine():
     assert host["IpcMode"] == "host"
     assert "ShmSize" not in host  # the engine refuses it together with the host's IPC
     assert {"Name": "nofile", "Soft": 10, "Hard": 20} in host["Ulimits"]
-    assert body["StopTimeout"] == 7
+    assert body["StopTimeout"] == 37
     assert host["ReadonlyRootfs"] is True
     assert (request.network, request.owns_network) == ("net", False)
     # other apps may use that network too
@@ -195,7 +196,7 @@ def test_host_network_has_no_names():
     body = body_of(request)
     assert "NetworkingConfig" not in body
     assert "Hostname" not in body
-    assert request.containers[1].env[Env.RANK0_HOST] == "localhost"
+    assert request.containers[1].env[Env.RANK0_HOST] == "127.0.0.1"
     assert request.containers[0].env[Env.RDZV_PORT] == request.containers[1].env[Env.RDZV_PORT]
 
 

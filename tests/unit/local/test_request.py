@@ -14,13 +14,13 @@ from torchx.specs.api import macros
 import muster
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.local.devices import assign_devices, list_devices
+from muster.schedulers.local.devices import DeviceRequest, assign_devices, list_devices, needs_sharing, share_devices
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, build_request
 
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 HOST = Host(cwd="/work", path="/bin:/usr/bin", python="/venv/bin/python3", has_muster=True)
-CFG = {"prepend_cwd": False, "auto_set_cuda_visible_devices": False, "grace_s": 3.0, "detach": False}
 
 
 def make_app(**role):
@@ -36,8 +36,8 @@ def make_app(**role):
     return AppDef("app", roles=[Role(**(fields | role))])
 
 
-def build(app, host=HOST, **cfg):
-    return build_request(app, CFG | cfg, name="app-x", token="t0ken", folder="/logs/app-x", host=host)
+def build(app, host=HOST, **options):
+    return build_request(app, LocalOptions(**options), name="app-x", token="t0ken", folder="/logs/app-x", host=host)
 
 
 def test_the_appdef_is_not_changed_and_the_result_is_always_the_same():
@@ -129,10 +129,62 @@ def test_nothing_printed_is_secret():
     assert AGENT_ENTRY in str(request)
 
 
+def needs(role, replicas, each, runs_agent=True, **more):
+    return DeviceRequest(role=role, replicas=replicas, each=each, runs_agent=runs_agent, **more)
+
+
+def eight():
+    return [str(index) for index in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "shares"),
+    [
+        ([needs("t", 2, 0)], eight(), {"t": ["0,1,2,3", "4,5,6,7"]}),
+        ([needs("t", 2, 1)], eight(), {"t": ["0", "1"]}),  # as requested: they fit
+        ([needs("t", 2, 4)], ["0", "1", "2", "3"], {"t": ["0,1", "2,3"]}),  # they do not
+        ([needs("t", 3, 0)], eight(), {"t": ["0,1", "2,3", "4,5"]}),  # the same number each
+        ([needs("t", 2, 0)], ["0"], {}),
+        ([needs("t", 2, 0)], [], {}),
+        ([needs("t", 1, 0)], eight(), {}),  # one node keeps them all
+        ([needs("t", 1, 0), needs("reader", 5, 0, runs_agent=False)], eight(), {}),
+        ([needs("t", 1, 0), needs("eval", 1, 2, runs_agent=False)], eight(), {"t": ["0,1,2,3"], "eval": ["4,5,6,7"]}),
+        ([needs("t", 2, 0, chosen=True), needs("u", 2, 0)], ["0", "1"], {"u": ["0", "1"]}),
+    ],
+)
+def test_several_nodes_share_the_devices_of_one_machine(wanted, devices, shares):
+    assert share_devices(wanted, devices) == shares
+    assert needs_sharing(wanted) or not shares
+
+
+def test_nodes_get_their_share_without_being_asked():
+    host = replace(HOST, devices=tuple(eight()))
+    seen = [launch.env.get("CUDA_VISIBLE_DEVICES") for launch in build(make_app(), host).replicas["trainer"]]
+    assert seen == ["0,1,2,3", "4,5,6,7"]
+    plain = build(make_app(), host, auto_set_cuda_visible_devices=False).replicas["trainer"]
+    assert [launch.env.get("CUDA_VISIBLE_DEVICES") for launch in plain] == [None, None]
+    own = build(make_app(env={"CUDA_VISIBLE_DEVICES": "7"}), host).replicas["trainer"]
+    assert [launch.env["CUDA_VISIBLE_DEVICES"] for launch in own] == ["7", "7"]
+
+
+def test_slices_of_a_gpu_are_named_by_their_uuid(monkeypatch):
+    listing = "GPU 0: A (UUID: GPU-a)\nGPU 1: B (UUID: GPU-b)\n  MIG 1g Device 0: (UUID: MIG-x)\n"
+    answer = subprocess.CompletedProcess([], 0, stdout=listing)
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: answer)
+    assert list_devices({}) == ("0", "MIG-x")
+
+
+@pytest.mark.parametrize("text", ["-cfg env", "role"])
+def test_variables_of_the_options_reach_all_replicas_and_a_role_overrides_them(text):
+    role_env = {"A": "role"} if text == "role" else {}
+    launch = build(make_app(env=role_env), env={"A": "-cfg env", "B": "2"}).replicas["trainer"][0]
+    assert (launch.env["A"], launch.env["B"]) == (text, "2")
+
+
 def test_devices_in_slices_in_order():
-    wanted = [("a", 2, 2), ("none", 3, 0), ("b", 1, 1)]
+    wanted = [needs("a", 2, 2), needs("none", 3, 0, runs_agent=False), needs("b", 1, 1)]
     assert assign_devices(wanted, ["0", "1", "2", "3", "4", "5"]) == {"a": ["0,1", "2,3"], "b": ["4"]}
-    assert assign_devices([("none", 3, 0)], []) == {}
+    assert assign_devices([needs("none", 3, 0)], []) == {}
     with pytest.raises(SchedulerError, match=r"needs 5 GPUs \(a: 2 x 2, b: 1 x 1\), but this process may use 1 \(7\)"):
         assign_devices(wanted, ["7"])
     with pytest.raises(SchedulerError, match=r"but this process may use 0$"):

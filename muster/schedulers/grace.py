@@ -1,0 +1,66 @@
+"""Decides how long an adapter waits between the polite signal and the kill: longer than the agent waits for workers.
+
+The agent stops its workers within `--shutdown-timeout`, then kills them, reports and exits. An adapter that kills the
+agent meanwhile loses the report, and the exit code is that of the kill (137) instead of the agent's own.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from muster.schedulers.agent_command import find_agent_flag, is_agent_role
+from muster.schedulers.errors import SchedulerError
+
+DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
+"""Of the agent, and the grace period of roles that do not run it: Kubernetes' default for pods."""
+
+GRACE_MARGIN_S: Final = 15.0
+"""From the kill of the last worker to the agent's exit: the report, the log files, the other members."""
+
+
+def decide_app_grace_s(roles: Iterable[Any], given_s: float | None, env: Mapping[str, str] | None = None) -> float:
+    """The grace period of a whole app: the longest of its roles. See `decide_grace_s`."""
+    return max(decide_grace_s(role, given_s, env) for role in roles)
+
+
+def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> float:
+    """The grace period of a role, in seconds.
+
+    Args:
+        role: TorchX's.
+        given_s: the option `grace_s`; None: not given.
+        env: variables that reach the role's replicas besides its own, which come first.
+
+    Raises:
+        SchedulerError: the option contradicts the agent's `--shutdown-timeout`.
+    """
+    if not is_agent_role(role):
+        return DEFAULT_SHUTDOWN_TIMEOUT_S if given_s is None else given_s
+    timeout_s = find_shutdown_timeout_s(role, env or {})
+    if given_s is None:
+        return timeout_s + GRACE_MARGIN_S
+    if given_s <= timeout_s:
+        raise SchedulerError(
+            f"grace_s={given_s:g} must be greater than the agent's --shutdown-timeout, which is {timeout_s:g} s "
+            f"in role {role.name!r}: otherwise the agent is killed while it stops its workers"
+        )
+    return given_s
+
+
+def find_shutdown_timeout_s(role: Any, env: Mapping[str, str]) -> float:
+    """The agent's `--shutdown-timeout`, from arguments or environment. The agent itself refuses an invalid one.
+
+    Source: `muster/agent/cli/arguments.py` and `flag_table.py`.
+    """
+    variables = {**env, **role.env}
+    texts = (
+        find_agent_flag(role.args, "shutdown-timeout"),
+        variables.get("PET_SHUTDOWN_TIMEOUT"),
+        variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+    )
+    text = next((text for text in texts if text is not None), "")
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        return DEFAULT_SHUTDOWN_TIMEOUT_S
+    return timeout_s if math.isfinite(timeout_s) and timeout_s >= 0 else DEFAULT_SHUTDOWN_TIMEOUT_S

@@ -34,6 +34,7 @@ if sys.version_info < (3, 10):
     )
     sys.exit(2)
 
+import os
 
 # The path may be relative; the agent may change its directory before a later import.
 sys.path[0] = os.path.abspath(sys.path[0])

@@ -35,10 +35,11 @@ from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
+from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.interrupt import hide_traceback
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.options import StrictOpts
-from muster.schedulers.runner.roles import build_role_plan, describe_roles
+from muster.schedulers.runner.roles import build_role_plan
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -136,7 +137,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         submission = Submission(
             request=request,
             roles=tuple(build_role_plan(role) for role in app.roles),
-            description=describe_roles(app),
+            description=dump_app(app, without_metadata=(WORKSPACE_KEY,)),
             quiet=options.quiet,
             detach=options.detach,
         )

@@ -14,7 +14,8 @@ from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.local.devices import VISIBLE, DeviceRequest, assign_devices, share_devices
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
-from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles, describe_roles
+from muster.schedulers.runner.app_codec import dump_app
+from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles
 from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
@@ -116,7 +117,7 @@ def build_request(
         replicas=replicas,
         needs_bundle=not host.has_muster and any(is_agent_role(role) for role in app.roles),
         token=token,
-        description=describe_roles(app),
+        description=dump_app(app),
     )
 
 

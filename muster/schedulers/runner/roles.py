@@ -1,15 +1,13 @@
-"""Roles of an AppDef on both lines of TorchX: macros, checks, and the form that is printed and stored."""
+"""Roles of an AppDef on both lines of TorchX: macros, checks, and what the supervisor needs of them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from torchx.specs import AppDef, Role, macros
-from torchx.specs.api import Resource, RetryPolicy
+from torchx.specs.api import RetryPolicy
 
 from muster._contract import Env
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
 
 
@@ -61,47 +59,6 @@ def build_role_plan(role: Role) -> SupervisedRole:
         max_retries=role.max_retries,
         retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
     )
-
-
-def describe_roles(app: AppDef) -> dict[str, Any]:
-    """The part of an AppDef that `describe` returns, as JSON; secrets masked."""
-    return {
-        "name": app.name,
-        "metadata": {str(key): str(value) for key, value in (app.metadata or {}).items()},
-        "roles": [
-            {
-                "name": role.name,
-                "image": role.image,
-                "entrypoint": role.entrypoint,
-                "args": list(role.args),
-                "env": mask_env(role.env),
-                "num_replicas": role.num_replicas,
-                "min_replicas": role.min_replicas,
-                "max_retries": role.max_retries,
-                "retry_policy": getattr(role.retry_policy, "name", str(role.retry_policy)),
-                "port_map": dict(role.port_map),
-                "resource": {
-                    "cpu": role.resource.cpu,
-                    "gpu": role.resource.gpu,
-                    "memMB": role.resource.memMB,
-                },
-            }
-            for role in app.roles
-        ],
-    }
-
-
-def restore_roles(description: Mapping[str, Any]) -> list[Role]:
-    """The roles from the output of `describe_roles`."""
-    return [
-        Role(**(row | {"resource": Resource(**row["resource"]), "retry_policy": _restore_policy(row["retry_policy"])}))
-        for row in description.get("roles", ())
-    ]
-
-
-def _restore_policy(name: str) -> RetryPolicy:
-    """The policy of that name; the other TorchX line may have submitted one that this line does not have."""
-    return RetryPolicy.__members__.get(name, RetryPolicy.REPLICA)
 
 
 _SCOPES: Mapping[str, RetryScope] = {

@@ -26,8 +26,8 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.options import StrictOpts
-from muster.schedulers.runner.roles import restore_roles
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.state import ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status
@@ -177,9 +177,10 @@ def build_describe_response(
         ui_url: a link for the user.
     """
     _print_states_by_name()
+    app = load_app(spec.description)
     extra: dict[str, Any] = {}
     if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
-        extra["metadata"] = dict(spec.description.get("metadata", {}))
+        extra["metadata"] = app.metadata
     return DescribeAppResponse(
         app_id=spec.app_id,
         state=AppState.SUBMITTED if record is None else AppState[record.app.app_state],
@@ -187,7 +188,7 @@ def build_describe_response(
         msg=NONE if record is None or not record.app.reason else record.app.reason,
         structured_error_msg=error or NONE,
         ui_url=ui_url,
-        roles=restore_roles(spec.description),
+        roles=app.roles,
         roles_statuses=[] if record is None else _build_statuses(spec, record),
         **extra,
     )

@@ -6,6 +6,7 @@ from torchx.specs.finder import ComponentValidationException
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner import roles
 from muster.schedulers.runner import versions as lines
+from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec, Machine
 from muster.schedulers.supervision.state import (
@@ -165,7 +166,7 @@ def test_describe_returns_what_was_submitted():
     assert not plan.runs_agent
     spec = AppSpec(
         app_id="app-x", scheduler="local_cwd", folder="/f", driver="a:b", roles=(plan,), grace_s=1.0,
-        description=roles.describe_roles(app),
+        description=dump_app(app),
     )  # fmt: skip
     state = SupervisedApp(
         replicas={

@@ -1,0 +1,106 @@
+"""Encodes an AppDef as JSON and decodes it, so that `describe` returns the AppDef that was submitted, field by field.
+
+All adapters keep an AppDef in this form. Fields of a role that only one TorchX line has are kept and come back on that
+line; secrets in environments are masked, because descriptions are read by others than the submitting user.
+
+Not `asdict` and a library for the way back: mounts need their class, a field of the other line must not fail, and
+descriptions of earlier versions lack fields.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
+from typing import Any, Final
+
+from torchx import specs
+from torchx.specs import AppDef, Resource, RetryPolicy, Role
+
+from muster.schedulers.secret_variables import mask_env
+
+_MOUNTS: Final = {kind.__name__: kind for kind in (specs.BindMount, specs.VolumeMount, specs.DeviceMount)}
+_NOT_KEPT: Final = ("overrides",)
+"""The nightly's values that are still to be computed; TorchX applies them before an adapter sees the role."""
+
+
+def dump_app(app: AppDef, *, without_metadata: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The AppDef as JSON values. Values that JSON does not have become text.
+
+    Args:
+        app: not changed.
+        without_metadata: keys that the adapter itself added to the roles' metadata.
+    """
+    roles = [_encode_role(role) for role in app.roles]
+    for role in roles:
+        role["metadata"] = {key: value for key, value in role["metadata"].items() if key not in without_metadata}
+    return {"name": app.name, "metadata": _plain(app.metadata or {}), "roles": roles}
+
+
+def _encode_role(role: Role) -> dict[str, Any]:
+    encoded = {
+        item.name: _encode_field(item.name, getattr(role, item.name))
+        for item in fields(role)
+        if item.name not in _NOT_KEPT
+    }
+    return {name: value for name, value in encoded.items() if value is not None}
+
+
+def _encode_field(name: str, value: Any) -> Any:
+    if name == "mounts":
+        return [{"kind": type(mount).__name__, **_plain(mount)} for mount in value]
+    return mask_env(value) if name == "env" else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value in types that JSON has."""
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def load_app(document: Mapping[str, Any]) -> AppDef:
+    """The inverse of `dump_app`; reads what earlier versions wrote too.
+
+    Raises:
+        KeyError, TypeError, ValueError: not such a document.
+    """
+    roles = [_decode_role(role) for role in document.get("roles") or ()]
+    return AppDef(name=document.get("name", ""), roles=roles, metadata=dict(document.get("metadata") or {}))
+
+
+def _decode_role(data: Mapping[str, Any]) -> Role:
+    known = {item.name for item in fields(Role)}
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "retry_policy": _decode_policy,
+        "resource": _decode_resource,
+        "mounts": lambda mounts: [_decode_mount(mount) for mount in mounts],
+        "workspace": _decode_workspace,
+    }
+    return Role(
+        **{name: decoders[name](value) if name in decoders else value for name, value in data.items() if name in known}
+    )
+
+
+def _decode_policy(name: str) -> RetryPolicy:
+    """The policy of that name, or the default: the other TorchX line may have submitted one that this one lacks."""
+    return RetryPolicy.__members__.get(name, RetryPolicy.APPLICATION)
+
+
+def _decode_resource(data: Mapping[str, Any]) -> Resource:
+    known = {item.name for item in fields(Resource)}
+    return Resource(**{name: value for name, value in data.items() if name in known})
+
+
+def _decode_mount(data: Mapping[str, Any]) -> Any:
+    return _MOUNTS[data["kind"]](**{name: value for name, value in data.items() if name != "kind"})
+
+
+def _decode_workspace(data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else specs.Workspace(**data)

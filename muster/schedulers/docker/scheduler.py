@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -22,7 +23,7 @@ from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
 from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
@@ -51,7 +52,7 @@ from muster.schedulers.runner.versions import (
 from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
 from muster.schedulers.workspace import BundleError, build_workspace_bundle
@@ -66,6 +67,9 @@ _ROLE_AND_INDEX: Final = 30
 _POLL_S: Final = 0.05
 _FLUSH_S: Final = 30.0
 """The time that ending an app takes beyond its grace period: the engine removes its objects."""
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +237,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def describe(self, app_id: str) -> DescribeAppResponse | None:
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """See TorchX; None also for an app of another user."""
         folder = self._find_folder(app_id)
         with _translate_errors():
@@ -247,9 +251,13 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         with _translate_errors():
             states = {app_id: self._read_state(app_id) for app_id in self._registry()}
-            if self._engine.is_available():
-                for app_id, containers in unregistered.list_apps(self._engine, _build_user_id()).items():
-                    states.setdefault(app_id, unregistered.find_app_state(containers))
+            try:
+                found = unregistered.list_apps(self._engine, _build_user_id())
+            except EngineUnavailable as error:
+                logger.warning("%s: apps that only the engine knows are not listed", error)
+                found = {}
+            for app_id, containers in found.items():
+                states.setdefault(app_id, unregistered.find_app_state(containers))
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
 
     def _read_state(self, app_id: str) -> AppState:
@@ -272,11 +280,24 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             until_s=None if request.until is None else request.until.timestamp(),
         )
         folder = self._find_folder(app_id)
-        if folder is not None:
-            check_replica(folder.read_spec(), request)
+        with _translate_errors():
+            self._check_replica(app_id, folder, request)
         has_ended = client.EndCheck(folder) if request.follow and folder is not None else None
         reader = LogReader(self._open_engine(folder), query, wait=time.sleep, has_ended=has_ended)
         return filter(request.matches, _translate_each(reader.lines()))
+
+    def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
+        if folder is not None:
+            check_replica(folder.read_spec(), request)
+            return
+        containers = unregistered.find_app(self._engine, app_id, _build_user_id())
+        if not containers:
+            raise self._build_unknown(app_id)
+        replicas = sorted({f"{facts.labels[Label.ROLE]}/{facts.labels[Label.REPLICA]}" for facts in containers})
+        if f"{request.role}/{request.index}" not in replicas:
+            raise SchedulerError(
+                f"{app_id} has no replica {request.role}/{request.index}; it has: {', '.join(replicas)}"
+            )
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -337,7 +358,7 @@ def _translate_errors() -> Iterator[None]:
     """Turn our own errors into those that TorchX prints as one line."""
     try:
         yield
-    except (DockerError, GpuError, client.SupervisorError) as error:
+    except (DockerError, GpuError, StateError, client.SupervisorError) as error:
         raise EngineError(str(error)) from error
     except FileExistsError as error:
         raise SchedulerError(f"an app of this name exists already: {error.filename}") from error

@@ -99,7 +99,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             _load_image_builder().push_images(request.images_to_push)
         return self._session.submit(request)
 
-    def describe(self, app_id: str) -> DescribeAppResponse | None:
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """The app's state, with reasons. Stops the other roles of an app of several Jobs once one has failed."""
         return self._session.describe(app_id)
 

@@ -74,16 +74,22 @@ class LocalDriver:
             capture.close()
             raise StartError(str(error)) from error
         capture.close_write_ends()
-        self._watch(replica, pid, capture)
+        self._watch(replica, pid, os.pidfd_open(pid), capture)
         process = ProcessId.of(pid)
         return {"pid": pid, "start_ticks": "" if process is None else process.start_ticks}
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
         """See `ReplicaDriver`. Replicas of an earlier supervisor are about to end: they got their death signal."""
         process = ProcessId(pid=handle["pid"], start_ticks=handle["start_ticks"])
-        if not process.is_alive():
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
             return False
-        self._watch(replica, process.pid, None)
+        # Checked after opening: the descriptor then stands for this very process, whatever happens to the pid.
+        if not process.is_alive():
+            os.close(pidfd)
+            return False
+        self._watch(replica, process.pid, pidfd, None)
         self._event_queue.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
         return True
 
@@ -109,8 +115,8 @@ class LocalDriver:
                 env[Env.RDZV_FD] = str(listener.fileno())
         return env
 
-    def _watch(self, replica: ReplicaId, pid: int, capture: Capture | None) -> None:
-        running = _Running(pid=pid, pidfd=os.pidfd_open(pid), capture=capture)
+    def _watch(self, replica: ReplicaId, pid: int, pidfd: int, capture: Capture | None) -> None:
+        running = _Running(pid=pid, pidfd=pidfd, capture=capture)
         self._running[replica] = running
         self._event_queue.watch_readable(running.pidfd, lambda: self._handle_end(replica))
 

@@ -17,7 +17,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import FileLogQuery, read_log
@@ -36,7 +36,7 @@ from muster.schedulers.runner.versions import (
 )
 from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -117,15 +117,13 @@ class LocalScheduler(PluginScheduler):
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def describe(self, app_id: str) -> DescribeAppResponse | None:
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """The app's current state; None when it is not known (any more)."""
         folder = self._find(app_id)
         if folder is None:
             return None
-        try:
+        with _translate_errors():
             found = read_app_for_wait(folder)
-        except client.SupervisorError as error:
-            raise EngineError(str(error)) from error
         if found is None:
             return None  # another shell has just deleted it
         spec, record = found
@@ -140,7 +138,7 @@ class LocalScheduler(PluginScheduler):
     def _find_state(self, app_id: str) -> AppState | None:
         """The app's state; UNKNOWN if it cannot be read, so that the others are still listed."""
         try:
-            response = self.describe(app_id)
+            response = self.describe_app(app_id)
         except EngineError:
             return AppState.UNKNOWN
         return None if response is None else response.state
@@ -149,8 +147,9 @@ class LocalScheduler(PluginScheduler):
         """See `PluginScheduler`."""
         folder = self._find(app_id)
         if folder is None:
-            raise SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")
-        check_replica(folder.read_spec(), request)
+            raise self._build_unknown(app_id)
+        with _translate_errors():
+            check_replica(folder.read_spec(), request)
         query = FileLogQuery(
             folder=folder.replica_dir(ReplicaId(request.role, request.index)),
             stream=request.stream.value,
@@ -165,18 +164,17 @@ class LocalScheduler(PluginScheduler):
 
     def _cancel_existing(self, app_id: str) -> None:
         folder = self._find(app_id)
-        if folder is not None:
-            client.request_stop(folder)
+        with _translate_errors():
+            if folder is not None:
+                client.request_stop(folder)
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`. Removes the app's logs too."""
         folder = self._find(app_id)
         if folder is None:
             return
-        try:
+        with _translate_errors():
             client.delete(folder, self._registry(), app_id)
-        except client.SupervisorError as error:
-            raise EngineError(str(error)) from error
         self._attached.pop(app_id, None)
 
     def close(self) -> None:
@@ -241,6 +239,15 @@ def _read_host(app: AppDef, options: LocalOptions) -> Host:
         devices=list_devices(os.environ) if divides else (),
         env=dict(os.environ),
     )
+
+
+@contextlib.contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Turn our own errors into those that are printed as one line."""
+    try:
+        yield
+    except (StateError, client.SupervisorError) as error:
+        raise EngineError(str(error)) from error
 
 
 def _read_error(folder: AppFolder, spec: AppSpec) -> str | None:

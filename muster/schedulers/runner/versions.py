@@ -26,6 +26,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.runner import command_line
 from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
@@ -63,13 +64,25 @@ class LogRequest:
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
 
-    Subclasses define `_submit_dryrun`, `schedule`, `describe`, `_cancel_existing`, `add_options`, `list_apps`,
+    Subclasses define `_submit_dryrun`, `schedule`, `describe_app`, `_cancel_existing`, `add_options`, `list_apps`,
     `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`.
     """
+
+    def __init__(self, backend: str, session_name: str) -> None:
+        super().__init__(backend, session_name)
+        command_line.print_errors_as_lines()
 
     @abc.abstractmethod
     def add_options(self, opts: StrictOpts) -> None:
         """Declare the options of `-cfg`."""
+
+    @abc.abstractmethod
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
+        """The app's current state; None when it is not known (any more).
+
+        Raises:
+            EngineError: the state cannot be read.
+        """
 
     @abc.abstractmethod
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
@@ -137,10 +150,24 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """Lists the scheduler's apps; see `list_apps`."""
         return self.list_apps(cfg or {})
 
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """See `describe_app`.
+
+        Raises:
+            SchedulerError: a command of `torchx` names an app that does not exist, and would not say so.
+        """
+        response = self.describe_app(app_id)
+        if response is None and command_line.needs_app():
+            raise self._build_unknown(app_id)
+        return response
+
     def delete(self, app_id: str) -> None:
         """Deletes an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""
         if self.exists(app_id):
             self.delete_app(app_id)
+
+    def _build_unknown(self, app_id: str) -> SchedulerError:
+        return SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")
 
     def _delete_existing(self, app_id: str) -> None:
         self.delete_app(app_id)

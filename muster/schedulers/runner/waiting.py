@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, Machine
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
 
 WAIT_LIMIT_S: Final = 60.0
 """The longest delay of an answer, so that no error here can block a caller for good."""
@@ -25,7 +25,7 @@ def read_app_for_wait(folder: AppFolder) -> tuple[AppSpec, AppRecord | None] | N
     """
     try:
         spec, record = client.read_app(folder)
-        if record is None or client.has_ended(record) or record.machine.host != Machine.here().host:
+        if record is None or client.has_ended(record) or not client.runs_here(record):
             return spec, record
         if not _is_called_by_wait():
             return spec, record

@@ -18,9 +18,10 @@ work, see `AppFolder`.
 """
 
 import contextlib
+import fcntl
 import json
 import os
-import socket
+import shutil
 import stat
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import _processes
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
     Outcome,
@@ -74,23 +76,6 @@ class ProcessId:
         """Whether exactly this process still runs (a zombie does not)."""
         fields = _processes.read_stat(self.pid)
         return fields is not None and fields[19] == self.start_ticks and fields[0] not in ("Z", "X")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The machine and the boot on which an app's processes run: hosts may share state folders."""
-
-    host: str
-    boot_id: str
-
-    @staticmethod
-    def here() -> "Machine":
-        """This machine, this boot."""
-        try:
-            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            boot_id = ""
-        return Machine(host=socket.gethostname(), boot_id=boot_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,13 +147,17 @@ class AppFolder:
 
         Raises:
             FileExistsError: it exists already.
+            OSError: it cannot be made; nothing of it is left.
         """
         self.path.mkdir(mode=0o700, parents=True)
-        self.state_dir.mkdir(mode=0o700)
-        content = asdict(spec) | {"schema": SCHEMA}
-        _write(self.private_file, content.pop("details"))
-        _write(self.spec_file, content)
-        os.mkfifo(self.control_pipe, 0o600)
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, self.path, ignore_errors=True)
+            self.state_dir.mkdir(mode=0o700)
+            os.mkfifo(self.control_pipe, 0o600)  # some file systems have no pipes
+            content = asdict(spec) | {"schema": SCHEMA}
+            _write(self.private_file, content.pop("details"))
+            _write(self.spec_file, content)
+            undo.pop_all()
 
     def read_spec(self) -> AppSpec:
         """The app as submitted.
@@ -197,6 +186,7 @@ class AppFolder:
             "restarting": list(app.restarting),
             "grace_number": app.grace_number,
             "lingering": app.lingering,
+            "lingering_role": app.lingering_role,
             "replicas": [
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
                 for each, known in app.replicas.items()
@@ -241,11 +231,22 @@ class AppFolder:
             return False
         try:
             os.write(fd, request.encode() + b"\n")
-        except BlockingIOError:
+        except (BlockingIOError, BrokenPipeError):  # full, or the supervisor has just ended
             return False
         finally:
             os.close(fd)
         return True
+
+    def is_locked(self) -> bool:
+        """Whether a supervisor on this kernel holds the lock, in whatever process namespace."""
+        try:
+            with open(self.lock_file) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def remove_secrets(self) -> None:
         """Remove the file that only a running app needs."""
@@ -289,6 +290,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         restarting=tuple(content["restarting"]),
         grace_number=content["grace_number"],
         lingering=content["lingering"],
+        lingering_role=content.get("lingering_role", ""),
         outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
         reason=content["reason"],
     )

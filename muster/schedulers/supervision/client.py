@@ -16,16 +16,18 @@ from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
     AppSpec,
-    Machine,
     ProcessId,
     StateError,
     is_own_app_folder,
 )
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.supervision.state import AppPhase
 
 LOG_TAIL_LIMIT_BYTES = 2000
 OTHER_HOST_POLL_S = 0.2
+RESTART_INTERVAL_S = 1.0
+"""Between two starts of one app's supervisor."""
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +123,8 @@ def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
     try:
         spec = folder.read_spec()
         record = folder.read_record()
-        if record is not None and _is_orphan(record):
+        if record is not None and not has_ended(record) and is_supervised(folder, record) is False:
+            _wait_before_restart(folder)
             start_supervisor(folder, spec)
             record = folder.read_record()
     except StateError as error:
@@ -134,14 +137,29 @@ def has_ended(record: AppRecord | None) -> bool:
     return record is not None and record.app.phase is AppPhase.ENDED
 
 
-def _is_orphan(record: AppRecord) -> bool:
-    """Whether the app should have a supervisor on this machine and has none."""
+def is_supervised(folder: AppFolder, record: AppRecord) -> bool | None:
+    """Whether the app's supervisor runs; None: on another machine, where this cannot be seen."""
     here = Machine.here()
-    if has_ended(record) or record.machine.host != here.host:
-        return False
-    if record.machine.boot_id != here.boot_id:
-        return True
-    return record.supervisor is None or not record.supervisor.is_alive()
+    if here.shows_pids_of(record.machine):
+        return record.supervisor is not None and record.supervisor.is_alive()
+    if here.shares_kernel_with(record.machine):
+        return folder.is_locked()  # it runs in another container, or ran under another host name
+    return False if here.is_later_boot_of(record.machine) else None
+
+
+def runs_here(record: AppRecord) -> bool:
+    """Whether the app's supervisor is a process that this one can wait for."""
+    return Machine.here().shows_pids_of(record.machine)
+
+
+def _wait_before_restart(folder: AppFolder) -> None:
+    """Wait until `RESTART_INTERVAL_S` has passed since the last start: a supervisor may die at once every time."""
+    try:
+        age_s = time.time() - folder.lock_file.stat().st_mtime  # every supervisor opens it anew
+    except FileNotFoundError:
+        return
+    if 0 <= age_s < RESTART_INTERVAL_S:
+        time.sleep(RESTART_INTERVAL_S - age_s)
 
 
 def request_stop(folder: AppFolder, request: str = "cancel") -> None:
@@ -169,10 +187,10 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
-        if record.machine.host != Machine.here().host:
-            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
-        elif record.supervisor is None or not record.supervisor.is_alive():
+        if is_supervised(folder, record) is False:
             read_app(folder)
+        elif record.supervisor is None or not runs_here(record):
+            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
         else:
             _wait_process(record.supervisor.pid, left_s)
 

@@ -40,8 +40,9 @@ Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
 Plan: TypeAlias = Sequence[SupervisedRole]
 
 LINGER_S: Final = 5.0
-"""When an agent reports that its job has failed for good, the others know it and end at the same time: one of them
-prints the report. An immediate stop could truncate the report, so they get this long before they are stopped."""
+"""When an agent reports that its job has failed for good, the others of its role know it and end at the same time: one
+of them prints the report. An immediate stop could truncate the report, so they get this long before they are stopped.
+Other roles know nothing of it and are stopped at once."""
 
 
 def build_state(plan: Plan) -> SupervisedApp:
@@ -92,7 +93,7 @@ def describe_end(exit_code: int | None) -> str:
 def _begin(state: SupervisedApp) -> Decision:
     if state.phase in (AppPhase.ENDING, AppPhase.RESTARTING):
         roles = state.restarting if state.phase is AppPhase.RESTARTING else None
-        return _advance(*_stop(replace(state, lingering=0), state.running(roles)))
+        return _advance(*_stop(replace(state, lingering=0, lingering_role=""), state.running(roles)))
     return _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
 
 
@@ -101,7 +102,7 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
     if known is None or known.status is not ReplicaStatus.RUNNING:
         return state, ()
     if state.phase is AppPhase.ENDING:
-        bad = ReplicaStatus.FAILED if state.lingering else ReplicaStatus.CANCELLED
+        bad = ReplicaStatus.FAILED if _lingers(state, event.replica) else ReplicaStatus.CANCELLED
         status = ReplicaStatus.SUCCEEDED if event.exit_code == 0 else bad
         return _advance(_set_status(state, event.replica, status, event.exit_code))
     if event.replica.role in state.restarting:
@@ -120,7 +121,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         reason = _explain_final(what, role, event)
         lingers = role.runs_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
-        return _end(state, Outcome.FAILED, reason, linger=lingers)
+        return _end(state, Outcome.FAILED, reason, lingering_role=role.name if lingers else "")
     used = state.retries.get(role.name, 0)
     if used < role.max_retries:
         state = replace(
@@ -171,8 +172,8 @@ def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> De
     return _advance(*_stop(state, state.running(restarting)))
 
 
-def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, linger: bool = False) -> Decision:
-    """Stop everything, at once or after lingering; replicas that wait are never started."""
+def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role: str = "") -> Decision:
+    """Stop everything at once, but one role perhaps after lingering; replicas that wait are never started."""
     replicas = {
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
         for each, known in state.replicas.items()
@@ -180,10 +181,13 @@ def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, linger: bool = 
     state = replace(
         state, replicas=replicas, phase=AppPhase.ENDING, restarting=(), outcome=outcome, reason=_one_line(reason)
     )
-    if linger and state.running():
-        number = state.grace_number + 1
-        return replace(state, grace_number=number, lingering=number), (Linger(number=number),)
-    return _advance(*_stop(state, state.running()))
+    lingering = state.running([lingering_role]) if lingering_role else ()
+    if not lingering:
+        return _advance(*_stop(state, state.running()))
+    number = state.grace_number + 1
+    state = replace(state, grace_number=number, lingering=number, lingering_role=lingering_role)
+    state, stops = _stop(state, tuple(each for each in state.running() if each not in lingering))
+    return state, (Linger(number=number), *stops)
 
 
 def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
@@ -193,7 +197,12 @@ def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
 
 
 def _stop_lingering(state: SupervisedApp) -> Decision:
-    return _stop(replace(state, lingering=0), state.running())
+    lingering = tuple(each for each in state.running() if _lingers(state, each))
+    return _stop(replace(state, lingering=0, lingering_role=""), lingering)
+
+
+def _lingers(state: SupervisedApp, replica: ReplicaId) -> bool:
+    return state.lingering != 0 and state.lingering_role in ("", replica.role)
 
 
 def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
@@ -202,14 +211,15 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
         if state.phase is AppPhase.ENDED:
             return state, actions
     running = state.running()
-    return replace(state, lingering=0), (Kill(replicas=running),)
+    return replace(state, lingering=0, lingering_role=""), (Kill(replicas=running),)
 
 
 def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
     if event.number != state.grace_number or state.phase not in (AppPhase.ENDING, AppPhase.RESTARTING):
         return state, ()
     running = state.running(state.restarting if state.phase is AppPhase.RESTARTING else None)
-    return state, (Kill(replicas=running),) if running else ()
+    stopped = tuple(each for each in running if not _lingers(state, each))
+    return state, (Kill(replicas=stopped),) if stopped else ()
 
 
 def _advance(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:

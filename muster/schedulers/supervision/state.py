@@ -107,6 +107,8 @@ class SupervisedApp:
     """Distinguishes the running grace period from earlier ones."""
     lingering: int = 0
     """Number of the period in which agents end by themselves; 0: none runs."""
+    lingering_role: str = ""
+    """The role of these agents; "": all roles (apps that earlier versions submitted)."""
     outcome: Outcome | None = None
     reason: str = ""
     """One line: why the app ended, or what was last done about a lost replica."""

@@ -20,9 +20,10 @@ from typing import Any
 
 from muster import _processes
 from muster.schedulers.supervision import actions, decisions, events
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, Machine, ProcessId
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Handle, ReplicaDriver, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
 
 SWEEP_LIMIT_S = 10.0
@@ -47,7 +48,7 @@ class Supervisor:
             self._record = AppRecord(app=app, machine=here, supervisor=own_id, submitted_s=time.time())
         else:
             # After a reboot an old pid may belong to any process.
-            handles = earlier.handles if earlier.machine == here else {}
+            handles = earlier.handles if here.shows_pids_of(earlier.machine) else {}
             self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles)
 
     @property
@@ -224,6 +225,7 @@ def supervise(folder: AppFolder, report_ready: Callable[[str], None]) -> None:
         report_ready: called once with "ok" when all replicas have been started, or another supervisor runs the app.
     """
     with open(folder.lock_file, "w") as lock:
+        os.utime(lock.fileno())  # commands read the time of the last start from it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

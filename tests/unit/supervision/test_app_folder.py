@@ -1,3 +1,4 @@
+import fcntl
 import os
 import stat
 
@@ -8,11 +9,11 @@ from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
     AppSpec,
-    Machine,
     ProcessId,
     StateError,
     is_own_app_folder,
 )
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -163,6 +164,42 @@ def test_a_request_to_a_dead_supervisor_is_detected(spec, tmp_path):
     assert not AppFolder(tmp_path / "nowhere").send_request("cancel")
 
 
+def test_no_secret_stays_when_the_pipe_cannot_be_made(spec, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    folder = AppFolder(spec.folder)
+    with pytest.raises(PermissionError):
+        folder.create(spec)
+    assert not folder.path.exists()
+
+
+def test_a_request_to_a_supervisor_that_ends_meanwhile_is_not_sent(spec, monkeypatch):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    reader = os.open(folder.control_pipe, os.O_RDONLY | os.O_NONBLOCK)
+    open_ = os.open
+
+    def open_then_end(*words):
+        fd = open_(*words)
+        os.close(reader)
+        return fd
+
+    monkeypatch.setattr(os, "open", open_then_end)
+    assert not folder.send_request("cancel")
+
+
+def test_the_lock_tells_whether_a_supervisor_runs_in_another_namespace(spec):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    assert not folder.is_locked()
+    with open(folder.lock_file, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert folder.is_locked()
+    assert not folder.is_locked()
+
+
 def test_apps_of_another_host_are_only_read(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
@@ -171,7 +208,7 @@ def test_apps_of_another_host_are_only_read(spec):
     )
     elsewhere = AppRecord(
         app=app,
-        machine=Machine(host="another-host", boot_id="b"),
+        machine=Machine(host="another-host", boot_id="b", machine_id="another"),
         supervisor=ProcessId(pid=1, start_ticks="no such start"),
     )
     folder.write_record(elsewhere)

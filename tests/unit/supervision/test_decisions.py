@@ -97,6 +97,29 @@ class TestAgentExitCodes:
         statuses = [app.status(f"trainer/{index}") for index in range(3)]
         assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.FAILED, ReplicaStatus.CANCELLED]
 
+    def test_other_roles_are_stopped_at_once(self):
+        app = App(agents(2), others(2))
+        app.begin()
+        assert app.end("trainer/0", 1) == ["linger", "stop main/0", "stop main/1"]
+        assert app.end("main/0", 143) == []
+        assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill main/1"]  # not the agent
+        assert app.end("main/1", 137) == []
+        assert app.end("trainer/1", 1) == ["finish FAILED"]
+        statuses = [app.status(name) for name in ("trainer/1", "main/0", "main/1")]
+        assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.CANCELLED, ReplicaStatus.CANCELLED]
+
+    def test_other_roles_are_stopped_at_once_when_no_agent_is_left(self):
+        app = App(agents(1), others(1))
+        app.begin()
+        assert app.end("trainer/0", 1) == ["stop main/0"]
+
+    def test_agents_that_linger_are_stopped_without_a_second_signal_to_the_others(self):
+        app = App(agents(2), others(1))
+        app.begin()
+        app.end("trainer/0", 1)
+        assert app.decide_event(LingerExpired(number=app.state.lingering)) == ["stop trainer/1"]
+        assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/1", "kill main/0"]
+
     @pytest.mark.parametrize(
         ("request_", "expected"), [(CancelRequested(), ["stop trainer/1"]), (KillRequested(), ["kill trainer/1"])]
     )

@@ -19,6 +19,9 @@ ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PAT
 
 DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 
+CONNECT_LIMIT_S: Final = 10.0
+"""Longest wait for an engine's first answer."""
+
 _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 """Number of the stream, three bytes of padding, length of what follows."""
 
@@ -43,7 +46,10 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
     except ImportError as error:
         raise DockerError("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
     with translate_errors("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
-        return docker.from_env(environment=dict(environ), timeout=timeout_s, max_pool_size=64)
+        # It asks for the engine's version at once: an address that does not answer is known soon.
+        client = docker.from_env(environment=dict(environ), timeout=min(timeout_s, CONNECT_LIMIT_S), max_pool_size=64)
+    client.api.timeout = timeout_s
+    return client
 
 
 @contextmanager

@@ -1,0 +1,81 @@
+"""Which machine an app runs on: hosts may share state folders, and pids mean something on one machine only.
+
+The boot id says it: a host name may change during a job, and two hosts may have the same one. After a reboot the id of
+the installation (machine-id(5)) says whether this is still the machine of an earlier boot.
+"""
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_PID_NAMESPACE = "/proc/self/ns/pid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine, the boot and the process namespace in which an app's processes run."""
+
+    host: str
+    """For people, and for apps that earlier versions submitted."""
+    boot_id: str
+    """"" where the system has none."""
+    machine_id: str = ""
+    """See `read_machine_id`; "" in the records of earlier versions."""
+    pid_namespace: str = ""
+    """"" in the records of earlier versions: then the host name has to tell containers of one machine apart."""
+
+    @staticmethod
+    def here() -> "Machine":
+        """This machine, this boot, this process's namespace."""
+        return Machine(
+            host=socket.gethostname(),
+            boot_id=_read(_BOOT_ID),
+            machine_id=read_machine_id(),
+            pid_namespace=_read_link(_PID_NAMESPACE),
+        )
+
+    def shows_pids_of(self, other: "Machine") -> bool:
+        """Whether a pid recorded there is the same process here: same boot, same namespace."""
+        if not self.shares_kernel_with(other):
+            return False
+        return self.pid_namespace == other.pid_namespace if other.pid_namespace else self.host == other.host
+
+    def shares_kernel_with(self, other: "Machine") -> bool:
+        """Whether both run on one kernel, so that a lock on a file there is seen here."""
+        return self.boot_id == other.boot_id if self.boot_id else self.host == other.host
+
+    def is_later_boot_of(self, other: "Machine") -> bool:
+        """Whether this is the same machine after a reboot: nothing that ran there runs any more."""
+        if self.shares_kernel_with(other):
+            return False
+        if other.machine_id:
+            return self.machine_id == other.machine_id
+        return self.host == other.host
+
+
+def read_machine_id() -> str:
+    """Names this installation of an operating system for good; another value than machine-id(5), which is not public.
+
+    Returns:
+        12 hexadecimal digits; the host name where there is no such id (containers, systems other than Linux).
+    """
+    text = next(filter(None, map(_read, _MACHINE_ID_FILES)), "")
+    return hashlib.sha256(f"muster {text}".encode()).hexdigest()[:12] if text else socket.gethostname()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

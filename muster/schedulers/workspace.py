@@ -1,6 +1,9 @@
 """Packs the user's folder, the workspace, as one tar.gz.
 
 Deterministic: the same files give the same bytes, so that adapters can name it by its hash. Standard library only.
+
+What travels is decided by `.torchxignore`, by TorchX's rules, and by `LEFT_OUT`: names that hold history or credentials
+stay here unless a line of `.torchxignore` such as `!.env` sends them.
 """
 
 import fnmatch
@@ -15,6 +18,17 @@ from pathlib import Path
 from typing import Final
 
 IGNORE_FILE: Final = ".torchxignore"
+DOCKERFILE: Final = "Dockerfile.torchx"
+
+LEFT_OUT: Final = (".git", ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".netrc", "id_*")
+"""Names, at any depth, that do not travel by default. The last pattern that matches decides, as in `.torchxignore`.
+
+`id_*` means the keys of SSH (`id_rsa`, `id_ed25519`, `id_rsa.pub`): with any other suffix (`id_map.json`, `id_rsa.pem`)
+a name travels, and so does a folder.
+"""
+
+_NAMED_LIMIT: Final = 5
+"""Names in the line about what was left out."""
 
 
 class BundleError(ValueError):
@@ -75,17 +89,34 @@ def walk_workspace(root: Path) -> Iterator[str]:
     """Yields the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
 
     The rules are TorchX's: one shell pattern per line, `#` begins a comment, `!` includes again, the last match
-    decides; an ignored folder is not entered; inside a folder that a `!` kept, only later lines count.
+    decides; an ignored folder is not entered; inside a folder that a `!` kept, only later lines count. `LEFT_OUT`
+    counts where no line matches.
 
     Raises:
         BundleError: a folder or the ignore file cannot be read.
 
     Source: torchx/workspace/api.py, walk_workspace.
     """
-    yield from _walk(root, "", _read_patterns(root / IGNORE_FILE))
+    return (relative for relative, travels in _walk(root, "", _read_patterns(root / IGNORE_FILE)) if travels)
 
 
-def _walk(root: Path, folder: str, patterns: Sequence[str]) -> Iterator[str]:
+def describe_left_out(path: str) -> str:
+    """One line for the user that names what does not travel because of `LEFT_OUT`; "" if there is nothing.
+
+    Raises:
+        BundleError: see `walk_workspace`.
+    """
+    root = Path(path)
+    names = [relative for relative, travels in _walk(root, "", _read_patterns(root / IGNORE_FILE)) if not travels]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED_LIMIT} more" if len(names) > _NAMED_LIMIT else ""
+    listed = ", ".join(names[:_NAMED_LIMIT]) + more
+    return f"not sent with the workspace: {listed}; the line !{names[0]} in {IGNORE_FILE} would send {names[0]}"
+
+
+def _walk(root: Path, folder: str, patterns: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Yields (path, whether it travels) of what the patterns do not ignore."""
     try:
         entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -95,9 +126,18 @@ def _walk(root: Path, folder: str, patterns: Sequence[str]) -> Iterator[str]:
         index, ignored = _match(relative, patterns)
         if ignored:
             continue
-        yield relative
-        if entry.is_dir(follow_symlinks=False):
+        is_folder = entry.is_dir(follow_symlinks=False)
+        travels = index >= 0 or not _is_left_out(entry.name, is_folder=is_folder)
+        yield relative, travels
+        if is_folder and travels:
             yield from _walk(root, relative, patterns[index + 1 :])
+
+
+def _is_left_out(name: str, *, is_folder: bool) -> bool:
+    _, left_out = _match(name, LEFT_OUT)
+    if name.startswith("id_"):
+        return left_out and not is_folder and Path(name).suffix in ("", ".pub")
+    return left_out
 
 
 def _read_patterns(path: Path) -> list[str]:
@@ -114,7 +154,7 @@ def _read_patterns(path: Path) -> list[str]:
 def _match(relative: str, patterns: Sequence[str]) -> tuple[int, bool]:
     """The index of the last pattern that matches (-1: none) and whether that pattern ignores."""
     last, ignored = -1, False
-    if relative == "Dockerfile.torchx":  # TorchX never ignores it
+    if relative == DOCKERFILE:  # TorchX never ignores it
         return last, ignored
     for index, pattern in enumerate(patterns):
         keeps = pattern.startswith("!")

@@ -172,3 +172,38 @@ class TestUnpacking:
         (tmp_path / "w.tar.gz").write_bytes(b"no archive")
         with pytest.raises(EnvironmentFault, match=r"cannot unpack the workspace '.*w\.tar\.gz'"):
             unpack_workspace(str(tmp_path / "w.tar.gz"), str(tmp_path / "into"))
+
+
+class TestLeftOut:
+    NAMES = (
+        [".git/config", ".env", ".env.local", ".env.example", ".env.sample", ".env.template", ".netrc", "id_rsa"]
+        + ["id_ed25519", "id_ed25519.pub", "id_map.json", "id_rsa.pem", "ca.pem", "deep/.env", "sub/.git", "id_/x"]
+        + ["environment.env", "main.py"]
+    )
+
+    def test_history_and_credentials_stay_here(self, tmp_path):
+        make_tree(tmp_path, self.NAMES)
+        assert names_of(workspace.build_workspace_bundle(str(tmp_path))) == [
+            ".env.example", ".env.sample", ".env.template", "ca.pem", "deep", "environment.env", "id_", "id_/x",
+            "id_map.json", "id_rsa.pem", "main.py", "sub",
+        ]  # fmt: skip
+
+    def test_one_line_names_them_and_how_to_send_one(self, tmp_path):
+        assert workspace.describe_left_out(str(tmp_path)) == ""
+        make_tree(tmp_path, self.NAMES)
+        assert workspace.describe_left_out(str(tmp_path)) == (
+            "not sent with the workspace: .env, .env.local, .git, .netrc, deep/.env and 4 more; "
+            "the line !.env in .torchxignore would send .env"
+        )
+
+    def test_a_line_sends_one(self, tmp_path):
+        make_tree(tmp_path, [".env", ".netrc", "deep/.env", ".git/config"])
+        (tmp_path / ".torchxignore").write_text("!.env\n!deep/.env\n!.git\n")
+        names = names_of(workspace.build_workspace_bundle(str(tmp_path)))
+        assert names == [".env", ".git", ".git/config", ".torchxignore", "deep", "deep/.env"]
+        assert workspace.describe_left_out(str(tmp_path)).startswith("not sent with the workspace: .netrc; ")
+
+    def test_what_the_user_ignores_is_not_named(self, tmp_path):
+        make_tree(tmp_path, [".git/config", "main.py"])
+        (tmp_path / ".torchxignore").write_text(".git\n")
+        assert workspace.describe_left_out(str(tmp_path)) == ""

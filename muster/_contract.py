@@ -96,6 +96,9 @@ class Env:
     """What the agent removes from its workers' environment."""
 
 
+TOKEN_PLACEHOLDER: Final = "<{key}>"
+"""What a dry run prints instead of a token. The agent refuses a token of this form: whoever applied it forgot one."""
+
 NODE_INDEX_MARK: Final = "{{muster.node_index}}"
 """See `Env.NODE_INDEX`."""
 

@@ -5,7 +5,6 @@
     kubernetes/     replicas are pods
 
 `bundle` packs the agent, `workspace` the user's folder, `agent_command` recognises and rewrites the agent's command,
-`bundle` packs the agent, `workspace` the user's folder, `agent_command` recognises and rewrites the agent's command,
 `naming` makes every name, `grace` decides how long a stop may take, `gpus` lists this machine's GPUs,
 `secret_variables` decides what is masked, `errors` holds the errors that the TorchX command line prints as one line.
 

@@ -11,6 +11,7 @@ import gzip
 import io
 import os
 import posixpath
+import shutil
 import stat
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,26 @@ def build_workspace_bundle(path: str) -> bytes:
         for relative in walk_workspace(root):
             _add(bundle, root, relative)
     return buffer.getvalue()
+
+
+def copy_workspace(path: str, into: str) -> None:
+    """Copies what travels of a folder, for tools that pack a whole folder themselves.
+
+    Raises:
+        BundleError: see `build_workspace_bundle`.
+    """
+    for relative in walk_workspace(Path(path)):
+        source, target = Path(path) / relative, Path(into) / relative
+        try:
+            status = source.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                target.symlink_to(os.readlink(source))
+            elif stat.S_ISDIR(status.st_mode):
+                target.mkdir()
+            elif stat.S_ISREG(status.st_mode):
+                shutil.copy2(source, target)
+        except OSError as error:
+            raise BundleError(f"cannot copy {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
 
 
 def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:

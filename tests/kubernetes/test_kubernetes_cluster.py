@@ -225,7 +225,7 @@ def test_the_server_accepts_what_a_dry_run_prints(resources, namespace, server_v
     nodes = "1:4x8" if server_version >= (1, 31) else "4x8"
     app = ddp(script="main.py", j=nodes, image="img", mounts=["type=volume", "src=emptydir/1Gi", "dst=/data"])
     before, version = copy.deepcopy(app), ".".join(map(str, server_version))
-    options = {"namespace": namespace, "pod_template": json.dumps(small), "kube_version": version}
+    options = {"namespace": namespace, "pod_template": json.dumps(small), "kube_version": version, "dryrun": "full"}
     text = str(build_request(app, options, name="dry-x1"))
     assert app == before
     for document in yaml.safe_load_all(text):

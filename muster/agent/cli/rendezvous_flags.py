@@ -253,6 +253,8 @@ def _read_token(environ: Mapping[str, str]) -> str | None:
     token = environ.get(Env.TOKEN) or None
     if token is None and environ.get(Env.REQUIRE_TOKEN, "0") not in ("", "0"):
         raise UsageError(f"{Env.REQUIRE_TOKEN} requires a token, but {Env.TOKEN} is not set or empty")
+    if token is not None and token.startswith("<") and token.endswith(">"):
+        raise UsageError(f"{Env.TOKEN} is {token}, the placeholder of a dry run: put a token in its place")
     return token
 
 

@@ -28,6 +28,12 @@ class Kind:
     kind: str
     namespaced: bool = True
 
+    @property
+    def resource(self) -> str:
+        """What kubectl and RBAC call it: "secrets", "jobs.batch"."""
+        group, slash, _ = self.api_version.partition("/")
+        return f"{_PLURALS[self.kind]}.{group}" if slash else _PLURALS[self.kind]
+
     def build_path(self, namespace: str, name: str = "") -> str:
         """The path of the collection, or of one object."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"

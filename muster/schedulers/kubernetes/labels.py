@@ -13,6 +13,9 @@ TASK_INDEX_LABEL: Final = "volcano.sh/task-index"
 TASK_LABEL: Final = "volcano.sh/task-spec"
 
 APPDEF_ANNOTATION: Final = "muster.torchx/appdef"
+WORKSPACE_KEY: Final = "muster.kubernetes_workspace"
+"""In `Role.metadata`: the key of the role's packed workspace in its Secret. Older versions kept it in the AppDef."""
+
 CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
 SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"
 """A random value on every object of one submission, by which a repeated request recognises its own objects."""

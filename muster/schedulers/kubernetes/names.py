@@ -12,8 +12,11 @@ NAME_LIMIT: Final = 63
 
 ROLE_LIMIT: Final = 20
 CONTAINER: Final = "main"
-INDEX_VARIABLE: Final = "NODE_INDEX"
+INDEX_VARIABLE: Final = "MUSTER_POD_INDEX"
 """Environment variable with the index that the pod's controller assigned."""
+
+NAMESPACE_VARIABLE: Final = "MUSTER_POD_NAMESPACE"
+"""Environment variable with the pod's namespace."""
 
 LEADER_TASK: Final = "lead"
 """Volcano: the task of node 0 of an elastic role."""
@@ -54,8 +57,13 @@ def build_token_key(label: str) -> str:
 
 
 def build_config_map_name(app: str) -> str:
-    """The ConfigMap with the agent and the packed workspaces."""
+    """The ConfigMap with the agent."""
     return f"{app}-bundle"
+
+
+def build_workspace_name(app: str) -> str:
+    """The Secret with the packed workspaces."""
+    return f"{app}-workspace"
 
 
 def label_roles(names: Sequence[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """The TorchX scheduler `kubernetes`: builds requests offline, and sends them to the cluster."""
 
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +12,15 @@ from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.manifests.config_map import METADATA_KEY, pack_workspace
+from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
+from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.runner.versions import LogRequest, PluginScheduler, build_dryrun_info, get_workspace_path
+from muster.schedulers.workspace import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 
 if TYPE_CHECKING:
     from muster.schedulers.kubernetes.api.client import Clock
@@ -24,6 +28,11 @@ if TYPE_CHECKING:
     from muster.schedulers.kubernetes.live.session import Session
 
 BACKEND: Final = "kubernetes"
+
+_UNUSED_DOCKERFILE: Final = (
+    f"{DOCKERFILE} is not used: the pods run the role's image; "
+    "with -cfg image_repo=REGISTRY/NAME an image is built from it and pushed (needs Docker)"
+)
 
 
 class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc]
@@ -42,6 +51,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         self._clock = clock
         self._limits = limits
         self._packed_workspaces: dict[str, bytes] = {}
+        self._printed: set[str] = set()
         self._open_session: Session | None = None
 
     @property
@@ -67,19 +77,32 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """Checks nothing: a role may lack a resource, and building the request checks everything else."""
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
-        """Packs the folder for the ConfigMap. With `image_repo`, builds an image on top of the role's instead.
+        """Packs the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
 
         Raises:
             SchedulerError: the folder is too large or cannot be read.
         """
         path = get_workspace_path(workspace)
-        if cfg.get("image_repo"):
-            _load_image_builder().build_workspace_and_update_role(role, f"file://{Path(path).resolve()}", cfg)
-            return
+        try:
+            self._print_once(describe_left_out(path))
+            if cfg.get("image_repo"):
+                with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
+                    copy_workspace(path, folder)
+                    _load_image_builder().build_workspace_and_update_role(role, f"file://{folder}", cfg)
+                return
+        except BundleError as error:
+            raise SchedulerError(str(error)) from error
+        if (Path(path) / DOCKERFILE).exists():
+            self._print_once(_UNUSED_DOCKERFILE)
         key, content = pack_workspace(path)
-        if content:
-            self._packed_workspaces[key] = content
-            role.metadata[METADATA_KEY] = key
+        self._packed_workspaces[key] = content
+        role.metadata[WORKSPACE_KEY] = key
+
+    def _print_once(self, text: str) -> None:
+        """TorchX packs the same folder once for every role."""
+        if text and text not in self._printed:
+            self._printed.add(text)
+            sys.stderr.write(f"muster: {text}\n")
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(cfg)

@@ -177,3 +177,9 @@ ENV: Final = Option(
 )
 DETACH: Final = Option(type=bool, help="keep the app running after the command that started it")
 QUIET: Final = Option(type=bool, default=False, help="print no progress while images are pulled or built")
+DRYRUN: Final = Option(
+    type=str,
+    default="summary",
+    help="what a dry run prints of the agent and the workspace: summary (name, size, digest) or full",
+    parse=build_choice_parser("summary", "full"),
+)

@@ -33,7 +33,8 @@ def test_a_job_by_the_command_line_alone(cluster, torchx):
     shown = torchx("run", "-s", "kubernetes", "dist.ddp", "-j", "2x1", "--script", "main.py").stdout
     handle = next(word for word in shown.split() if word.startswith("kubernetes://"))
     name = handle.rpartition(":")[2]
-    assert len(cluster.find("configmaps")[0]["binaryData"]) == 2, "the agent and the workspace"
+    assert len(cluster.find("configmaps")) == 1, "the agent"
+    assert len(cluster.find("secrets")) == 2, "tokens and the workspace"
     for index in range(2):
         cluster.start_pod(cluster.find_pod(name, index))
         cluster.write_log(cluster.find_pod(name, index), f"node {index}\n", 1)
@@ -56,5 +57,5 @@ def test_a_job_that_is_cancelled(cluster, torchx):
 
 def test_a_wrong_option_is_one_line(cluster, torchx):
     done = torchx("run", "-s", "kubernetes", "-cfg", "flavor=jobs", "dist.ddp", "--script", "main.py", code=1)
-    assert "flavor=jobs is not one of job, jobset, volcano" in done.stderr
+    assert "flavor='jobs' is not one of job, jobset, volcano" in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,11 +10,13 @@ import pytest
 from torchx.specs import AppDef
 
 from muster.components.dist import ddp
+from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.live.status import describe_report
-from muster.schedulers.kubernetes.manifests.config_map import METADATA_KEY, pack_workspace
-from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
+from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
+from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
 
+ADDED = Additions(namespace="ns", secret="a-token", submission_id="s")
 FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"
 PRINTS = """\
 import os, sys
@@ -35,10 +37,14 @@ class Kubelet:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.kinds = {document["kind"]: document for document in reversed(documents) if self.is_for(document, role)}
+        self.names = {document["metadata"]["name"]: document for document in documents}
         self.spec = self.kinds["Job"]["spec"]["template"]["spec"]
         (folder / "opt").mkdir()
-        for name, content in self.kinds["ConfigMap"]["binaryData"].items():
-            (folder / "opt" / name).write_bytes(base64.b64decode(content))
+        (bundle,) = (volume["projected"] for volume in self.spec["volumes"] if "projected" in volume)
+        for source in bundle["sources"]:
+            named = self.names[(source.get("configMap") or source["secret"])["name"]]
+            for name, content in (named.get("binaryData") or named["data"]).items():
+                (folder / "opt" / name).write_bytes(base64.b64decode(content))
 
     @property
     def args(self):
@@ -61,11 +67,11 @@ class Kubelet:
                 env[item["name"]] = self.expand(self.place(item["value"], index), env)
             elif "secretKeyRef" in item["valueFrom"]:
                 key = item["valueFrom"]["secretKeyRef"]
-                assert key["name"] == self.kinds["Secret"]["metadata"]["name"]
-                env[item["name"]] = base64.b64decode(self.kinds["Secret"]["data"][key["key"]]).decode()
+                env[item["name"]] = base64.b64decode(self.names[key["name"]]["data"][key["key"]]).decode()
             else:
                 path = item["valueFrom"]["fieldRef"]["fieldPath"]
-                env[item["name"]] = str(index) if "job-completion-index" in path else f"pod-{index}"
+                fields = {"metadata.name": f"pod-{index}", "metadata.namespace": "ns"}
+                env[item["name"]] = fields.get(path, str(index))
         return env | {"TORCHX_RANK0_HOST": "127.0.0.1"}
 
     @staticmethod
@@ -128,19 +134,19 @@ def kubelet(tmp_path):
         (workspace / "main.py").write_text(program)
         key, content = pack_workspace(str(workspace))
         app = ddp(*args, script="main.py", image="img", j="2x1", rdzv_port=free_port(), start="cold")
-        app.roles[0].metadata[METADATA_KEY] = key
+        app.roles[0].metadata[WORKSPACE_KEY] = key
         request = build_request(app, {}, name="main-x1", workspaces={key: content})
-        return Kubelet(tmp_path, complete_documents(request, "a-token", "ns"))
+        return Kubelet(tmp_path, complete_documents(request, ADDED))
 
     return make
 
 
 def test_two_pods_run_the_users_code(kubelet, tmp_path):
-    outcome = kubelet(PRINTS, "$5", "$(NODE_INDEX)", "a b").run()
+    outcome = kubelet(PRINTS, "$5", "$(MUSTER_POD_INDEX)", "a b").run()
     assert [code for code, _ in outcome] == [0, 0], outcome
     for index, (_, log) in enumerate(outcome):
         # neither Kubernetes nor a shell has changed the arguments
-        expected = f"rank {index} of 2 ['$5', '$(NODE_INDEX)', 'a b'] {tmp_path}/pod-{index}/work"
+        expected = f"rank {index} of 2 ['$5', '$(MUSTER_POD_INDEX)', 'a b'] {tmp_path}/pod-{index}/work"
         assert expected in log
         assert "a-token" not in log
 
@@ -162,7 +168,7 @@ def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):
 
 def test_an_empty_token_is_refused(kubelet):
     made = kubelet(PRINTS)
-    made.kinds["Secret"]["data"]["token-main"] = ""
+    made.names["main-x1-secret"]["data"]["token-main"] = ""
     outcome = made.run()
     assert [code for code, _ in outcome] == [2, 2], outcome
 
@@ -189,11 +195,9 @@ def roles(tmp_path):
                 script="main.py", image="img", j="2x1", rdzv_port=free_port(), rdzv_conf=conf, start="cold"
             ).roles
             role.name = name
-            role.metadata[METADATA_KEY] = key
+            role.metadata[WORKSPACE_KEY] = key
             app.roles.append(role)
-        documents = complete_documents(
-            build_request(app, {}, name="app-x1", workspaces={key: content}), "a-token", "ns"
-        )
+        documents = complete_documents(build_request(app, {}, name="app-x1", workspaces={key: content}), ADDED)
         return {role.name: Kubelet(tmp_path / role.name, documents, role.name) for role in app.roles}
 
     return make

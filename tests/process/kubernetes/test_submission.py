@@ -1,9 +1,12 @@
 """Submission, state, cancel, delete and resize over real HTTP: no duplicates, no partial apps, no leftovers."""
 
+import base64
+import io
 import itertools
 import json
 import re
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -119,7 +122,9 @@ def test_a_failed_cleanup_does_not_hide_the_first_error(cluster, scheduler, doub
     printed = capsys.readouterr().err
     assert "some created objects could not be removed (" in printed
     assert "; to remove them, run: kubectl" in printed
-    assert "kubectl -n team delete job,service,configmap,secret -l app.kubernetes.io/instance=app-" in printed
+    (command,) = re.findall(r"kubectl -n team delete (.*)", printed)
+    left = {f"{plural}/{name}" for _, _, plural, name in cluster.objects}
+    assert set(command.split()) == left, "exactly what is left, not what matches a label"
 
 
 README = Path(__file__).resolve().parents[3] / "README.md"
@@ -633,13 +638,26 @@ def test_a_dry_run_needs_no_cluster_no_credentials_and_no_client(scheduler, monk
     assert "kind: Job" in str(scheduler.submit_dryrun(build_app(), {}))
 
 
-def test_the_workspace_is_sent_with_the_app(cluster, scheduler, tmp_path):
+def test_the_workspace_is_sent_with_the_app(cluster, scheduler, tmp_path, capsys):
+    """In a Secret, without history and credentials, which were in a ConfigMap that others can read."""
     folder = tmp_path / "ws"
-    folder.mkdir()
-    (folder / "main.py").write_text("print('hi')\n")
-    scheduler.submit(build_app(), {}, workspace=f"file://{folder}")
+    (folder / ".git").mkdir(parents=True)
+    for name in ("main.py", ".env", ".git/config", "Dockerfile.torchx"):
+        (folder / name).write_text("print('hi')\n")
+    app_id = scheduler.submit(build_app(extra=[echo_role()]), {}, workspace=f"file://{folder}")
     (config_map,) = cluster.find("configmaps")
-    assert {key.partition("-")[0] for key in config_map["binaryData"]} == {"muster", "workspace"}
+    assert set(config_map["binaryData"]) == {"muster-agent.zip"}
+    secret = next(item for item in cluster.find("secrets") if item["metadata"]["name"].endswith("-workspace"))
+    (packed,) = secret["data"].values()
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as archive:
+        assert archive.getnames() == ["Dockerfile.torchx", "main.py"]
+    printed = capsys.readouterr().err.splitlines()
+    line = "muster: not sent with the workspace: .env, .git; the line !.env in .torchxignore would send .env"
+    assert printed.count(line) == 1
+    assert [text for text in printed if "Dockerfile.torchx is not used" in text and "image_repo" in text]
+    assert len(secret["metadata"]["ownerReferences"]) == 1
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
 
 
 def test_a_workspace_that_is_too_large_names_the_alternatives(scheduler, tmp_path):

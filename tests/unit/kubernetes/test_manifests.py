@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import hashlib
 import importlib.util
 import json
 import os
@@ -22,11 +23,12 @@ from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
+from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 
 pytestmark = pytest.mark.torchx
 
+ADDED = Additions(namespace="team-a", secret="a-token", submission_id="s")
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
 REPOSITORY = HERE.parents[2]
@@ -101,8 +103,10 @@ def env_of(request):
 @lru_cache(maxsize=64)
 def load_validator(version, name):
     """The published strict schema of one kind. kubernetes_validate itself reads two megabytes for every document."""
-    package = pytest.importorskip("kubernetes_validate", reason="the published schemas are in the test requirements")
-    jsonschema, referencing = pytest.importorskip("jsonschema"), pytest.importorskip("referencing")
+    package = importlib.import_module("kubernetes_validate")
+    import jsonschema
+    import referencing
+
     folder = Path(package.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local-strict"
     schema = json.loads((folder / f"{name}.json").read_text())
     registry = referencing.Resource.from_contents(schema) @ (load_definitions(folder) @ referencing.Registry())
@@ -149,14 +153,16 @@ def validate_strictly(document, version):
 def test_the_validator_refuses_an_unknown_field():
     request = build(agent_role())
     request.parent["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Never"
-    jsonschema = pytest.importorskip("jsonschema")
+    import jsonschema
+
     with pytest.raises(jsonschema.ValidationError, match="imagePullPolice"):
         validate_strictly(request.parent, versions()[-1])
 
 
 def check_jobset(document):
     """The models drop unknown fields: the output must equal the input."""
-    models = pytest.importorskip("kubeflow_trainer_api.models")
+    from kubeflow_trainer_api import models
+
     shell = copy.deepcopy(document)
     for job in shell["spec"]["replicatedJobs"]:
         job["template"].pop("spec")  # checked against Kubernetes' own schema
@@ -225,7 +231,9 @@ VOLCANO_SCHEMA = {
 
 
 def check_volcano(document):
-    pytest.importorskip("jsonschema").validate(document, VOLCANO_SCHEMA)
+    import jsonschema
+
+    jsonschema.validate(document, VOLCANO_SCHEMA)
     spec = document["spec"]
     assert spec["minAvailable"] <= sum(task["replicas"] for task in spec["tasks"])
     assert all(task["minAvailable"] <= task["replicas"] for task in spec["tasks"])
@@ -237,7 +245,6 @@ def check_volcano(document):
 
 
 def test_the_compact_table_equals_the_published_schemas():
-    pytest.importorskip("kubernetes_validate")
     double = load_double("kubernetes_fields")
     assert double.PATH.read_text() == double.render(double.build_fields())
 
@@ -294,7 +301,7 @@ def roles(draw):
         "min_replicas": draw(st.none() | st.integers(1, most)),
         "max_retries": draw(st.integers(0, 5)),
         "env": draw(
-            st.dictionaries(st.sampled_from(["A", "B_1", "WANDB_API_KEY", "MUSTER_TOKEN", "TMPDIR"]), TEXT, max_size=3)
+            st.dictionaries(st.sampled_from(["A", "B_1", "WANDB_API_KEY", "NODE_INDEX", "TMPDIR"]), TEXT, max_size=3)
         ),
         "mounts": draw(MOUNTS),
         "port_map": draw(st.dictionaries(st.sampled_from(["c10d", "Tensor Board"]), st.integers(1, 65535), max_size=2)),
@@ -340,7 +347,7 @@ OPTIONS = st.fixed_dictionaries(
 @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(name=NAMES, app_roles=st.lists(roles(), min_size=1, max_size=3), options=OPTIONS)
 @mock.patch(
-    "muster.schedulers.kubernetes.manifests.config_map.build_agent_bundle", return_value=b"the agent"
+    "muster.schedulers.kubernetes.manifests.bundles.build_agent_bundle", return_value=b"the agent"
 )  # its own tests pack it
 def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options):
     for index, role in enumerate(app_roles):
@@ -359,7 +366,7 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
         return
     assert app == before, "the caller's AppDef is not changed"
     assert str(build_request(app, options, name="app-b1c2d3e4")) == str(request), "deterministic"
-    for document in complete_documents(request, "a-token", "team-a"):
+    for document in complete_documents(request, ADDED):
         validate_strictly(document, options["kube_version"])
         check_create(document)
 
@@ -367,7 +374,7 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
 def build_broken(change):
     """Documents of a valid request, one of them changed into one that the real API server refuses."""
     request = build(agent_role(nodes=4, max_retries=1))
-    documents = {document["kind"]: document for document in complete_documents(request, "tok", "ns")}
+    documents = {document["kind"]: document for document in complete_documents(request, ADDED)}
     change(documents, documents["Job"]["spec"], documents["Job"]["spec"]["template"]["spec"])
     return documents.values()
 
@@ -409,7 +416,7 @@ def test_the_double_refuses_what_the_real_server_refuses(change, message):
 
 def golden_text(request):
     """As printed, without the bundle's bytes and the AppDef, whose encoding depends on the version of TorchX."""
-    text = re.sub(r'(muster-agent\.zip|workspace-\w+\.tar\.gz): "[^"]*"', r'\1: "..."', str(request))
+    text = re.sub(r'muster-agent\.zip: "<[\d,]+ bytes, sha256 \w{16}>"', 'muster-agent.zip: "..."', str(request))
     return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: \S+", f"{APPDEF_ANNOTATION}: ...", text)
 
 
@@ -434,12 +441,33 @@ def test_golden(flavor, size):
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_the_size_does_not_depend_on_the_number_of_nodes(flavor):
     def size(nodes):
-        request = build(agent_role(nodes=nodes, least=2), flavor=flavor)
-        documents = [document for document in request.documents if document["kind"] != "ConfigMap"]
-        return len(json.dumps(documents, separators=(",", ":")))
+        request = build(*with_workspace(agent_role(nodes=nodes, least=2)), flavor=flavor, workspaces=FILES)
+        return len(str(request)), len(json.dumps(strip_files(request), separators=(",", ":")))
 
-    assert size(4096) <= 8192
-    assert abs(size(4096) - size(16)) < 64
+    printed, sent = size(4096)
+    assert sent <= 8192
+    assert printed <= 8192 or flavor == "volcano"  # two tasks, each with a template: more indentation
+    assert abs(size(4096)[1] - size(16)[1]) < 64
+
+
+FILES = {"workspace-1.tar.gz": b"packed", "workspace-2.tar.gz": b"other"}
+
+
+def with_workspace(*roles, key="workspace-1.tar.gz"):
+    for role in roles:
+        role.metadata = {**role.metadata, "muster.kubernetes_workspace": key}
+    return roles
+
+
+def strip_files(request):
+    """The documents without the agent and the workspace."""
+    return [{**document, "binaryData": None, "data": None} for document in request.documents]
+
+
+def test_an_object_that_is_too_large_is_one_line():
+    role = agent_role(script=["x" * (1 << 20)])
+    with pytest.raises(SchedulerError, match=r"job/app-x1-trainer has 10\d\d KiB, the limit is 1024 KiB: shorten"):
+        build(role)
 
 
 def test_the_dry_run_holds_no_secret():
@@ -447,37 +475,123 @@ def test_the_dry_run_holds_no_secret():
     assert "hunter2" not in str(request)
     assert "hunter2" not in repr(request)
     assert all("data" not in document for document in request.documents if document["kind"] == "Secret")
-    sent = {document["kind"]: document for document in complete_documents(request, "tok", "ns")}
+    sent = {document["kind"]: document for document in complete_documents(request, ADDED)}
     assert set(sent["Secret"]["data"]) == {"token-trainer", "trainer.WANDB_API_KEY"}
     assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
 
 
-@pytest.mark.parametrize("namespace", [None, "team"])
-def test_the_dry_run_has_a_command_to_fill_its_secret(namespace, tmp_path):
-    """The command in its comment changes the Secret of the same document and keeps its labels."""
-    text = str(build(agent_role(env={"WANDB_API_KEY": "hunter2"}), namespace=namespace))
-    command = next(line for line in text.splitlines() if "kubectl" in line).removeprefix("#   ")
-    for name, script in (("kubectl", r'printf "%s\n" "$@"'), ("openssl", "echo r4nd0m")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(["sh", "-c", command], env={"PATH": path}, capture_output=True, text=True, check=True)
-    place = ["-n", "team"] if namespace else []
-    *words, patch = done.stdout.splitlines()
-    assert words == [*place, "patch", "secret", "app-x1-secret", "--type=merge", "-p"]
-    assert json.loads(patch) == {"stringData": {"token-trainer": "r4nd0m", "trainer.WANDB_API_KEY": "..."}}
+def test_a_dry_run_is_for_people():
+    """It was one line of 227,822 characters; the files are named with their size and digest."""
+    request = build(*with_workspace(agent_role()), workspaces=FILES)
+    shown = list(yaml.safe_load_all(str(request)))
+    packed = base64.b64decode(request.documents[1]["binaryData"]["muster-agent.zip"])
+    digest = hashlib.sha256(packed).hexdigest()[:16]
+    assert shown[1]["binaryData"] == {"muster-agent.zip": f"<{len(packed):,} bytes, sha256 {digest}>"}
+    assert re.fullmatch(r"<6 bytes, sha256 \w{16}>", shown[2]["data"]["workspace-1.tar.gz"])
+    text = re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: \S+", "", str(request))
+    assert max(map(len, text.splitlines())) <= 160
+    assert "# A summary, which kubectl refuses: -cfg dryrun=full prints the files whole.\n" in text
+    with pytest.raises(ValueError):  # so does the API server
+        base64.b64decode(shown[1]["binaryData"]["muster-agent.zip"], validate=True)
+
+
+def test_the_whole_dry_run_is_what_is_sent_but_for_what_it_names():
+    request = build(*with_workspace(agent_role(env={"WANDB_API_KEY": "hunter2"})), workspaces=FILES, dryrun="full")
+    shown = list(yaml.safe_load_all(str(request)))
+    secret = shown[0].pop("stringData")
+    assert shown == json.loads(json.dumps(request.documents))
+    assert secret == {"token-trainer": "<token-trainer>", "trainer.WANDB_API_KEY": "<trainer.WANDB_API_KEY>"}
+    for document in yaml.safe_load_all(str(request)):
+        validate_published(document, versions()[-1])
+    sent = complete_documents(request, ADDED)
+    for document in sent:
+        added = {key: document["metadata"].pop(key) for key in ("annotations", "namespace")}
+        assert added["annotations"].pop("muster.torchx/submission") == "s"
+        assert added["namespace"] == "team-a"
+        document["metadata"] |= {"annotations": added["annotations"]} if added["annotations"] else {}
+    assert sent[0].pop("data").keys() == secret.keys()
+    assert sent == json.loads(json.dumps(request.documents))
+    assert request.describe_additions() == [
+        "the namespace of the context",
+        "the values of the Secret",
+        "the annotation muster.torchx/submission",
+        "ownerReferences to app-x1-trainer",
+        "a PodGroup if the cluster has them (gang=auto)",
+    ]
+
+
+def test_one_line_of_the_dry_run_fills_in_its_placeholders(tmp_path):
+    text = str(build(agent_role(env={"WANDB_API_KEY": "hunter2"}), dryrun="full"))
+    (command,) = (line.partition(": ")[2] for line in text.splitlines() if "sed -i" in line)
+    (tmp_path / "FILE").write_text(text)
+    (tmp_path / "openssl").write_text("#!/bin/sh\necho r4nd0m\n")
+    (tmp_path / "openssl").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WANDB_API_KEY": "a/b"}
+    subprocess.run(["sh", "-c", command], env=env, cwd=tmp_path, check=True)
+    secret = next(yaml.safe_load_all((tmp_path / "FILE").read_text()))
+    assert secret["stringData"] == {"token-trainer": "r4nd0m", "trainer.WANDB_API_KEY": "a/b"}
+
+
+def test_the_agent_refuses_a_placeholder():
+    from muster.agent.cli.rendezvous_flags import _read_token
+    from muster.agent.errors import UsageError
+
+    with pytest.raises(UsageError, match="MUSTER_TOKEN is <token-trainer>, the placeholder of a dry run"):
+        _read_token({"MUSTER_TOKEN": "<token-trainer>"})
+
+
+def test_a_workspace_travels_in_a_secret_of_its_own():
+    roles = [*with_workspace(agent_role()), *with_workspace(plain_role(), key="workspace-2.tar.gz")]
+    request = build(*roles, workspaces={**FILES, "workspace-3.tar.gz": b"of another app"})
+    documents = {document["metadata"]["name"]: document for document in request.documents}
+    assert documents["app-x1-bundle"]["binaryData"].keys() == {"muster-agent.zip"}
+    assert documents["app-x1-workspace"]["kind"] == "Secret"
+    assert documents["app-x1-workspace"]["data"].keys() == FILES.keys()
+    trainer, echo = (documents[f"app-x1-{role}"]["spec"]["template"]["spec"] for role in ("trainer", "echo"))
+
+    def sources(pod):
+        return next(volume["projected"]["sources"] for volume in pod["volumes"] if "projected" in volume)
+
+    def secret(key):
+        return {"secret": {"name": "app-x1-workspace", "items": [{"key": key, "path": key}]}}
+
+    assert sources(trainer) == [{"configMap": {"name": "app-x1-bundle"}}, secret("workspace-1.tar.gz")]
+    assert sources(echo) == [secret("workspace-2.tar.gz")]
+
+
+def test_the_users_own_variables_reach_the_program():
+    assert env_of(build(agent_role(env={"NODE_INDEX": "mine"})))["NODE_INDEX"] == "mine"
+
+
+@pytest.mark.parametrize("name", ["MUSTER_TOKEN", "TORCHX_RANK0_HOST", "MUSTER_POD_INDEX"])
+def test_a_variable_that_cannot_be_the_users_is_refused(name):
+    with pytest.raises(SchedulerError, match=f"role 'trainer': muster sets the environment variable {name} itself"):
+        build(agent_role(env={name: "mine"}))
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_torchx_job_id_is_a_whole_handle(flavor):
+    """It lacked the namespace, and TorchX found no job by it."""
+    request = build(agent_role(env={"TORCHX_JOB_ID": "kubernetes://torchx/${app_id}"}), flavor=flavor)
+    env = env_of(request)
+    assert env["TORCHX_JOB_ID"] == "kubernetes://torchx/$(MUSTER_POD_NAMESPACE):app-x1"
+    assert env["MUSTER_POD_NAMESPACE"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    names = list(env)
+    assert names.index("MUSTER_POD_NAMESPACE") < names.index("TORCHX_JOB_ID")
 
 
 def test_sending_a_request_does_not_change_it():
     request = build(agent_role())
     before = copy.deepcopy(request.documents)
-    complete_documents(request, "tok", "ns")
+    complete_documents(request, ADDED)
     assert request.documents == before
 
 
 def test_the_printed_yaml_has_the_same_documents():
-    request = build(agent_role(script=["yes", "1e3", "null", " leading", "multi\nline", "ünï"]))
-    assert list(yaml.safe_load_all(str(request))) == json.loads(json.dumps(request.documents))
+    request = build(agent_role(script=["yes", "1e3", "null", " leading", "multi\nline", "ünï"]), dryrun="full")
+    shown = list(yaml.safe_load_all(str(request)))
+    del shown[0]["stringData"]
+    assert shown == json.loads(json.dumps(request.documents))
 
 
 def test_dollars_reach_the_program_as_they_are():
@@ -485,9 +599,9 @@ def test_dollars_reach_the_program_as_they_are():
     request = build(role)
     args = container_of(request)["args"]
     # TorchX's own substitution turns $$ into $ on every scheduler
-    assert args[-4:] == ["$$(HOME)", "a$$b", "$(NODE_INDEX)", "$$VAR"]
-    assert env_of(request)["X"] == "p$$q $(NODE_INDEX)"
-    assert container_of(request)["env"][0]["name"] == "NODE_INDEX", "a variable can refer only to earlier ones"
+    assert args[-4:] == ["$$(HOME)", "a$$b", "$(MUSTER_POD_INDEX)", "$$VAR"]
+    assert env_of(request)["X"] == "p$$q $(MUSTER_POD_INDEX)"
+    assert container_of(request)["env"][0]["name"] == "MUSTER_POD_INDEX", "a variable can refer only to earlier ones"
 
 
 def test_macros():
@@ -563,7 +677,7 @@ def containers_of(request):
 
 def rendezvous_of(request):
     """What a role's nodes need for rendezvous: (address of rank 0, run id, token or None), by the role's label."""
-    documents = {document["kind"]: document for document in complete_documents(request, "app's secret", "ns")}
+    documents = {document["kind"]: document for document in complete_documents(request, ADDED)}
     terms = {}
     for label, container in containers_of(request).items():
         env = {item["name"]: item for item in container["env"]}
@@ -590,7 +704,7 @@ def test_each_agent_role_is_a_job_of_its_own(flavor):
         "critic": "app-x1-critic",
         "echo": None,
     }
-    assert len({terms["actor"][2], terms["critic"][2], base64.b64encode(b"app's secret").decode()}) == 3
+    assert len({terms["actor"][2], terms["critic"][2], base64.b64encode(b"a-token").decode()}) == 3
     assert terms["echo"][2] is None
 
 
@@ -634,7 +748,9 @@ def test_grace_is_longer_than_the_agents_shutdown():
     role = agent_role()
     role.args[2:2] = ["--shutdown-timeout", "100"]
     assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == 115
-    with pytest.raises(SchedulerError, match=r"grace_s=100 must be greater than the agent's --shutdown-timeout 100"):
+    with pytest.raises(
+        SchedulerError, match=r"grace_s=100 must be greater than the agent's --shutdown-timeout, which is 100"
+    ):
         build(role, grace_s=100)
 
 
@@ -708,13 +824,13 @@ def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
     """Volcano counts each task from 0: the agent adds the first index."""
     role = agent_role(nodes=3, least=1, script=["--shard", "${replica_id}"], env={"WHO": "node-${replica_id}"})
     leader, rest = build(role, flavor="volcano").parent["spec"]["tasks"]
-    expected = {"leader": "$(NODE_INDEX)", "rest": "{{muster.node_index}}"}
+    expected = {"leader": "$(MUSTER_POD_INDEX)", "rest": "{{muster.node_index}}"}
     for task, index in ((leader, expected["leader"]), (rest, expected["rest"])):
         container = task["template"]["spec"]["containers"][0]
         assert (container["args"][4], container["args"][-1]) == (index, index)
         env = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert env["WHO"] == f"node-{index}"
-        assert env.get("MUSTER_NODE_INDEX") == ("1+$(NODE_INDEX)" if task is rest else None)
+        assert env.get("MUSTER_NODE_INDEX") == ("1+$(MUSTER_POD_INDEX)" if task is rest else None)
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def test_tolerations_as_the_command_line_can_pass_them():
     ("cfg", "message"),
     [
         ({"quue": "x"}, "did you mean 'queue'"),
-        ({"flavor": "jobs"}, "flavor=jobs is not one of job, jobset, volcano"),
-        ({"namespace": "Team"}, "namespace=Team is not the name of a namespace"),
+        ({"flavor": "jobs"}, "flavor='jobs' is not one of job, jobset, volcano"),
+        ({"namespace": "Team"}, "namespace='Team' is not the name of a namespace"),
         ({"ttl_s": -1}, "ttl_s=-1 is not a whole number from 0 to 2147483647"),
-        ({"shm_size": "lots"}, "shm_size=lots is not a size such as 16Gi"),
+        ({"shm_size": "lots"}, "shm_size='lots' is not a size such as 16Gi"),
         ({"tolerations": ["a:b:c"]}, r"tolerations: 'a:b:c' is not KEY"),
         ({"node_selector": {"a b": "c"}}, "node_selector: a b:c is not a label of the form KEY:VALUE"),
         ({"kube_version": "new"}, "kube_version=new is not a Kubernetes version such as 1.31"),
@@ -64,7 +64,7 @@ def test_tolerations_as_the_command_line_can_pass_them():
         ({"pod_template": "/nowhere/x.yaml"}, "No such file or directory; pass a file or inline JSON"),
         ({"pod_template": '{"spec": ['}, "is not YAML"),
         ({"pod_template": '{"containers": []}'}, "must be a mapping with spec, metadata or both"),
-        ({"image_pull_secrets": ["No Such"]}, "image_pull_secrets=No Such is not the name of a Secret"),
+        ({"image_pull_secrets": ["No Such"]}, "image_pull_secrets='No Such' is not the name of a Secret"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_it(cfg, message):

@@ -176,9 +176,9 @@ class TestUnpacking:
 
 class TestLeftOut:
     NAMES = (
-        [".git/config", ".env", ".env.local", ".env.example", ".env.sample", ".env.template", ".netrc", "id_rsa"]
-        + ["id_ed25519", "id_ed25519.pub", "id_map.json", "id_rsa.pem", "ca.pem", "deep/.env", "sub/.git", "id_/x"]
-        + ["environment.env", "main.py"]
+        *(".git/config", ".env", ".env.local", ".env.example", ".env.sample", ".env.template", ".netrc", "id_rsa"),
+        *("id_ed25519", "id_ed25519.pub", "id_map.json", "id_rsa.pem", "ca.pem", "deep/.env", "sub/.git", "id_/x"),
+        *("environment.env", "main.py"),
     )
 
     def test_history_and_credentials_stay_here(self, tmp_path):
@@ -207,3 +207,12 @@ class TestLeftOut:
         make_tree(tmp_path, [".git/config", "main.py"])
         (tmp_path / ".torchxignore").write_text(".git\n")
         assert workspace.describe_left_out(str(tmp_path)) == ""
+
+    def test_a_copy_has_the_same(self, tmp_path):
+        source = make_tree(tmp_path / "source", self.NAMES)
+        (source / "link").symlink_to("main.py")
+        (tmp_path / "copy").mkdir()
+        workspace.copy_workspace(str(source), str(tmp_path / "copy"))
+        copied = workspace.build_workspace_bundle(str(tmp_path / "copy"))
+        assert names_of(copied) == names_of(workspace.build_workspace_bundle(str(source)))
+        assert os.readlink(tmp_path / "copy" / "link") == "main.py"

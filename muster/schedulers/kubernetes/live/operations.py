@@ -12,7 +12,12 @@ from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, Kind
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.submit import build_owner_reference
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.names import LEADER_TASK, build_config_map_name, build_secret_name
+from muster.schedulers.kubernetes.names import (
+    LEADER_TASK,
+    build_config_map_name,
+    build_secret_name,
+    build_workspace_name,
+)
 
 _DEADLINE: Final = "activeDeadlineSeconds"
 """Set to one second, it ends a Job's pods with SIGTERM first, and keeps the Job and the pods that have ended."""
@@ -20,7 +25,8 @@ _DEADLINE: Final = "activeDeadlineSeconds"
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
     kinds = (("Service", app), ("ConfigMap", build_config_map_name(app)), ("Secret", build_secret_name(app)))
-    return tuple((Kind(api_version="v1", kind=kind), name) for kind, name in kinds)
+    workspace = ("Secret", build_workspace_name(app))  # of versions before it: in the ConfigMap
+    return tuple((Kind(api_version="v1", kind=kind), name) for kind, name in (*kinds, workspace))
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:

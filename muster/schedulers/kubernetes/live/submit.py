@@ -12,7 +12,7 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import JOBSET, PARENT_KINDS, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
-from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
+from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
 
@@ -49,10 +49,14 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     _check_flavor(resources, request)
     _check_queue(resources, request, namespace)
-    documents = _add_available_gang(resources, request, complete_documents(request, make_secret(), namespace), notify)
     submission_id = os.urandom(8).hex()
-    for document in documents:
-        document["metadata"].setdefault("annotations", {})[SUBMISSION_ANNOTATION] = submission_id
+    additions = Additions(
+        namespace=namespace,
+        secret=make_secret(),
+        submission_id=submission_id,
+        pod_group_version=_find_pod_group_version(resources, request, namespace, notify),
+    )
+    documents = complete_documents(request, additions)
     if request.options.validate_spec:
         for document in documents:
             resources.create(document, dry_run=True)
@@ -128,16 +132,20 @@ def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
 def _roll_back(resources: Objects, submission: _Submission, notify: Callable[[str], None]) -> None:
     """Deletes what this submission created, also where responses were lost. Reports errors, does not raise them."""
     kinds = list(dict.fromkeys(parse_kind(document) for document in reversed(submission.documents)))
-    errors: list[EngineError | SchedulerError] = []
+    removed: set[Kind] = set()
+    first: EngineError | SchedulerError | None = None
     for kind in kinds:
         error = _delete_own(resources, kind, submission)
-        errors += [error] if error is not None else []
+        if error is None:
+            removed.add(kind)
+        first = first or error
         if isinstance(error, Unreachable):
             break  # each further kind would wait as long again
-    if errors:
-        names = ",".join(kind.kind.lower() for kind in kinds)
-        command = f"kubectl -n {submission.namespace} delete {names} -l {LABEL_INSTANCE}={submission.name}"
-        notify(f"some created objects could not be removed ({errors[0]}); to remove them, run: {command}")
+    left = [document for document in submission.attempted if parse_kind(document) not in removed]
+    if left:
+        names = " ".join(f"{parse_kind(document).resource}/{document['metadata']['name']}" for document in left)
+        command = f"kubectl -n {submission.namespace} delete {names}"
+        notify(f"some created objects could not be removed ({first}); to remove them, run: {command}")
 
 
 def _delete_own(resources: Objects, kind: Kind, submission: _Submission) -> EngineError | SchedulerError | None:
@@ -202,21 +210,22 @@ def _describe_queues(resources: Objects, kind: Kind, namespace: str) -> str:
     return f"existing queues: {', '.join(names)}" if names else "there are no queues"
 
 
-def _add_available_gang(
-    resources: Objects, request: Request, documents: list[dict[str, Any]], notify: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """gang=auto without a queue: adds a PodGroup if the cluster has one that the account may create."""
-    if request.options.flavor != "job" or request.options.resolved_gang != "auto" or request.minimum < 2:
-        return documents
+def _find_pod_group_version(
+    resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]
+) -> str | None:
+    """gang=auto without a queue: the cluster's version of PodGroup if the account may create one."""
+    if not request.may_add_pod_group:
+        return None
     problem = "gang scheduling is not available (no queue given, and the cluster has no PodGroups)"
     for version in _list_pod_group_versions(resources):
-        grouped = add_pod_group(documents, api_version=version, minimum=request.minimum)
-        if _may_create(resources, next(document for document in grouped if document["kind"] == "PodGroup")):
+        grouped = add_pod_group(request.documents, api_version=version, minimum=request.minimum)
+        group = next(document for document in grouped if document["kind"] == "PodGroup")
+        if _may_create(resources, {**group, "metadata": {**group["metadata"], "namespace": namespace}}):
             notify(f"pods start together: PodGroup of {version}")
-            return grouped
+            return version
         problem = f"this account is not allowed to create podgroups.{version.partition('/')[0]}"
     notify(f"{problem}: pods start one by one, as capacity allows")
-    return documents
+    return None
 
 
 def _list_pod_group_versions(resources: Objects) -> Iterator[str]:

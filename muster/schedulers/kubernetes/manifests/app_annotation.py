@@ -6,7 +6,7 @@ import zlib
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.runner.app_codec import dump_app, load_app
 
 _LIMIT_BYTES: Final = 200_000
@@ -19,7 +19,7 @@ def encode_app(app: Any) -> str:
     Raises:
         SchedulerError: too large for an annotation.
     """
-    text = json.dumps(dump_app(app), separators=(",", ":"))
+    text = json.dumps(dump_app(app, without_metadata=(WORKSPACE_KEY,)), separators=(",", ":"))
     encoded = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     if len(encoded) > _LIMIT_BYTES:
         raise SchedulerError(

@@ -1,57 +1,74 @@
-"""Prints documents as YAML that `kubectl apply` accepts unchanged."""
+"""Prints documents as YAML, the agent and the workspace by name, size and digest or, with `dryrun=full`, whole.
 
+What `dryrun=full` prints can be applied by `kubectl`. The summary cannot, on purpose: its files are no base64.
+"""
+
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-_PLACEHOLDER: Final = "@@bundle-{index}@@"
+from muster._contract import TOKEN_PLACEHOLDER
 
-_SECRET_COMMENT: Final = """\
-# Submission fills in the values, which are never printed. Agents without a token refuse to run. To fill them in:
-#   kubectl {place}patch secret {name} --type=merge -p "{patch}"
-"""
-_TOKEN_VALUE: Final = "$(openssl rand -hex 32)"
+_FILE_FIELDS: Final = ("binaryData", "data")
+_FILE_MARK: Final = "@@file-{index}@@"
+
+_SUMMARY: Final = "# A summary, which kubectl refuses: -cfg dryrun=full prints the files whole.\n"
+_PLACEHOLDERS: Final = "# Placeholders. Before kubectl apply, put values in: sed -i {expressions} FILE\n"
 
 
-def render_documents(
-    documents: Sequence[Mapping[str, Any]], *, token_keys: Sequence[str] = (), secret_keys: Sequence[str] = ()
+def render_request(
+    documents: Sequence[Mapping[str, Any]],
+    *,
+    additions: Sequence[str],
+    token_keys: Sequence[str],
+    secret_keys: Sequence[str],
+    full: bool,
 ) -> str:
-    """The documents as one YAML stream, in the order of creation, without the values of Secrets.
+    """The documents as one YAML stream, in the order of creation, with placeholders for the values of our Secret.
 
     Args:
         documents: plain dicts.
-        token_keys: keys of tokens in our Secret, for the comment on how to fill it.
-        secret_keys: the Secret's other keys.
+        additions: what a submission adds.
+        token_keys: keys of tokens in our Secret.
+        secret_keys: the Secret's other keys, of variables.
+        full: print the files whole.
     """
-    values = {**dict.fromkeys(token_keys, _TOKEN_VALUE), **dict.fromkeys(secret_keys, "...")}
-    return "---\n".join(_render(document, values) for document in documents)
+    has_files = any(name in document for document in documents for name in _FILE_FIELDS)
+    heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
+    heading += _SUMMARY if has_files and not full else ""
+    values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in token_keys} | {key: f"<{key}>" for key in secret_keys}
+    return heading + "---\n".join(_render(document, values, full=full) for document in documents)
 
 
-def _render(document: Mapping[str, Any], secret_values: Mapping[str, str]) -> str:
+def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, full: bool) -> str:
     import yaml
 
-    shown = dict(document)
-    comment = ""
-    if shown["kind"] == "Secret":
-        shown.pop("data", None)
-        shown.pop("stringData", None)
-        comment = _build_secret_comment(shown["metadata"], secret_values)
-    # The YAML emitter inspects every character, half a second for a megabyte of base64: emit placeholders instead.
-    bundles = list(shown.get("binaryData", {}).items())
-    placeholders = {name: _PLACEHOLDER.format(index=index) for index, (name, _) in enumerate(bundles)}
-    if bundles:
-        shown["binaryData"] = placeholders
+    shown, comment = dict(document), ""
+    if shown["kind"] == "Secret" and "data" not in shown:
+        shown["stringData"] = dict(placeholders)
+        comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
+    # The YAML emitter inspects every character, half a second for a megabyte of base64: it gets marks instead.
+    files = [(field, name, text) for field in _FILE_FIELDS for name, text in shown.get(field, {}).items()]
+    for index, (field, name, _) in enumerate(files):
+        shown[field] = {**shown[field], name: _FILE_MARK.format(index=index)}
     text: str = yaml.dump(shown, Dumper=_build_dumper(), sort_keys=False, default_flow_style=False, width=120)
-    for name, content in bundles:
-        text = text.replace(f"'{placeholders[name]}'", json.dumps(content))
+    for index, (_, _, content) in enumerate(files):
+        text = text.replace(f"'{_FILE_MARK.format(index=index)}'", json.dumps(content if full else _summarize(content)))
     return comment + text
 
 
-def _build_secret_comment(metadata: Mapping[str, Any], values: Mapping[str, str]) -> str:
-    """The comment with a command to run after the documents are applied: a patch, which keeps the Secret's labels."""
-    patch = json.dumps({"stringData": dict(values)}, separators=(",", ":")).replace('"', '\\"')
-    place = f"-n {metadata['namespace']} " if "namespace" in metadata else ""
-    return _SECRET_COMMENT.format(name=metadata["name"], place=place, patch=patch)
+def _build_expression(placeholder: str) -> str:
+    """How `sed` replaces a placeholder: a token by a random one, a variable by the one of the user's shell."""
+    name = placeholder.strip("<>")
+    value = "$(openssl rand -hex 32)" if name.startswith("token-") else f"${name.partition('.')[2]}"
+    return f'-e "s|{placeholder}|{value}|"'
+
+
+def _summarize(content: str) -> str:
+    raw = base64.b64decode(content)
+    return f"<{len(raw):,} bytes, sha256 {hashlib.sha256(raw).hexdigest()[:16]}>"
 
 
 def _build_dumper() -> Any:

@@ -9,26 +9,39 @@ from typing import Any, Final
 from torchx.specs import macros
 
 from muster._contract import Env
-from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, is_agent_role
+from muster.schedulers.agent_command import assign_run_ids, is_agent_role
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.grace import decide_grace_s
 from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.names import PodNaming, build_token_key, check_names, label_roles
+from muster.schedulers.kubernetes.names import (
+    INDEX_VARIABLE,
+    NAMESPACE_VARIABLE,
+    PodNaming,
+    build_token_key,
+    check_names,
+    label_roles,
+)
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.runner.roles import check_roles
 from muster.schedulers.secret_variables import is_secret
 
-INDEX_PLACEHOLDER: Final = "\0"
-"""Replaces `${replica_id}` until the user's `$` are doubled. No argument or value can contain it."""
+INDEX_PLACEHOLDER: Final = "\0i\0"
+"""Replaces `${replica_id}` until the user's `$` are doubled. No argument or value can contain NUL."""
+
+
+NAMESPACE_PLACEHOLDER: Final = "\0n\0"
+"""Stands for the namespace in the same way; it is known only in the cluster."""
+
+_HANDLE_VARIABLE: Final = "TORCHX_JOB_ID"
+"""TorchX's `ENV_TORCHX_JOB_ID`, on 0.7 and the nightly: `SCHEDULER://SESSION/${app_id}`."""
+
+_RESERVED: Final = (Env.RANK0_HOST, INDEX_VARIABLE, NAMESPACE_VARIABLE)
+_RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME, Env.NODE_INDEX)
+"""Variables that a role's own environment must not have: without them, or with other values, no job starts."""
 
 _ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 """Accepted by Kubernetes before 1.32 and usable in shells."""
-
-DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
-"""The default of the agent's `--shutdown-timeout`."""
-
-_GRACE_MARGIN_S: Final = 15
-"""Time for the agent after its shutdown timeout: to report, to leave the job, to reap processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +71,7 @@ class RoleInputs:
     secret_env: Mapping[str, SecretValue]
     """Variables with the name of a secret: stored in the Secret, never printed."""
     workspace: str | None
-    """Key of the packed workspace in the ConfigMap."""
+    """Key of the packed workspace in its Secret."""
     grace_s: int
 
     @property
@@ -108,7 +121,7 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
         app: a `torchx.specs.AppDef`; not changed.
         options: parsed and checked.
         name: the app's unique name.
-        workspaces: key in the ConfigMap by role name.
+        workspaces: key in the workspaces' Secret by role name.
 
     Raises:
         SchedulerError: the adapter cannot run a role; one line with the reason.
@@ -156,12 +169,14 @@ def _build_role_inputs(
                 f"role {role.name!r}: {key!r} is not an environment variable name ({_ENV_NAME.pattern})"
             )
     runs_agent = is_agent_role(role)
+    _check_reserved(role, runs_agent)
     values = macros.Values(img_root="", app_id=name, replica_id=INDEX_PLACEHOLDER, rank0_env=Env.RANK0_HOST)
-    env = {key: values.substitute(_check_text(text, role, key)) for key, text in role.env.items()}
+    given = {key: _check_text(text, role, key) for key, text in role.env.items()}
+    env = {key: values.substitute(_add_namespace(key, text)) for key, text in given.items()}
     secret_env = {
         key: SecretValue(key=f"{label}.{key}", value=text)
         for key, text in env.items()
-        if INDEX_PLACEHOLDER not in text and is_secret(key, text)
+        if "\0" not in text and is_secret(key, text)
     }
     return RoleInputs(
         role=role,
@@ -173,8 +188,20 @@ def _build_role_inputs(
         env={key: escape(text) for key, text in env.items() if key not in secret_env},
         secret_env=secret_env,
         workspace=workspaces.get(role.name),
-        grace_s=_decide_grace_s(role, runs_agent, options),
+        grace_s=math.ceil(decide_grace_s(role, options.grace_s)),
     )
+
+
+def _add_namespace(name: str, text: str) -> str:
+    """TorchX's handle of the job, made whole: the id of an app is NAMESPACE:NAME."""
+    return text.replace(macros.app_id, f"{NAMESPACE_PLACEHOLDER}:{macros.app_id}") if name == _HANDLE_VARIABLE else text
+
+
+def _check_reserved(role: Any, runs_agent: bool) -> None:
+    reserved = _RESERVED + (_RESERVED_OF_AGENTS if runs_agent else ())
+    taken = next((name for name in role.env if name in reserved), None)
+    if taken is not None:
+        raise SchedulerError(f"role {role.name!r}: muster sets the environment variable {taken} itself; remove it")
 
 
 def _check_role(role: Any) -> None:
@@ -203,29 +230,3 @@ def escape(text: str) -> str:
     Source: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
     """
     return text.replace("$", "$$")
-
-
-def _decide_grace_s(role: Any, runs_agent: bool, options: Options) -> int:
-    if not runs_agent:
-        return options.grace_s if options.grace_s is not None else int(DEFAULT_SHUTDOWN_TIMEOUT_S)
-    timeout_s = _find_shutdown_timeout(role)
-    if options.grace_s is None:
-        return int(timeout_s) + _GRACE_MARGIN_S
-    if options.grace_s <= timeout_s:
-        raise SchedulerError(
-            f"grace_s={options.grace_s} must be greater than the agent's --shutdown-timeout {timeout_s:g}: "
-            "otherwise Kubernetes kills the agent while it stops its workers"
-        )
-    return options.grace_s
-
-
-def _find_shutdown_timeout(role: Any) -> float:
-    """The agent's `--shutdown-timeout`, from arguments or environment. The agent itself refuses an invalid one."""
-    text = find_agent_flag(role.args, "shutdown-timeout")
-    if text is None:
-        text = role.env.get("PET_SHUTDOWN_TIMEOUT", role.env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""))
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        return DEFAULT_SHUTDOWN_TIMEOUT_S
-    return timeout_s if math.isfinite(timeout_s) and timeout_s >= 0 else DEFAULT_SHUTDOWN_TIMEOUT_S

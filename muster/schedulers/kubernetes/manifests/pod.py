@@ -18,10 +18,22 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_NAME,
     MANAGED_BY,
 )
-from muster.schedulers.kubernetes.manifests.inputs import INDEX_PLACEHOLDER, AppInputs, RoleInputs, escape
+from muster.schedulers.kubernetes.manifests.inputs import (
+    INDEX_PLACEHOLDER,
+    NAMESPACE_PLACEHOLDER,
+    AppInputs,
+    RoleInputs,
+    escape,
+)
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
-from muster.schedulers.kubernetes.names import CONTAINER, INDEX_VARIABLE, build_secret_name, build_token_key
+from muster.schedulers.kubernetes.names import (
+    CONTAINER,
+    INDEX_VARIABLE,
+    NAMESPACE_VARIABLE,
+    build_secret_name,
+    build_token_key,
+)
 from muster.schedulers.naming import build_label
 
 LAST_CALL_S: Final = 30
@@ -174,7 +186,8 @@ def _build_args(inputs: AppInputs, role: RoleInputs, first_index: int) -> list[s
 
 def _insert_index(text: str, first_index: int) -> str:
     """Inserts a reference that Kubernetes replaces by the index; if that is not the node's, one for the agent."""
-    return text.replace(INDEX_PLACEHOLDER, NODE_INDEX_MARK if first_index else f"$({INDEX_VARIABLE})")
+    index = NODE_INDEX_MARK if first_index else f"$({INDEX_VARIABLE})"
+    return text.replace(INDEX_PLACEHOLDER, index).replace(NAMESPACE_PLACEHOLDER, f"$({NAMESPACE_VARIABLE})")
 
 
 def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
@@ -188,8 +201,9 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
 
 
 def _build_env(inputs: AppInputs, role: RoleInputs, index_label: str, first_index: int) -> list[dict[str, Any]]:
-    # The index comes first: other variables refer to it, and can refer only to earlier ones.
+    # These come first: other variables refer to them, and can refer only to earlier ones.
     env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
+    env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
     if inputs.options.security == "restricted":
         ours.update(HOME=SCRATCH_DIR, USER="muster")  # the image's passwd may lack uid 1000
@@ -199,13 +213,10 @@ def _build_env(inputs: AppInputs, role: RoleInputs, index_label: str, first_inde
         ours.update(_build_agent_env(inputs, role))
     if first_index:
         env.append({"name": Env.NODE_INDEX, "value": f"{first_index}+$({INDEX_VARIABLE})"})
-    reserved = {entry["name"] for entry in env} | {Env.RANK0_HOST, Env.REQUIRE_TOKEN}
-    given: dict[str, str] = {key: text for key, text in role.env.items() if key not in reserved}
-    for key, text in {**ours, **given}.items():
-        env.append({"name": key, "value": _insert_index(text, first_index)})
-    for name, secret in role.secret_env.items():
-        if name not in reserved:
-            env.append(_build_secret_variable(inputs, name, secret.key))
+    for key, text in {**ours, **role.env}.items():
+        if key not in role.secret_env:
+            env.append({"name": key, "value": _insert_index(text, first_index)})
+    env += [_build_secret_variable(inputs, name, secret.key) for name, secret in role.secret_env.items()]
     return env
 
 

@@ -1,37 +1,48 @@
-"""Builds the documents of a submission from an AppDef: pure, offline, deterministic, without secrets."""
+"""Builds the documents of a submission from an AppDef: pure, offline, deterministic, without secrets.
+
+`build_request` builds what a dry run prints; `complete_documents` adds what only the submission knows, and nothing else
+changes them. `Request.describe_additions` names these additions.
+"""
 
 import base64
 import copy
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.kinds import PARENT_KINDS, VOLCANO_POD_GROUP_VERSION
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
-from muster.schedulers.kubernetes.manifests.config_map import METADATA_KEY, build_bundles, build_config_map
-from muster.schedulers.kubernetes.manifests.dry_run import render_documents
+from muster.schedulers.kubernetes.manifests.bundles import (
+    build_agent_config_map,
+    build_workspace_secret,
+)
+from muster.schedulers.kubernetes.manifests.dry_run import render_request
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
 from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
 from muster.schedulers.kubernetes.manifests.jobset import build_jobset
 from muster.schedulers.kubernetes.manifests.pod import build_labels
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group, find_native_version
 from muster.schedulers.kubernetes.manifests.volcano import build_volcano_job
-from muster.schedulers.kubernetes.manifests.volumes import needs_bundle
-from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name
+from muster.schedulers.kubernetes.manifests.volumes import needs_agent
+from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.schema import check_document
 from muster.schedulers.naming import derive_token
 
+OBJECT_LIMIT_BYTES: Final = 1 << 20
+"""Of one object as JSON. etcd's own limit is half as large again, which the server's fields must fit into too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The objects that a submission creates, in order. Prints as YAML."""
+    """The objects that a submission creates, in order; never changed. Prints as YAML."""
 
     name: str
     options: Options
-    documents: list[dict[str, Any]]
+    documents: Sequence[Mapping[str, Any]]
     minimum: int
     """Pods that must run at the same time."""
     elastic: bool
@@ -43,12 +54,31 @@ class Request:
     """The argument of TorchX's `push_images`; only with `image_repo`."""
 
     @property
-    def parent(self) -> dict[str, Any]:
+    def parent(self) -> Mapping[str, Any]:
         """The document that owns the others."""
         return next(document for document in self.documents if document["kind"] in PARENT_KINDS)
 
+    @property
+    def may_add_pod_group(self) -> bool:
+        """Whether the cluster decides if the app gets a PodGroup."""
+        return self.options.flavor == "job" and self.options.resolved_gang == "auto" and self.minimum > 1
+
+    def describe_additions(self) -> list[str]:
+        """What a submission adds to the documents, for the dry run."""
+        added = [] if self.options.namespace else ["the namespace of the context"]
+        added += ["the values of the Secret"] if self.token_roles or self.secrets else []
+        added += [f"the annotation {SUBMISSION_ANNOTATION}", f"ownerReferences to {self.parent['metadata']['name']}"]
+        added += ["a PodGroup if the cluster has them (gang=auto)"] if self.may_add_pod_group else []
+        return added
+
     def __str__(self) -> str:
-        return render_documents(self.documents, token_keys=list(self.token_roles), secret_keys=list(self.secrets))
+        return render_request(
+            self.documents,
+            additions=self.describe_additions(),
+            token_keys=list(self.token_roles),
+            secret_keys=list(self.secrets),
+            full=self.options.dryrun == "full",
+        )
 
 
 def build_request(
@@ -56,7 +86,6 @@ def build_request(
     cfg: Mapping[str, Any],
     *,
     name: str,
-    token: str | None = None,
     workspaces: Mapping[str, bytes] | None = None,
     images_to_push: Mapping[str, Any] | None = None,
 ) -> Request:
@@ -66,7 +95,6 @@ def build_request(
         app: a `torchx.specs.AppDef`.
         cfg: resolved options.
         name: the app's unique name, a DNS label.
-        token: the app's secret; None: a Secret without data, as in a dry run.
         workspaces: packed folders, by the key in `Role.metadata`.
         images_to_push: copied to the request.
 
@@ -75,18 +103,19 @@ def build_request(
     """
     options = parse_options(cfg)
     packed = dict(workspaces or {})
-    keys = {role.name: role.metadata[METADATA_KEY] for role in app.roles if role.metadata.get(METADATA_KEY) in packed}
+    keys = {role.name: role.metadata[WORKSPACE_KEY] for role in app.roles if role.metadata.get(WORKSPACE_KEY) in packed}
     inputs = build_inputs(app, options, name=name, workspaces=keys)
-    documents = [*_build_prerequisites(inputs, token, packed), *_build_workload(inputs)]
+    documents = [*_build_prerequisites(inputs, packed), *_build_workload(inputs)]
     documents = _add_gang(inputs, documents)
     for document in documents:
         _set_namespace(document, options.namespace)
         check_document(document, options.schema_version)
+        _check_size(document)
     elastic = any(role.elastic for role in inputs.roles)
     return Request(
         name=name,
         options=options,
-        documents=documents,
+        documents=tuple(documents),
         minimum=inputs.minimum,
         elastic=elastic,
         secrets=inputs.secret_values,
@@ -95,36 +124,36 @@ def build_request(
     )
 
 
-def _build_prerequisites(inputs: AppInputs, token: str | None, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
+def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
     """What must exist before the first pod: a Secret 2 s late delays a container by 11 s (measured on 1.36)."""
     labels = build_labels(inputs)
     prerequisites: list[dict[str, Any]] = []
     if inputs.token_roles or inputs.secret_values:
-        tokens = {} if token is None else _derive_tokens(token, inputs.token_roles)
-        prerequisites.append(build_secret(build_secret_name(inputs.name), labels, tokens))
-    if any(needs_bundle(inputs, role) for role in inputs.roles):
-        needs_agent = bool(inputs.token_roles) and inputs.options.agent == "bundled"
-        used = {role.workspace for role in inputs.roles if role.workspace}
-        bundles = build_bundles({key: packed[key] for key in sorted(used)}, needs_agent=needs_agent)
-        prerequisites.append(build_config_map(build_config_map_name(inputs.name), labels, bundles))
+        prerequisites.append(_build_secret(build_secret_name(inputs.name), labels))
+    if any(needs_agent(inputs, role) for role in inputs.roles):
+        prerequisites.append(build_agent_config_map(build_config_map_name(inputs.name), labels))
+    used = {role.workspace: packed[role.workspace] for role in inputs.roles if role.workspace}
+    if used:
+        prerequisites.append(build_workspace_secret(build_workspace_name(inputs.name), labels, used))
     if inputs.options.flavor == "job":
         prerequisites.append(build_service(inputs))
     return prerequisites
 
 
-def build_secret(name: str, labels: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
-    """The Secret, with values or without data."""
-    secret: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "type": "Opaque",
-    }
-    return {**secret, "data": _encode(values)} if values else secret
+def _build_secret(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The Secret without its values."""
+    metadata = {"name": name, "labels": dict(labels)}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 
-def _encode(values: Mapping[str, str]) -> dict[str, str]:
-    return {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+def _check_size(document: Mapping[str, Any]) -> None:
+    size_bytes = len(json.dumps(document, separators=(",", ":")).encode())
+    if size_bytes > OBJECT_LIMIT_BYTES:
+        what = f"{document['kind'].lower()}/{document['metadata']['name']}"
+        raise SchedulerError(
+            f"{what} has {size_bytes >> 10} KiB, the limit is {OBJECT_LIMIT_BYTES >> 10} KiB: "
+            "shorten arguments, variables or pod_template, or start fewer roles"
+        )
 
 
 def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
@@ -165,16 +194,35 @@ def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
         document["metadata"] = {"name": metadata["name"], "namespace": namespace, **metadata}
 
 
-def _derive_tokens(token: str, roles: Mapping[str, str]) -> dict[str, str]:
-    return {key: derive_token(token, role) for key, role in roles.items()}
+# -- what only the submission knows -----------------------------------------------------------------------------------
 
 
-def complete_documents(request: Request, token: str, namespace: str) -> list[dict[str, Any]]:
-    """Copies of the request's documents, ready to send: with their namespace and the Secret's values."""
-    documents = [copy.deepcopy(document) for document in request.documents]
-    values = {**request.secrets, **_derive_tokens(token, request.token_roles)}
+@dataclass(frozen=True, kw_only=True)
+class Additions:
+    """What a submission adds to the documents of a request."""
+
+    namespace: str
+    secret: str = field(repr=False)
+    """The app's, from which the tokens of its roles follow."""
+    submission_id: str
+    pod_group_version: str | None = None
+    """The cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`; only with `Request.may_add_pod_group`."""
+
+
+def complete_documents(request: Request, additions: Additions) -> list[dict[str, Any]]:
+    """Copies of the request's documents, ready to send. The owner's uid is known only once it exists."""
+    documents = [copy.deepcopy(dict(document)) for document in request.documents]
+    if additions.pod_group_version is not None:
+        documents = add_pod_group(documents, api_version=additions.pod_group_version, minimum=request.minimum)
+    values = {**request.secrets, **_derive_tokens(additions.secret, request.token_roles)}
     for document in documents:
-        document["metadata"]["namespace"] = namespace
-        if document["kind"] == "Secret" and document["metadata"]["name"].startswith(f"{request.name}-"):
-            document["data"] = {**_encode(values), **document.get("data", {})}
+        metadata = document["metadata"]
+        metadata["namespace"] = additions.namespace
+        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = additions.submission_id
+        if document["kind"] == "Secret" and metadata["name"] == build_secret_name(request.name):
+            document["data"] = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     return documents
+
+
+def _derive_tokens(secret: str, roles: Mapping[str, str]) -> dict[str, str]:
+    return {key: derive_token(secret, role) for key, role in roles.items()}

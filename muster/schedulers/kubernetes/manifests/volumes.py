@@ -12,7 +12,7 @@ from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
-from muster.schedulers.kubernetes.names import build_config_map_name
+from muster.schedulers.kubernetes.names import build_config_map_name, build_workspace_name
 
 BUNDLE_DIR: Final = "/opt/muster"
 WORK_DIR: Final = "/muster/work"
@@ -55,17 +55,28 @@ def _build_own_volumes(inputs: AppInputs, role: RoleInputs) -> list[tuple[str, s
         ("muster-shm", SHM_DIR, {"emptyDir": shm}),
         ("muster-scratch", SCRATCH_DIR, {"emptyDir": {}}),
     ]
-    if needs_bundle(inputs, role):
-        source = {"name": build_config_map_name(inputs.name), "defaultMode": 0o444}
-        ours.append(("muster-bundle", BUNDLE_DIR, {"configMap": source}))
+    sources = _build_bundle_sources(inputs, role)
+    if sources:
+        ours.append(("muster-bundle", BUNDLE_DIR, {"projected": {"sources": sources, "defaultMode": 0o444}}))
     if role.workspace:
         ours.append(("muster-work", WORK_DIR, {"emptyDir": {}}))
     return ours
 
 
-def needs_bundle(inputs: AppInputs, role: RoleInputs) -> bool:
-    """Whether a role needs a file of the ConfigMap."""
-    return bool(role.workspace) or (role.runs_agent and inputs.options.agent == "bundled")
+def needs_agent(inputs: AppInputs, role: RoleInputs) -> bool:
+    """Whether a role needs the agent's ConfigMap."""
+    return role.runs_agent and inputs.options.agent == "bundled"
+
+
+def _build_bundle_sources(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
+    """The agent and the role's own workspace as files of one folder."""
+    sources: list[dict[str, Any]] = []
+    if needs_agent(inputs, role):
+        sources.append({"configMap": {"name": build_config_map_name(inputs.name)}})
+    if role.workspace:
+        item = {"key": role.workspace, "path": role.workspace}
+        sources.append({"secret": {"name": build_workspace_name(inputs.name), "items": [item]}})
+    return sources
 
 
 def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:

@@ -1,9 +1,11 @@
-"""The files in an app's ConfigMap: the agent and the packed workspaces."""
+"""The files that travel with an app: the agent in a ConfigMap, the packed workspaces in a Secret of their own.
+
+A workspace holds the user's code and whatever lies beside it, and more accounts may read ConfigMaps than Secrets.
+"""
 
 import base64
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +15,7 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.workspace import BundleError, build_workspace_bundle, walk_workspace
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
-"""When packed. A ConfigMap holds 1 MiB, including the agent."""
-
-METADATA_KEY: Final = "muster.kubernetes_workspace"
-"""In `Role.metadata`: the key of the role's packed workspace in the ConfigMap."""
+"""When packed. In base64 it is a third more, and a Secret holds 1 MiB."""
 
 _UNPACKED_LIMIT_BYTES: Final = 100 * WORKSPACE_LIMIT_BYTES
 """A larger folder is refused before packing: only zeros compress a hundredfold."""
@@ -27,28 +26,11 @@ _ALTERNATIVES: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bundles:
-    """The files of the ConfigMap."""
-
-    agent: bytes | None
-    """None: no role needs it, or the image contains it."""
-    workspaces: Mapping[str, bytes] = field(default_factory=dict)
-    """By key in the ConfigMap."""
-
-    def build_binary_data(self) -> dict[str, str]:
-        """The ConfigMap's `binaryData`."""
-        files = dict(self.workspaces)
-        if self.agent is not None:
-            files[AGENT_BUNDLE_NAME] = self.agent
-        return {name: base64.b64encode(content).decode() for name, content in sorted(files.items())}
-
-
 def pack_workspace(path: str) -> tuple[str, bytes]:
     """Packs a folder.
 
     Returns:
-        Its key in the ConfigMap, built from its hash, and the bytes.
+        Its key in the Secret, built from its hash, and the bytes.
 
     Raises:
         SchedulerError: the folder is too large or cannot be read.
@@ -82,24 +64,35 @@ def _raise_too_large(subject: str, size_bytes: int, qualifier: str) -> None:
     raise SchedulerError(f"{subject} too large: {size}, the limit is {limit}; {_ALTERNATIVES}")
 
 
-def build_bundles(workspaces: Mapping[str, bytes], *, needs_agent: bool) -> Bundles:
-    """Builds the files of one app.
-
-    Raises:
-        SchedulerError: the workspaces of all roles are too large together.
-    """
-    total = sum(len(content) for content in workspaces.values())
-    if total > WORKSPACE_LIMIT_BYTES:
-        _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
-    return Bundles(agent=build_agent_bundle() if needs_agent else None, workspaces=workspaces)
-
-
-def build_config_map(name: str, labels: Mapping[str, str], bundles: Bundles) -> dict[str, Any]:
-    """The ConfigMap, immutable so that thousands of kubelets need not watch it."""
+def build_agent_config_map(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The ConfigMap with the agent, immutable so that thousands of kubelets need not watch it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "labels": dict(labels)},
         "immutable": True,
-        "binaryData": bundles.build_binary_data(),
+        "binaryData": _encode({AGENT_BUNDLE_NAME: build_agent_bundle()}),
     }
+
+
+def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Mapping[str, bytes]) -> dict[str, Any]:
+    """The Secret with the packed workspaces of all roles, by their keys.
+
+    Raises:
+        SchedulerError: together they are too large.
+    """
+    total = sum(len(content) for content in workspaces.values())
+    if total > WORKSPACE_LIMIT_BYTES:
+        _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": dict(labels)},
+        "type": "Opaque",
+        "immutable": True,
+        "data": _encode(workspaces),
+    }
+
+
+def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(content).decode() for name, content in sorted(files.items())}

@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 from _sampling import build_parser
 
@@ -45,7 +46,7 @@ def build_config(index, members, port):
     )
 
 
-def create_member(index, config, loop):
+def create_member(index, config, loop, post):
     from muster.agent.rendezvous.member.member import Member
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 
@@ -54,6 +55,7 @@ def create_member(index, config, loop):
         nproc=1,
         role="default",
         loop=loop,
+        post=post,
         lease=None,
         node_name="h",
         network=TcpNetwork(loop, None),
@@ -85,12 +87,15 @@ class Host:
         self.loop = Loop()
         self.formed = 0
         for index in indices:
-            tap = Tap(self.loop, self, len(self.members))
-            self.members.append(create_member(index, build_config(index, members, port), tap))
+            post = partial(self.post, len(self.members))
+            self.members.append(create_member(index, build_config(index, members, port), self.loop, post))
 
     def join(self):
         for member in self.members:
             member.join()
+
+    def post(self, place, event):
+        self.loop.call_soon(lambda: self.handle(place, event))
 
     def handle(self, place, event):
         kind = type(event).__name__
@@ -110,19 +115,6 @@ class Host:
     def close(self):
         for member in self.members:
             member.close()
-
-
-class Tap:
-    """One member's view of the shared loop: it passes its events to the host, with its place."""
-
-    def __init__(self, loop, host, place):
-        self._loop, self._host, self._place = loop, host, place
-
-    def post(self, event):
-        self._loop.call_soon(lambda: self._host.handle(self._place, event))
-
-    def __getattr__(self, name):
-        return getattr(self._loop, name)
 
 
 def run_members(first, last, members, port, rounds):

@@ -4,6 +4,7 @@ The components, the scheduler adapters and the agent never import one another; t
 two of them must agree on.
 """
 
+import signal
 from enum import IntEnum
 from typing import Final
 
@@ -120,6 +121,14 @@ class ExitCode(IntEnum):
     def of_signal(signum: int) -> int:
         """128 + the signal's number, as shells report it."""
         return 128 + signum
+
+
+def name_signal(signum: int) -> str:
+    """`SIGKILL` for 9; `signal 40` for one without a name, as most real-time signals are."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 class RoleKey:

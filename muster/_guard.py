@@ -40,11 +40,11 @@ SWEEP_LIMIT_S = 30.0
 _POLL_S = 0.25
 """How often the guard checks the lease where two processes cannot share a timer."""
 
-_FENCED_AT = 0
+_FENCINGS_AT = 0
 _DEADLINE_AT = 8
 _COUNT_AT = 16
 _PIDS_AT = 20
-"""Offsets in the shared page: a flag, a double, an int32 and that many int32."""
+"""Offsets in the shared page: an int32, a double, an int32 and that many int32."""
 
 
 class GuardLease:
@@ -91,7 +91,7 @@ class GuardLease:
             struct.pack_into("d", self._page, _DEADLINE_AT, 0.0)
 
     def check_expiry(self, now_s: float) -> bool:
-        """Guard's side: True when the lease has really expired; recorded for `pop_fenced`."""
+        """Guard's side: True when the lease has really expired; counted for `count_fencings`."""
         if self._timer is not None:
             expired = self._timer.acknowledge()
         else:
@@ -100,14 +100,16 @@ class GuardLease:
             if expired:
                 self.release()
         if expired:
-            self._page[_FENCED_AT] = 1
+            struct.pack_into("i", self._page, _FENCINGS_AT, self.count_fencings() + 1)
         return expired
 
-    def pop_fenced(self) -> bool:
-        """Agent's side: True when the guard has killed the workers since the last call."""
-        fenced = self._page[_FENCED_AT] == 1
-        self._page[_FENCED_AT] = 0
-        return fenced
+    def count_fencings(self) -> int:
+        """Agent's side: how often the guard has killed the workers because the lease had expired.
+
+        A count, because a flag that nothing cleared would make a kill in a later round look like fencing.
+        """
+        (count,) = struct.unpack_from("i", self._page, _FENCINGS_AT)
+        return int(count)
 
     def record_workers(self, pids: Sequence[int]) -> None:
         """Agent's side: record the live workers, each the leader of its session and process group."""

@@ -2,8 +2,7 @@
 
     __main__    `python -m muster.agent`: the guard, and the agent below it
     entry       the same as a file that adapters start
-    launch      from a command line to a running agent; maps errors to lines and exit codes
-    assembly    puts the parts of an agent together
+    launch      from a command line to a running agent, whose parts it puts together; maps errors to lines and codes
     config      the configuration, one frozen object          errors     the error tree
     round       one agreed membership, as one node needs it    workspace  unpacks the code that came with the job
 

@@ -126,13 +126,3 @@ class AgentConfig:
     node_name: str = ""
     """This machine's name in reports."""
     termination_log: str | None = None
-
-    def longest_backoff_s(self, attempt: int) -> float:
-        """The longest wait before workers of this attempt start: 0 for the first restart, then doubled.
-
-        Args:
-            attempt: restarts because a worker failed, this one included.
-        """
-        if attempt < 2 or self.restart_backoff_s <= 0.0:
-            return 0.0
-        return self.restart_backoff_s * float(2 ** min(attempt - 2, 10))

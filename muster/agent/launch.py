@@ -20,7 +20,7 @@ from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.environment import build_common_env
-from muster.agent.workers.spec import ProgramKind
+from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
 if TYPE_CHECKING:
@@ -73,11 +73,71 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
         template = _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
-        from muster.agent.assembly import build_supervisor
+        return _run_supervisor(config, loop=loop, lease=lease, placements=placements, warm=warm, template=template)
 
-        return build_supervisor(
-            config, loop=loop, lease=lease, placements=placements, warm=warm, template=template
-        ).run()
+
+def _run_supervisor(
+    config: AgentConfig,
+    *,
+    loop: Loop,
+    lease: GuardLease,
+    placements: "tuple[WorkerPlacement, ...]",
+    warm: TemplateOptions | None,
+    template: TemplateHandle | None,
+) -> int:
+    """Put the parts of the agent together and run it; its exit code.
+
+    Args:
+        config: the agent's.
+        loop: its one loop.
+        lease: the guard's fencing lease.
+        placements: length nproc, indexed by local rank; empty: workers run where the agent may.
+        warm: how its templates are started; None: workers start cold.
+        template: the first template, if it was started already.
+
+    Raises:
+        MusterError: the log folder, the event sink or the rendezvous is not available.
+    """
+    # Imported while the template, which needs none of this, imports torch.
+    from muster.agent.logs import LogRouter
+    from muster.agent.node.supervisor import AgentParts, Supervisor
+    from muster.agent.rendezvous.backends.selection import create_rendezvous
+    from muster.agent.runtime.event_log import EventLog, open_sinks
+    from muster.agent.runtime.signals import ChildWatch
+    from muster.agent.workers.cold import CommandStarter
+    from muster.agent.workers.warm.starter import TemplateStarter
+
+    logs = LogRouter(
+        config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
+    )
+    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler))
+    children = ChildWatch(loop)
+    starter: WorkerStarter
+    if warm is None:
+        starter = CommandStarter(on_record=event_log.write)
+    else:
+        starter = TemplateStarter(
+            loop,
+            children,
+            CommandStarter(),
+            warm,
+            on_notice=logs.print_line,
+            on_record=event_log.write,
+            early=template,
+        )
+    parts = AgentParts(
+        loop=loop,
+        lease=lease,
+        logs=logs,
+        event_log=event_log,
+        children=children,
+        starter=starter,
+        placements=placements,
+        connect=lambda post: create_rendezvous(
+            config.rendezvous, config.nproc, config.role, loop, lease, config.node_name, post
+        ),
+    )
+    return Supervisor(config, parts).run()
 
 
 def _check_program(config: AgentConfig) -> None:

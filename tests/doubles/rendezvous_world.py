@@ -306,6 +306,7 @@ class Process:
             nproc=1,
             role="default",
             loop=self.loop,  # type: ignore[arg-type]
+            post=self.loop.post,
             lease=self.lease,
             node_name=machine.host,
             network=SimNetwork(self),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from muster._contract import name_signal
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, OomEvidence
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
@@ -216,11 +217,3 @@ def is_early(failure: Failure, run_time_s: float) -> bool:
     if kind in _EARLY_EXCEPTIONS:
         return True
     return any(sign in line for line in failure.stderr_tail[-3:] for sign in _EARLY_SIGNS) and not failure.exception
-
-
-def name_signal(number: int) -> str:
-    """`SIGKILL` for 9; `signal 40` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

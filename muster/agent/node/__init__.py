@@ -1,8 +1,10 @@
 """One node of the job: what the agent does about each event (a worker's end, a signal, a broken round).
 
-`decisions.decide` is pure: state and event in, new state and actions out. `events`, `actions` and `state` are its
-data. `supervisor` passes events to it and carries out its actions, `transition_log` records and prints what happens,
-`outcome` reports how the job ended.
+`decisions.decide` is pure: state and event in, new state and actions out. `worker_decisions` is its part about one
+round's workers; `events`, `actions` and `state` are its data.
+
+`supervisor` passes events to it and carries out its actions: `round_workers` those on workers. `evidence` reads why
+workers failed, and their stacks; `transition_log` records what happens, `outcome` reports how the job ended.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`). From outside, import
 `supervisor.Supervisor`.

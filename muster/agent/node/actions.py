@@ -1,7 +1,9 @@
-"""Actions of one node: the output of `decisions.decide`, which the supervisor carries out."""
+"""Actions of one node: the output of `decisions.decide`. One union for each part of the agent that carries them out."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
+from muster.agent.node.events import RoundTimer
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
@@ -15,12 +17,12 @@ class LocalFailure:
     reason: str = ""
 
 
-@record
-class SettleFailure:
-    """A worker failed: post `FailureSettled` once its last output has been read."""
+# -- workers ---------------------------------------------------------------------------------------------------------
 
-    number: int
-    failure: LocalFailure
+
+@record
+class ParkWorkers:
+    """Prepare a start that will come soon, as far as it needs no ranks."""
 
 
 @record
@@ -28,25 +30,11 @@ class StartWorkers:
     """Start all workers of the round."""
 
     round: Round
-    is_held: bool = False
-    """Start them only after `ReleaseStarts`, or after a limited time."""
-
-
-@record
-class ReleaseStarts:
-    """Global rank 0 of the round has been started on another node: start the held workers."""
 
 
 @record
 class CancelStarts:
     """Cancel the starts of workers that do not exist yet; no event about them follows."""
-
-
-@record
-class CollectStacks:
-    """Collect the stacks of the live workers of round `number`; then, or after a limit, post `StacksCollected`."""
-
-    number: int
 
 
 @record
@@ -57,27 +45,71 @@ class SignalWorkers:
 
 
 @record
-class StartGracePeriod:
-    """Post `GraceExpired` after the shutdown timeout."""
+class KillWorkers:
+    """SIGKILL every process of the workers until none is left, drain their output, post `WorkersGone`.
+
+    Post `WorkersNotEnded` instead when some have not ended within the limit.
+    """
+
+    number: int
+
+
+WorkerAction: TypeAlias = ParkWorkers | StartWorkers | CancelStarts | SignalWorkers | KillWorkers
+
+# -- diagnosis -------------------------------------------------------------------------------------------------------
 
 
 @record
-class KillWorkers:
-    """SIGKILL every process of the workers until none is left, drain their output, post `WorkersGone`."""
+class SettleFailure:
+    """A worker failed: post `FailureSettled` once its last output has been read."""
+
+    round: Round
+    failure: LocalFailure
+
+
+@record
+class CollectStacks:
+    """Collect the stacks of the live workers, then post `StacksCollected`."""
+
+    number: int
+
+
+@record
+class PrintStacks:
+    """Print the stacks of the live workers on the console, equal ones once."""
+
+    round: Round
+
+
+DiagnosisAction: TypeAlias = SettleFailure | CollectStacks | PrintStacks
+
+# -- rendezvous ------------------------------------------------------------------------------------------------------
+
+
+@record
+class JoinJob:
+    """Rendezvous: ask to take part."""
+
+    is_prepared: bool
+
+
+@record
+class ReportPrepared:
+    """Rendezvous: workers would now start at once."""
 
 
 @record
 class ReportStarted:
     """Rendezvous: all workers of the round run."""
 
-    number: int
+    round: Round
 
 
 @record
 class ReportFailed:
     """Rendezvous: this worker failed."""
 
-    number: int
+    round: Round
     failure: LocalFailure
 
 
@@ -85,25 +117,27 @@ class ReportFailed:
 class ReportIdle:
     """Rendezvous: these workers are idle; empty: they are active again. It decides whether the whole job hangs."""
 
-    number: int
-    local_ranks: tuple[int, ...]
-    reason: str
+    round: Round
+    local_ranks: tuple[int, ...] = ()
+    reason: str = ""
 
 
 @record
 class ReportSucceeded:
     """Rendezvous: all workers of the round exited with 0."""
 
-    number: int
+    round: Round
 
 
 @record
 class ReportStopped:
     """Rendezvous: no worker of the round is left."""
 
-    number: int
+    round: Round
     late: tuple[LocalFailure, ...] = ()
     """Failures that no `ReportFailed` has reported."""
+    stacks: Mapping[int, str]
+    """By local rank, as far as they were collected."""
 
 
 @record
@@ -111,6 +145,45 @@ class LeaveJob:
     """Rendezvous: this node leaves the job."""
 
     reason: str
+
+
+RendezvousAction: TypeAlias = (
+    JoinJob | ReportPrepared | ReportStarted | ReportFailed | ReportIdle | ReportSucceeded | ReportStopped | LeaveJob
+)
+
+# -- the agent itself ------------------------------------------------------------------------------------------------
+
+
+@record
+class StartTimer:
+    """Post `TimerExpired` after the delay. No timer is cancelled: one of an older round changes nothing."""
+
+    timer: RoundTimer
+    delay_s: float
+
+
+@record
+class BeginRound:
+    """The node takes part in the round from now on: record it, and open its log folders."""
+
+    round: Round
+
+
+@record
+class RecordFencing:
+    """Record that the guard has killed the workers."""
+
+
+@record
+class PrintLine:
+    """Print one line of the agent on the console."""
+
+    text: str
+
+
+@record
+class RecordJobFailure:
+    """The job has failed, as every agent of it learns now: some of them must exit at the same moment."""
 
 
 @record
@@ -122,20 +195,6 @@ class Finish:
     rendezvous_failed: RendezvousFailed | None = None
 
 
-Action: TypeAlias = (
-    StartWorkers
-    | ReleaseStarts
-    | CancelStarts
-    | CollectStacks
-    | SignalWorkers
-    | StartGracePeriod
-    | KillWorkers
-    | ReportStarted
-    | SettleFailure
-    | ReportFailed
-    | ReportIdle
-    | ReportSucceeded
-    | ReportStopped
-    | LeaveJob
-    | Finish
-)
+AgentAction: TypeAlias = StartTimer | BeginRound | RecordFencing | PrintLine | RecordJobFailure | Finish
+
+Action: TypeAlias = WorkerAction | DiagnosisAction | RendezvousAction | AgentAction

@@ -1,297 +1,318 @@
 """What one node does about each event: a pure function from state and event to new state and actions.
 
-Nothing here reads a clock, a process or a socket. `supervisor` posts the events of `node.events`, rendezvous those of
-`rendezvous.interface`; `supervisor` carries the actions out, in order.
+Nothing here reads a clock, a process or a socket, and nothing outside decides: `supervisor` posts the events of
+`node.events`, rendezvous those of `rendezvous.interface`, and `supervisor` carries the actions out, in order.
 
-    JOINING --RoundFormed--> RUNNING --all exited 0--> SUCCEEDED --JobEnded--> ENDED
-       ^                        |  ^                       |
-       |                  RoundBroken, signal         RoundBroken
-       |                        v  |                       |
-       +------ stopped ----- STOPPING <--------------------+
+    STARTING
+       v          RoundFormed                             all exited 0
+    JOINING ---> [DELAYING, back-off] ---> RUNNING ---------------------> SUCCEEDED --JobEnded--> ENDED
+       ^                                      | RoundBroken, signal           |
+       |                                      v                               |
+       +---------- no worker is left ----- STOPPING <---------RoundBroken-----+
+
+`worker_decisions` has the decisions about one round's workers, and the steps of a stop.
 """
 
 import signal
-from typing import Any, TypeAlias
 
-from muster._contract import ExitCode
+from muster._contract import ExitCode, name_signal
 from muster.agent.node.actions import (
     Action,
-    CancelStarts,
-    CollectStacks,
+    BeginRound,
     Finish,
-    KillWorkers,
+    JoinJob,
     LeaveJob,
-    LocalFailure,
-    ReleaseStarts,
-    ReportFailed,
-    ReportIdle,
-    ReportStarted,
+    ParkWorkers,
+    PrintLine,
+    RecordJobFailure,
+    ReportPrepared,
     ReportStopped,
-    ReportSucceeded,
-    SettleFailure,
-    SignalWorkers,
-    StartGracePeriod,
+    StartTimer,
     StartWorkers,
 )
 from muster.agent.node.events import (
+    AgentStarted,
+    Event,
     FailureSettled,
-    Fenced,
-    GraceExpired,
+    RoundTimer,
     SignalReceived,
     SpawnFailed,
     StacksCollected,
+    StacksRequested,
+    TimerExpired,
+    TimerPurpose,
     WorkerExited,
+    WorkersActive,
     WorkersGone,
     WorkersIdle,
+    WorkersNotEnded,
+    WorkersPrepared,
     WorkerStarted,
 )
-from muster.agent.node.state import NodePhase, NodeState
+from muster.agent.node.state import (
+    Delaying,
+    Ended,
+    Joining,
+    NodeState,
+    Rejoin,
+    Running,
+    Starting,
+    StartNext,
+    Stopping,
+    StopStep,
+    Succeeded,
+)
+from muster.agent.node.worker_decisions import (
+    Decision,
+    begin_stop,
+    end_stacks_wait,
+    kill_now,
+    on_failure_settled,
+    on_idle_changed,
+    on_spawn_failed,
+    on_stacks_collected,
+    on_stacks_requested,
+    on_worker_exited,
+    on_worker_started,
+)
 from muster.agent.rendezvous.interface import (
     BreakKind,
     GlobalRank0Started,
     JobEnded,
+    Notice,
     RendezvousFailed,
     RoundBroken,
     RoundFormed,
 )
 from muster.agent.round import Round
-from muster.agent.runtime.records import replace
+from muster.agent.runtime.records import assert_never, replace
 
-Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
+HOLD_S = 5.0
+"""The longest that workers wait for global rank 0: its node may have more to import, but a program may need no process
+group."""
 
 
-def decide(state: NodeState, event: Any) -> Decision:
-    """Decide what follows from one event. Events of an older round, and any after the end, change nothing.
-
-    Raises:
-        TypeError: the event is of another type.
-    """
-    if state.phase is NodePhase.ENDED:
+def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one line for each event
+    """Decide what follows from one event. Events of an older round, and any after the end, change nothing."""
+    if isinstance(state.phase, Ended):
         return state, ()
-    try:
-        handler = _HANDLERS[type(event)]
-    except KeyError:
-        raise TypeError(f"no decision is defined for {event!r}") from None
-    decision: Decision = handler(state, event)
-    return decision
+    match event:
+        case AgentStarted():
+            return replace(state, phase=Joining()), (JoinJob(is_prepared=state.is_prepared),)
+        case WorkersPrepared():
+            has_joined = not isinstance(state.phase, Starting)
+            return replace(state, is_prepared=True), (ReportPrepared(),) if has_joined else ()
+        case RoundFormed():
+            return _on_round_formed(state, event)
+        case GlobalRank0Started():
+            return _on_global_rank0_started(state, event)
+        case RoundBroken():
+            return _on_round_broken(state, event)
+        case JobEnded():
+            return _on_job_ended(state, event)
+        case RendezvousFailed():
+            code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
+            return _end_with(state, Finish(code=code, rendezvous_failed=event))
+        case Notice():
+            return state, (PrintLine(text=event.text),)
+        case WorkerStarted():
+            return on_worker_started(state, event)
+        case WorkerExited():
+            return on_worker_exited(state, event)
+        case SpawnFailed():
+            return on_spawn_failed(state, event)
+        case FailureSettled():
+            return on_failure_settled(state, event)
+        case WorkersIdle() | WorkersActive():
+            return on_idle_changed(state, event)
+        case StacksRequested():
+            return on_stacks_requested(state)
+        case StacksCollected():
+            return on_stacks_collected(state, event)
+        case TimerExpired():
+            return _on_timer_expired(state, event.timer)
+        case WorkersGone():
+            return _on_workers_gone(state, event)
+        case WorkersNotEnded():
+            return _on_workers_not_ended(state, event)
+        case SignalReceived():
+            return _on_signal(state, event)
+        case _:
+            assert_never(event)
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------
 
 
 def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
-    if state.finish is not None or event.round.number <= state.number:
+    phase, new = state.phase, event.round
+    if state.round is not None and new.number <= state.round.number:
         return state, ()
-    if state.phase is not NodePhase.JOINING:
+    if isinstance(phase, Running | Succeeded):
         # Only after a change of leader: end the old round first, then start without asking again.
-        state = replace(state, next_round=event.round, next_is_held=event.is_held)
-        return (state, ()) if state.phase is NodePhase.STOPPING else _begin_stop(state, kill=True)
-    return _start(state, event.round, is_held=event.is_held)
+        return begin_stop(state, phase, kill=True, then=StartNext(round=new, is_held=event.is_held))
+    if not isinstance(phase, Stopping):
+        return _begin_round(state, new, is_held=event.is_held)
+    then = phase.then
+    if isinstance(then, Finish) or new.number <= then.round.number:
+        return state, ()
+    return replace(state, phase=replace(phase, then=StartNext(round=new, is_held=event.is_held))), ()
 
 
-def _start(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    local_ranks = frozenset(range(state.nproc))
-    state = NodeState(
-        nproc=state.nproc, phase=NodePhase.RUNNING, round=new, awaited=local_ranks, rank0_started=state.rank0_started
-    )
-    return state, (StartWorkers(round=new, is_held=is_held and state.rank0_started < new.number),)
+def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
+    """Start the workers, or first wait: for global rank 0, whose node backs off for all, or for the own back-off."""
+    is_held = is_held and state.rank0_started < new.number
+    delay_s = state.rules.find_longest_backoff_s(new.attempt)
+    actions: tuple[Action, ...] = (BeginRound(round=new),)
+    if is_held:
+        delay_s += HOLD_S
+    elif delay_s > 0.0:
+        delay_s *= state.rules.backoff_share
+        line = f"waiting {delay_s:.1f} s before attempt {new.attempt} (--restart-backoff)"
+        actions = (*actions, PrintLine(text=line))
+    else:
+        return _start_workers(state, new, actions)
+    timer = RoundTimer(purpose=TimerPurpose.START, number=new.number)
+    state = replace(state, phase=Delaying(round=new, is_held=is_held))
+    return state, (*actions, StartTimer(timer=timer, delay_s=delay_s))
+
+
+def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()) -> Decision:
+    phase = Running(round=new, awaited=frozenset(range(state.rules.nproc)))
+    return replace(state, phase=phase), (*before, StartWorkers(round=new))
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
+    phase = state.phase
     state = replace(state, rank0_started=max(state.rank0_started, event.number))
-    return state, (ReleaseStarts(),) if state.phase is NodePhase.RUNNING and state.number == event.number else ()
+    if isinstance(phase, Delaying) and phase.is_held and phase.round.number == event.number:
+        return _start_workers(state, phase.round)
+    return state, ()
 
 
 def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
-    if event.number < state.number:
+    phase = state.phase
+    if isinstance(phase, Stopping) and isinstance(phase.then, StartNext) and phase.then.round.number == event.number:
+        # The round that formed meanwhile is broken before its workers were started.
+        state = replace(state, phase=replace(phase, then=Rejoin(round=phase.then.round)))
+        actions: tuple[Action, ...] = ()
+    elif state.round is None or event.number != state.round.number:
         return state, ()
-    if state.phase is NodePhase.STOPPING:
-        return _kill_now(state) if event.kind is BreakKind.FENCED else (state, ())
-    if state.phase is NodePhase.JOINING:
-        return state, (ReportStopped(number=event.number),)
-    return _begin_stop(state, kill=event.kind is BreakKind.FENCED, stacks=event.want_stacks)
+    else:
+        state, actions = _break_round(state, event, state.round)
+    is_followed = event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP)
+    # Forked while the old ones are being stopped.
+    park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
+    return state, (*_describe_break(event), *park, *actions)
 
 
-def _on_fenced(state: NodeState, _event: Fenced) -> Decision:
-    if state.phase in (NodePhase.RUNNING, NodePhase.SUCCEEDED):
-        return _begin_stop(state, kill=True)
-    return _kill_now(state) if state.phase is NodePhase.STOPPING else (state, ())
+def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decision:
+    phase = state.phase
+    if isinstance(phase, Running | Succeeded):
+        is_fenced = event.kind is BreakKind.FENCED
+        return begin_stop(state, phase, kill=is_fenced, stacks=event.want_stacks, then=Rejoin(round=broken))
+    if isinstance(phase, Stopping):
+        return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
+    return _report_stopped(state, broken)  # no worker was started, or none is left
+
+
+def _describe_break(event: RoundBroken) -> tuple[Action, ...]:
+    if event.kind is BreakKind.FINAL:  # the report shows that one
+        return ()
+    after = "; restarting all workers" if event.kind is BreakKind.FAILURE else ""
+    return (PrintLine(text=event.reason + after),)
+
+
+def _report_stopped(state: NodeState, stopped: Round) -> Decision:
+    return replace(state, phase=Joining(last=stopped)), (ReportStopped(round=stopped, stacks={}),)
 
 
 def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
     code = ExitCode.SUCCEEDED if event.succeeded else ExitCode.WORKERS_FAILED
-    return _end_with(state, Finish(code=code, ended=event))
-
-
-def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision:
-    code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
-    return _end_with(state, Finish(code=code, rendezvous_failed=event))
+    state, actions = _end_with(state, Finish(code=code, ended=event))
+    return state, actions if event.succeeded else (RecordJobFailure(), *actions)
 
 
 def _end_with(state: NodeState, finish: Finish) -> Decision:
-    if state.finish is not None:  # a signal came first: its exit code stays, but the job's end is still reported
-        finish = replace(finish, code=state.finish.code)
-    state = replace(state, finish=finish)
-    if state.phase is NodePhase.STOPPING:
-        return _kill_now(state)
-    if state.phase is NodePhase.JOINING:
-        return replace(state, phase=NodePhase.ENDED), (finish,)
-    return _begin_stop(state, kill=True)
+    phase = state.phase
+    if isinstance(phase, Running | Succeeded):
+        return begin_stop(state, phase, kill=True, then=finish)
+    if not isinstance(phase, Stopping):
+        return _end(state, finish)
+    if isinstance(phase.then, Finish):  # a signal came first: its exit code stays, but the job's end is still reported
+        finish = replace(finish, code=phase.then.code)
+    return kill_now(state, replace(phase, then=finish))
 
 
-# -- workers ---------------------------------------------------------------------------------------------------------
+def _end(state: NodeState, finish: Finish) -> Decision:
+    return replace(state, phase=Ended(last=state.round)), (finish,)
 
 
-def _on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
-    if event.number != state.number or event.local_rank not in state.awaited:
+def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
+    phase = state.phase
+    if state.round is None or timer.number != state.round.number:
         return state, ()
-    state = replace(state, alive=state.alive | {event.local_rank}, awaited=state.awaited - {event.local_rank})
-    return state, (() if state.awaited else (ReportStarted(number=state.number),))
+    match timer.purpose:
+        case TimerPurpose.START:
+            return _start_workers(state, phase.round) if isinstance(phase, Delaying) else (state, ())
+        case TimerPurpose.STACKS:
+            return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
+        case TimerPurpose.GRACE:
+            return kill_now(state, phase) if isinstance(phase, Stopping) else (state, ())
+        case _:
+            assert_never(timer.purpose)
 
 
-def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
-    if event.number != state.number or state.phase is NodePhase.JOINING:
+# -- after a stop ----------------------------------------------------------------------------------------------------
+
+
+def _on_workers_gone(state: NodeState, event: WorkersGone) -> Decision:
+    phase = state.phase
+    if not isinstance(phase, Stopping) or phase.step is not StopStep.KILLING or event.number != phase.round.number:
         return state, ()
-    was_alive = event.local_rank in state.alive
-    state = replace(state, alive=state.alive - {event.local_rank})
-    failure = LocalFailure(local_rank=event.local_rank)
-    if event.code != 0:
-        state = _add_failure(state, failure)
-    if state.phase is NodePhase.STOPPING:
-        return _continue_stop(state) if was_alive else (state, ())
-    if state.phase is not NodePhase.RUNNING or not was_alive:
+    then = phase.then
+    match then:
+        case Finish():
+            return _end(state, then)
+        case StartNext():
+            return _begin_round(state, then.round, is_held=then.is_held)
+        case Rejoin():
+            if then.round.number != phase.round.number:  # late failures and stacks would be of a round before it
+                return _report_stopped(state, then.round)
+            report = ReportStopped(round=phase.round, late=phase.failures.unreported, stacks=phase.stacks)
+            return replace(state, phase=Joining(last=phase.round)), (report,)
+        case _:
+            assert_never(then)
+
+
+def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
+    """What the kernel cannot end would block the other nodes for ever: leave it and them."""
+    phase = state.phase
+    if not isinstance(phase, Stopping) or phase.step is not StopStep.KILLING or event.number != phase.round.number:
         return state, ()
-    if event.code != 0:
-        return state, (SettleFailure(number=event.number, failure=failure),)
-    state = replace(state, succeeded=state.succeeded | {event.local_rank})
-    if len(state.succeeded) < state.nproc:
-        return state, ()
-    return replace(state, phase=NodePhase.SUCCEEDED), (ReportSucceeded(number=state.number),)
-
-
-def _on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
-    if event.number != state.number or event.local_rank not in state.awaited:
-        return state, ()
-    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason)
-    state = _add_failure(replace(state, awaited=state.awaited - {event.local_rank}), failure)
-    return state, (SettleFailure(number=event.number, failure=failure),)
-
-
-def _add_failure(state: NodeState, failure: LocalFailure) -> NodeState:
-    """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone first."""
-    if failure.local_rank in state.reported or any(each.local_rank == failure.local_rank for each in state.unreported):
-        return state
-    return replace(state, unreported=(*state.unreported, failure))
-
-
-def _on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
-    settled = [each for each in state.unreported if each.local_rank == event.local_rank]
-    if event.number != state.number or not settled:
-        return state, ()
-    unreported = tuple(each for each in state.unreported if each not in settled)
-    state = replace(state, unreported=unreported, reported=state.reported | {event.local_rank})
-    return state, tuple(ReportFailed(number=event.number, failure=failure) for failure in settled)
-
-
-def _on_workers_idle(state: NodeState, event: WorkersIdle) -> Decision:
-    if event.number != state.number or state.phase is not NodePhase.RUNNING:
-        return state, ()
-    return state, (ReportIdle(number=event.number, local_ranks=event.local_ranks, reason=event.reason),)
-
-
-# -- stopping --------------------------------------------------------------------------------------------------------
-
-
-def _begin_stop(
-    state: NodeState, *, kill: bool = False, stacks: bool = False, signum: int = signal.SIGTERM
-) -> Decision:
-    """Stop in steps unless `kill`: [stacks], the signal to the workers, one grace period; then SIGKILL."""
-    cancel = (CancelStarts(),) if state.awaited else ()
-    state = replace(state, phase=NodePhase.STOPPING, stop_signal=signum, awaited=frozenset())
-    if kill or not state.alive:
-        return replace(state, killing=True), (*cancel, KillWorkers())
-    if stacks:
-        return replace(state, collecting_stacks=True), (*cancel, CollectStacks(number=state.number))
-    return state, (*cancel, SignalWorkers(signum=signum), StartGracePeriod())
-
-
-def _on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
-    return _send_deferred_signal(state) if event.number == state.number else (state, ())
-
-
-def _send_deferred_signal(state: NodeState) -> Decision:
-    """Send the stop signal now if it waits for stacks."""
-    if not state.collecting_stacks:
-        return state, ()
-    state = replace(state, collecting_stacks=False)
-    if state.killing:
-        return state, ()
-    if not state.alive:
-        return _continue_stop(state)
-    return state, (SignalWorkers(signum=state.stop_signal), StartGracePeriod())
-
-
-def _continue_stop(state: NodeState) -> Decision:
-    """Once no worker is left, the processes that they left behind get no grace period."""
-    if state.alive or state.killing or state.collecting_stacks:
-        return state, ()
-    return replace(state, killing=True), (KillWorkers(),)
-
-
-def _on_grace_expired(state: NodeState, _event: GraceExpired) -> Decision:
-    return _kill_now(state) if state.phase is NodePhase.STOPPING else (state, ())
-
-
-def _kill_now(state: NodeState) -> Decision:
-    if state.killing:
-        return state, ()
-    return replace(state, killing=True), (KillWorkers(),)
-
-
-def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
-    if state.phase is not NodePhase.STOPPING or not state.killing:
-        return state, ()
-    if state.finish is not None:
-        return replace(state, phase=NodePhase.ENDED), (state.finish,)
-    idle = NodeState(nproc=state.nproc, round=state.round, rank0_started=state.rank0_started)
-    if state.next_round is not None:
-        return _start(idle, state.next_round, is_held=state.next_is_held)
-    return idle, (ReportStopped(number=state.number, late=state.unreported),)
+    reason = f"cannot end {'process' if len(event.pids) == 1 else 'processes'} {', '.join(map(str, event.pids))}"
+    line = PrintLine(text=f"{reason}, killed but in an uninterruptible sleep: this node leaves the job without them")
+    if isinstance(phase.then, Finish):
+        state, actions = _end(state, replace(phase.then, code=phase.then.code or ExitCode.WORKERS_FAILED))
+        return state, (line, *actions)
+    state, actions = _end(state, Finish(code=ExitCode.WORKERS_FAILED))
+    return state, (line, LeaveJob(reason=reason), *actions)
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing."""
-    if state.finish is not None:
+    phase = state.phase
+    if isinstance(phase, Stopping) and isinstance(phase.then, Finish):
         again = event.signum == signal.SIGINT or event.guard_died
-        return _kill_now(state) if again and state.phase is NodePhase.STOPPING else (state, ())
+        return kill_now(state, phase) if again else (state, ())
     finish = Finish(code=ExitCode.of_signal(event.signum))
-    leave = LeaveJob(reason=f"received {signal.Signals(event.signum).name}")
-    state = replace(state, finish=finish, next_round=None)
-    if state.phase is NodePhase.JOINING:
-        return replace(state, phase=NodePhase.ENDED), (leave, finish)
-    if state.phase is NodePhase.STOPPING:
+    if isinstance(phase, Running | Succeeded):
+        state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, then=finish)
+    elif isinstance(phase, Stopping):
         # The sender counts the grace period from its signal: do not wait for stacks any longer.
-        waiting = replace(state, stop_signal=event.signum)
-        state, actions = _kill_now(state) if event.guard_died else _send_deferred_signal(waiting)
+        phase = replace(phase, signum=event.signum, then=finish)
+        state, actions = kill_now(state, phase) if event.guard_died else end_stacks_wait(state, phase)
     else:
-        state, actions = _begin_stop(state, signum=event.signum, kill=event.guard_died)
-    return state, (leave, *actions)
-
-
-_HANDLERS: dict[type, Any] = {
-    RoundFormed: _on_round_formed,
-    GlobalRank0Started: _on_global_rank0_started,
-    RoundBroken: _on_round_broken,
-    JobEnded: _on_job_ended,
-    RendezvousFailed: _on_rendezvous_failed,
-    WorkerStarted: _on_worker_started,
-    WorkerExited: _on_worker_exited,
-    SpawnFailed: _on_spawn_failed,
-    FailureSettled: _on_failure_settled,
-    WorkersIdle: _on_workers_idle,
-    StacksCollected: _on_stacks_collected,
-    GraceExpired: _on_grace_expired,
-    WorkersGone: _on_workers_gone,
-    SignalReceived: _on_signal,
-    Fenced: _on_fenced,
-}
+        state, actions = _end(state, finish)
+    reason = f"received {name_signal(event.signum)}"
+    return state, (PrintLine(text=f"{reason}: stopping"), LeaveJob(reason=reason), *actions)

@@ -1,6 +1,43 @@
-"""Events of one node: the input of `decisions.decide`. Those of rendezvous are in `rendezvous.interface`."""
+"""Events of one node: the input of `decisions.decide`. Those of rendezvous are in `rendezvous.interface`.
 
+An event about workers or a timer carries the number of the round that it belongs to: an older round's changes nothing.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeAlias
+
+from muster.agent.rendezvous.interface import RendezvousEvent
 from muster.agent.runtime.records import record
+
+
+class TimerPurpose(Enum):
+    """What a timer is for."""
+
+    START = "start"
+    """Start the round's workers: the back-off is over, or the wait for global rank 0."""
+    STACKS = "stacks"
+    """Do not wait for stacks any longer."""
+    GRACE = "grace"
+    """The grace period of a stop is over."""
+
+
+@record
+class RoundTimer:
+    """A timer of round `number`; each round has at most one for each purpose."""
+
+    purpose: TimerPurpose
+    number: int
+
+
+@record
+class AgentStarted:
+    """The agent is ready to take part in the job."""
+
+
+@record
+class WorkersPrepared:
+    """From now on workers would start at once."""
 
 
 @record
@@ -18,6 +55,8 @@ class WorkerExited:
     number: int
     local_rank: int
     code: int
+    fencings: int = 0
+    """How often the guard has fenced this node since the round's workers were started."""
 
 
 @record
@@ -30,29 +69,61 @@ class SpawnFailed:
 
 
 @record
-class WorkersIdle:
-    """The workers of round `number` have been idle for the hang timeout; without ranks: one is active again."""
+class FailureSettled:
+    """After `SettleFailure`: the worker's last output has been read, so its failure can be collected."""
 
     number: int
-    local_ranks: tuple[int, ...] = ()
-    reason: str = ""
+    local_rank: int
+
+
+@record
+class WorkersIdle:
+    """No worker of round `number` has been active for the hang timeout."""
+
+    number: int
+    reason: str
+
+
+@record
+class WorkersActive:
+    """After `WorkersIdle`: a worker of round `number` is active again."""
+
+    number: int
+
+
+@record
+class StacksRequested:
+    """Print the stacks of all workers (SIGUSR2)."""
 
 
 @record
 class StacksCollected:
-    """`CollectStacks` of round `number` is done as far as possible, or its limit has passed."""
+    """`CollectStacks` of round `number` is done as far as possible; the texts by local rank."""
+
+    number: int
+    texts: Mapping[int, str]
+
+
+@record
+class TimerExpired:
+    """The delay of a `StartTimer` has passed."""
+
+    timer: RoundTimer
+
+
+@record
+class WorkersGone:
+    """After `KillWorkers` of round `number`: no process of the workers is left, and their output is on disk."""
 
     number: int
 
 
 @record
-class GraceExpired:
-    """The grace period of a stop has passed."""
+class WorkersNotEnded:
+    """After `KillWorkers` of round `number`: these processes have not ended within the limit."""
 
-
-@record
-class WorkersGone:
-    """After `KillWorkers`: no process of the workers is left, and their output is on disk."""
+    number: int
+    pids: tuple[int, ...]
 
 
 @record
@@ -64,14 +135,20 @@ class SignalReceived:
     """It is the death signal: no guard would sweep after the agent, so there is no grace period."""
 
 
-@record
-class Fenced:
-    """The guard has killed the workers because the lease ran out."""
-
-
-@record
-class FailureSettled:
-    """After `SettleFailure`: the worker's last output has been read, so its failure can be collected."""
-
-    number: int
-    local_rank: int
+Event: TypeAlias = (
+    RendezvousEvent
+    | AgentStarted
+    | WorkersPrepared
+    | WorkerStarted
+    | WorkerExited
+    | SpawnFailed
+    | FailureSettled
+    | WorkersIdle
+    | WorkersActive
+    | StacksRequested
+    | StacksCollected
+    | TimerExpired
+    | WorkersGone
+    | WorkersNotEnded
+    | SignalReceived
+)

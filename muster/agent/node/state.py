@@ -1,57 +1,171 @@
-"""The state of one node, input and output of `decisions.decide`."""
+"""The state of one node, input and output of `decisions.decide`: the phase it is in, and what outlives phases."""
 
-import signal
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
+from typing import TypeAlias
 
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.round import Round
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import assert_never, record
 
 
-class NodePhase(Enum):
-    """What the node is doing."""
+@record
+class NodeRules:
+    """What the configuration says about this node's decisions."""
 
-    JOINING = "joining"
+    nproc: int
+    """Workers on this node; local ranks are 0..nproc-1."""
+    shutdown_timeout_s: float = 30.0
+    """The grace period."""
+    restart_backoff_s: float = 0.0
+    """Base of the exponential back-off before the second and later restarts; 0: none."""
+    backoff_share: float = 1.0
+    """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
+    not restart together."""
+
+    def find_longest_backoff_s(self, attempt: int) -> float:
+        """Find the longest wait before workers of this attempt start: 0 for the first restart, then doubled.
+
+        Args:
+            attempt: restarts because a worker failed, this one included.
+        """
+        if attempt < 2 or self.restart_backoff_s <= 0.0:
+            return 0.0
+        return self.restart_backoff_s * float(2 ** min(attempt - 2, 10))
+
+
+@record
+class FailureBook:
+    """Which failures of a round rendezvous has, and which it does not have yet. Each worker has at most one."""
+
+    unreported: tuple[LocalFailure, ...] = ()
+    reported: frozenset[int] = frozenset()
+    """Local ranks. Idleness is no failure: it is reported besides."""
+
+
+NO_FAILURES = FailureBook()
+NO_TEXTS: Mapping[int, str] = MappingProxyType({})
+
+
+# -- phases ----------------------------------------------------------------------------------------------------------
+
+
+@record
+class Starting:
+    """The agent puts itself together; rendezvous has not been asked yet."""
+
+
+@record
+class Joining:
     """No workers; waiting for a round."""
-    RUNNING = "running"
+
+    last: Round | None = None
+    """The last round this node took part in."""
+
+
+@record
+class Delaying:
+    """A round has formed, and its workers are not started yet."""
+
+    round: Round
+    is_held: bool
+    """Until global rank 0 of the round has been started on another node; else until the back-off is over."""
+
+
+@record
+class Running:
     """Workers of the round are being started or run."""
-    SUCCEEDED = "succeeded"
+
+    round: Round
+    awaited: frozenset[int]
+    """Workers that `StartWorkers` asked for and that have neither started nor failed to start."""
+    alive: frozenset[int] = frozenset()
+    """Workers that exist."""
+    succeeded: frozenset[int] = frozenset()
+    failures: FailureBook = NO_FAILURES
+
+
+@record
+class Succeeded:
     """All workers of the round exited with 0; waiting for the other nodes."""
-    STOPPING = "stopping"
+
+    round: Round
+
+
+class StopStep(Enum):
+    """How far a stop is."""
+
+    STACKS = "stacks"
+    """Stacks are being collected, the signal comes after that."""
+    GRACE = "grace"
+    """The workers have the signal, and may end by themselves."""
+    KILLING = "killing"
+    """`KillWorkers` is under way."""
+
+
+@record
+class Rejoin:
+    """After a stop: report that no worker of the round is left, and wait for the next round."""
+
+    round: Round
+
+
+@record
+class StartNext:
+    """After a stop: start the workers of a round that formed meanwhile (after a change of leader)."""
+
+    round: Round
+    is_held: bool
+
+
+@record
+class Stopping:
     """The round's workers are being stopped."""
-    ENDED = "ended"
+
+    round: Round
+    step: StopStep
+    signum: int
+    """What the workers are asked to end with."""
+    alive: frozenset[int]
+    failures: FailureBook
+    then: Rejoin | StartNext | Finish
+    """What follows once the workers are gone."""
+    stacks: Mapping[int, str] = NO_TEXTS
+    """By local rank, as far as they were collected."""
+
+
+@record
+class Ended:
     """`Finish` has been returned; later events change nothing."""
+
+    last: Round | None
+
+
+Phase: TypeAlias = Starting | Joining | Delaying | Running | Succeeded | Stopping | Ended
 
 
 @record
 class NodeState:
-    """The whole state of the node. Local ranks are 0..nproc-1."""
+    """The whole state of the node."""
 
-    nproc: int
-    phase: NodePhase = NodePhase.JOINING
-    round: Round | None = None
-    alive: frozenset[int] = frozenset()
-    """Workers that exist."""
-    awaited: frozenset[int] = frozenset()
-    """Workers that `StartWorkers` asked for and that have neither started nor failed to start."""
-    succeeded: frozenset[int] = frozenset()
-    unreported: tuple[LocalFailure, ...] = ()
-    """Failures that rendezvous does not have yet."""
-    reported: frozenset[int] = frozenset()
-    """Workers whose failure rendezvous has. Idleness is no failure: it is reported besides."""
-    collecting_stacks: bool = False
-    killing: bool = False
-    """`KillWorkers` is under way."""
-    stop_signal: int = signal.SIGTERM
+    rules: NodeRules
+    phase: Phase = Starting()
     rank0_started: int = 0
     """The number of the last round whose global rank 0 is known to have been started."""
-    next_round: Round | None = None
-    """A round that formed while the last one's workers were still being stopped (after a change of leader)."""
-    next_is_held: bool = False
-    finish: Finish | None = None
-    """What to finish with once the workers are gone; None: report that they are gone, and continue."""
+    is_prepared: bool = False
+    """Workers would start at once."""
 
     @property
-    def number(self) -> int:
-        """The round's number, 0 before the first."""
-        return self.round.number if self.round else 0
+    def round(self) -> Round | None:
+        """The round this node takes part in, or took part in last; None before the first. Kept nowhere else."""
+        phase = self.phase
+        match phase:
+            case Starting():
+                return None
+            case Joining() | Ended():
+                return phase.last
+            case Delaying() | Running() | Succeeded() | Stopping():
+                return phase.round
+            case _:
+                assert_never(phase)

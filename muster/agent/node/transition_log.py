@@ -1,27 +1,33 @@
-"""Writes each event of the supervisor as a record into the event log, and the notable ones as lines on the console."""
+"""Writes what happens on the node as records into the event log."""
 
 import os
-import signal
 from collections.abc import Callable
-from typing import Any
 
-from muster._contract import LogNames
+from muster._contract import LogNames, name_signal
 from muster.agent.node import events
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.node.actions import LocalFailure
+from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken
+from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog, JsonlSink
-
-_FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
 
 
 class TransitionLog:
-    """Receives every event before `decide` does."""
+    """Receives every event before it is decided, and what follows from some."""
 
-    def __init__(self, log: EventLog, print_line: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
-        """`print_line` prints one line on the console; `on_trouble` gets a line about a file that cannot be written."""
-        self.event_log = log
-        self._print_line = print_line
+    def __init__(
+        self, log: EventLog, find_round: Callable[[], Round | None], *, on_trouble: Callable[[str], None]
+    ) -> None:
+        """Connect it; every record is stamped with the current round.
+
+        Args:
+            log: gets the records.
+            find_round: the current round; None before the first.
+            on_trouble: gets a line about a file that cannot be written.
+        """
+        self._log = log
+        self._log.find_round = find_round
+        self._find_round = find_round
         self._on_trouble = on_trouble
-        self._offset = 0
         self._has_file = False
 
     def open_file(self, run_dir: str | None) -> None:
@@ -31,73 +37,72 @@ class TransitionLog:
         self._has_file = True
         path = os.path.join(run_dir, LogNames.EVENTS)
         try:
-            self.event_log.add_sink(JsonlSink(path, self._on_trouble), replay=True)
+            self._log.add_sink(JsonlSink(path, self._on_trouble), replay=True)
         except OSError as error:
             self._on_trouble(f"cannot write {path}: {error.strerror}")
 
-    def global_ranks(self, *local_ranks: int) -> tuple[int, ...]:
-        """This node's global ranks in the latest round."""
-        return tuple(self._offset + local_rank for local_rank in local_ranks)
+    def record(self, event: events.Event) -> None:
+        """Record one event; those that are not listed are recorded with what follows from them, or not at all."""
+        log = self._log
+        match event:
+            case Notice():
+                log.write("notice", text=event.text)
+            case RoundBroken():
+                log.mark("broken")
+                log.write("round_broken", kind=event.kind.value, reason=event.reason)
+            case JobEnded():
+                log.write("job_ended", succeeded=event.succeeded)
+            case RendezvousFailed():
+                log.write("rendezvous_lost", reason=event.reason)
+            case events.WorkerExited():
+                log.write("worker_exited", ranks=self._find_ranks(event.number, event.local_rank), code=event.code)
+            case events.StacksCollected():
+                log.write("stacks_taken", ranks=self._find_ranks(event.number, *event.texts), since="broken")
+            case events.WorkersGone():
+                log.write("workers_stopped", since="broken")
+            case events.WorkersNotEnded():
+                log.write("workers_not_ended", since="broken", pids=event.pids)
+            case events.SignalReceived():
+                log.mark("broken")
+                log.write("signal", name=name_signal(event.signum), guard_died=event.guard_died)
+            case _:
+                pass
 
-    def record(self, event: Any) -> None:
-        """Record one event, and print it if it is notable."""
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            getattr(self, handler)(event)
+    def _find_ranks(self, number: int, *local_ranks: int) -> tuple[int, ...]:
+        """Global ranks in the current round; empty for another."""
+        current = self._find_round()
+        if current is None or current.number != number:
+            return ()
+        return _list_ranks(current, *local_ranks)
 
-    def _on_notice(self, event: Notice) -> None:
-        self.event_log.write("notice", text=event.text)
-        self._print_line(event.text)
-
-    def _on_round_formed(self, event: RoundFormed) -> None:
-        formed, event_log = event.round, self.event_log
-        event_log.node, event_log.node_index = formed.group_rank, formed.node_index
-        event_log.round, event_log.attempt = formed.number, formed.attempt
-        self._offset = formed.rank_offset
-        event_log.write(
+    def write_round(self, formed: Round) -> None:
+        """The node takes part in this round from now on."""
+        self._log.write(
             "round_formed",
             world_size=formed.world_size,
             nodes=formed.group_world_size,
             master=f"{formed.master_addr}:{formed.master_port}",
             restarts_left=formed.restarts_left,
         )
-        event_log.mark("formed")
+        self._log.mark("formed")
 
-    def _on_round_broken(self, event: RoundBroken) -> None:
-        self.event_log.mark("broken")
-        self.event_log.write("round_broken", kind=event.kind.value, reason=event.reason)
-        if event.kind is BreakKind.FAILURE:
-            self._print_line(f"{event.reason}; restarting all workers")
-        elif event.kind is not BreakKind.FINAL:  # the report shows that one
-            self._print_line(event.reason)
+    def write_started(self, started: Round, nproc: int) -> None:
+        """All workers of the round run."""
+        self._log.write("workers_started", ranks=_list_ranks(started, *range(nproc)), since="formed")
 
-    def _on_worker_exited(self, event: events.WorkerExited) -> None:
-        self.event_log.write("worker_exited", ranks=self.global_ranks(event.local_rank), code=event.code)
+    def write_failure(self, current: Round, failure: LocalFailure) -> None:
+        """A worker has failed."""
+        self._log.write("worker_failed", ranks=_list_ranks(current, failure.local_rank), reason=failure.reason)
 
-    def _on_signal(self, event: events.SignalReceived) -> None:
-        name = signal.Signals(event.signum).name
-        self.event_log.mark("broken")
-        self.event_log.write("signal", name=name, guard_died=event.guard_died)
+    def write_idle(self, current: Round, local_ranks: tuple[int, ...]) -> None:
+        """These workers are idle; empty: they are active again."""
+        self._log.write("workers_idle", ranks=_list_ranks(current, *local_ranks))
 
-    def _on_fenced(self, _event: events.Fenced) -> None:
-        self.event_log.mark("broken")
-        self.event_log.write("fenced")
-        self._print_line(_FENCED_LINE)
-
-    def _on_job_ended(self, event: JobEnded) -> None:
-        self.event_log.write("job_ended", succeeded=event.succeeded)
-
-    def _on_rendezvous_failed(self, event: RendezvousFailed) -> None:
-        self.event_log.write("rendezvous_lost", reason=event.reason)
+    def write_fencing(self) -> None:
+        """The guard has killed the workers."""
+        self._log.mark("broken")
+        self._log.write("fenced")
 
 
-_HANDLERS: dict[type, str] = {
-    Notice: "_on_notice",
-    RoundFormed: "_on_round_formed",
-    RoundBroken: "_on_round_broken",
-    events.WorkerExited: "_on_worker_exited",
-    events.SignalReceived: "_on_signal",
-    events.Fenced: "_on_fenced",
-    JobEnded: "_on_job_ended",
-    RendezvousFailed: "_on_rendezvous_failed",
-}
+def _list_ranks(current: Round, *local_ranks: int) -> tuple[int, ...]:
+    return tuple(current.rank_offset + local_rank for local_rank in local_ranks)

@@ -1,7 +1,7 @@
 """Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
 A backend implements the `Rendezvous` protocol below. It runs on the agent's loop, never blocks it, and posts the
-events of this module. The supervisor alone starts and stops workers.
+events of this module through the function it is given. The supervisor alone starts and stops workers.
 
 The order of calls and events, as the supervisor sees it::
 
@@ -15,8 +15,9 @@ The order of calls and events, as the supervisor sees it::
     close()
 """
 
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
@@ -90,6 +91,12 @@ class Notice:
     """One line for the console and one event record; changes nothing."""
 
     text: str
+
+
+RendezvousEvent: TypeAlias = RoundFormed | GlobalRank0Started | RoundBroken | JobEnded | RendezvousFailed | Notice
+"""What a backend posts."""
+
+PostEvent: TypeAlias = Callable[[RendezvousEvent], None]
 
 
 class Lease(Protocol):

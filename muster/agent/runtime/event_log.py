@@ -137,6 +137,30 @@ def open_sinks(handler: str) -> list[EventSink]:
     return [ConsoleSink()] if handler == "console" else []
 
 
+class StampedRound(Protocol):
+    """What records say about the round that they were written in."""
+
+    @property
+    def number(self) -> int:
+        """Counts up until the job ends."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """How often workers were restarted because one failed."""
+        ...
+
+    @property
+    def group_rank(self) -> int:
+        """This node's."""
+        ...
+
+    @property
+    def node_index(self) -> int:
+        """This node's."""
+        ...
+
+
 class EventLog:
     """Builds records and passes each to every sink."""
 
@@ -145,10 +169,8 @@ class EventLog:
         self._sinks = list(sinks)
         self._since: dict[str, float] = {}
         self._kept: list[EventRecord] = []
-        self.node: int | None = None
-        self.node_index: int | None = None
-        self.round = 0
-        self.attempt = 0
+        self.find_round: Callable[[], StampedRound | None] = lambda: None
+        """Finds the current round, for every record; None before the first."""
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
         """Pass every record from now on to `sink`; with `replay`, this agent's first ones too. `close` closes it."""
@@ -165,13 +187,14 @@ class EventLog:
         """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
         began_s = self._since.get(since) if since else None
+        current = self.find_round()
         record = EventRecord(
             time_s=self._clock.wall_s(),
             monotonic_s=now_s,
-            node=self.node,
-            node_index=self.node_index,
-            round=self.round,
-            attempt=self.attempt,
+            node=current.group_rank if current else None,
+            node_index=current.node_index if current else None,
+            round=current.number if current else 0,
+            attempt=current.attempt if current else 0,
             what=what,
             ranks=tuple(ranks),
             duration_s=None if began_s is None else now_s - began_s,

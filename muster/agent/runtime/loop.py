@@ -1,8 +1,8 @@
-"""One thread, one selector, one queue: every event reaches the agent through them.
+"""One thread, one selector: everything that happens reaches the agent through them.
 
-File descriptors and timers call back; a callback `post`s a frozen event when the agent must decide. The owner of the
-loop pops events in order and decides. Byte pumps (logs, sockets) work inside their callbacks, a bounded amount per
-call, so that a flood of output cannot delay a heartbeat.
+File descriptors and timers call back; a callback appends a frozen event to the queue of the loop's owner when the agent
+must decide. The owner decides them in order between two turns. Byte pumps (logs, sockets) work inside their callbacks,
+a bounded amount per call, so that a flood of output cannot delay a heartbeat.
 
 `selectors` rather than asyncio: importing asyncio costs about 50 ms and 8 MB, half of what the agent may take before
 its first worker starts.
@@ -13,7 +13,6 @@ import itertools
 import selectors
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from muster.agent.runtime.clock import Clock, SystemClock
 
@@ -36,22 +35,17 @@ class Timer:
 
 
 class Loop:
-    """Watches descriptors, keeps timers, queues events. Close it to release the selector."""
+    """Watches descriptors, keeps timers. Close it to release the selector."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
-        self._events: deque[Any] = deque()
         self._soon: deque[Callback] = deque()
         self._watches: dict[int, dict[int, Callback]] = {}
 
     # -- input ------------------------------------------------------------------------------------------------------
-
-    def post(self, event: Any) -> None:
-        """Queue an event for the owner of the loop."""
-        self._events.append(event)
 
     def call_soon(self, callback: Callback) -> None:
         """Call back in the next turn, before waiting."""
@@ -110,14 +104,10 @@ class Loop:
 
     # -- one turn ---------------------------------------------------------------------------------------------------
 
-    def pop_event(self) -> Any | None:
-        """Remove and return the oldest queued event, or None."""
-        return self._events.popleft() if self._events else None
-
     def turn(self, limit_s: float | None = None) -> None:
         """Wait for something (at most `limit_s`; None: without limit) and run the callbacks that are due.
 
-        Does not wait when events or soon-calls are queued.
+        Does not wait when soon-calls are queued. The owner must have handled its events: they do not end the wait.
         """
         self._call_ready(self._wait_s(limit_s))
         self._call_timers()
@@ -125,7 +115,7 @@ class Loop:
             self._soon.popleft()()
 
     def _wait_s(self, limit_s: float | None) -> float | None:
-        if self._events or self._soon:
+        if self._soon:
             return 0.0
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)

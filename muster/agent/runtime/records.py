@@ -1,11 +1,11 @@
-"""Frozen, keyword-only records whose definition costs next to nothing.
+"""Frozen, keyword-only records whose definition costs next to nothing, and `assert_never` for unions of them.
 
 `dataclasses` compiles some six functions per class: 0.5 ms each, and the agent has over fifty classes of events,
 actions and messages. That was a third of its time to the first worker. These records lack default
 factories, ordering and slots, which the agent does not need.
 """
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -50,6 +50,17 @@ def replace(old: T, **changes: Any) -> T:
     new: T = object.__new__(type(old))
     new.__dict__.update(own)
     return new
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """End a `match` over a closed union: type checkers refuse the call while a case is missing.
+
+    Like `typing.assert_never`, which came with Python 3.11.
+
+    Raises:
+        TypeError: the value is none of the union's.
+    """
+    raise TypeError(f"unexpected {value!r}")
 
 
 def _init(self: Any, **values: Any) -> None:

@@ -1,8 +1,9 @@
 """The workers of one node: what they are, how they are started, and how they end.
 
 `spec` describes a worker, `environment` builds its environment variables, `pool` holds the live workers and stops them.
+`memory` reads what the kernel counts about their memory.
 `cold` starts each from scratch; the package `warm` forks them from a template. `program` runs the user's program inside
 a worker; `entry` is the file that the interpreter runs for that. `function` starts Python functions as workers.
 
-From outside, import `spec`, `environment`, `pool`, `cold`, and of `warm` what its own docstring names.
+From outside, import `spec`, `environment`, `pool`, `memory`, `cold`, and of `warm` what its own docstring names.
 """

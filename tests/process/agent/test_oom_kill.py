@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.diagnosis.oom import find_memory_cgroup
+from muster.agent.workers.memory import find_memory_cgroup
 
 LIMIT_BYTES = 48 << 20
 AGENT = """
 import json, os, signal, sys
 from muster.agent.diagnosis.oom import OomWatch
-watch = OomWatch()
+from muster.agent.workers.memory import MemoryWatch
+watch = OomWatch(MemoryWatch())
 before = watch.check()
 pid = os.fork()
 if not pid:

@@ -36,13 +36,11 @@ class Node:
         }
         self.loop = Loop()
         config = RendezvousConfig(**{**settings, **changes})
-        self.member = create_rendezvous(config, 2, "default", self.loop, None, f"host-{index}")
         self.events: list = []
+        self.member = create_rendezvous(config, 2, "default", self.loop, None, f"host-{index}", self.events.append)
 
     def turn(self) -> None:
         self.loop.turn(0.005)
-        while (event := self.loop.pop_event()) is not None:
-            self.events.append(event)
 
     def find(self, kind):
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)

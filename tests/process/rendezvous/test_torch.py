@@ -42,8 +42,8 @@ class Node:
             max_restarts=max_restarts,
             conf={"join_timeout": "60", "read_timeout": "30"},
         )
-        self.member = create_rendezvous(config, 3, "default", self.loop, None, "host")
         self.events: list = []
+        self.member = create_rendezvous(config, 3, "default", self.loop, None, "host", self.events.append)
 
     def find(self, kind):
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
@@ -63,8 +63,6 @@ def wait_for(condition, *nodes: Node) -> None:
         assert time.monotonic() < end_s, [node.events for node in nodes]
         for node in nodes:
             node.loop.turn(0.01)
-            while (event := node.loop.pop_event()) is not None:
-                node.events.append(event)
 
 
 def run_job(backend: str, endpoint: str) -> None:

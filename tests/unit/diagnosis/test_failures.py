@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, name_signal, read_crash
+from muster._contract import name_signal
+from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, read_crash
 from muster.agent.diagnosis.report import OomEvidence
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.diagnosis.oom import OomWatch, find_limit, find_memory_cgroup
+from muster.agent.diagnosis.oom import OomWatch, find_limit
+from muster.agent.workers.memory import MemoryWatch, find_memory_cgroup
 
 
 class Machine:
@@ -54,7 +55,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
 def test_a_counted_kill_is_certain_and_names_limit_and_peak(machine: Machine) -> None:
     machine.set_limit(machine.own, "max" if machine.version == 2 else "9223372036854771712", 7)
     machine.set_limit(machine.own.parent, "4096", 4000)
-    watch = OomWatch(str(machine.proc))
+    watch = OomWatch(MemoryWatch(str(machine.proc)))
     assert watch.check() is None
     machine.set_kills(own=1, machine=1)
     evidence = watch.check()
@@ -64,14 +65,15 @@ def test_a_counted_kill_is_certain_and_names_limit_and_peak(machine: Machine) ->
 
 
 def test_kills_before_the_round_do_not_count(machine: Machine) -> None:
-    watch = OomWatch(str(machine.proc))
+    memory = MemoryWatch(str(machine.proc))
+    watch = OomWatch(memory)
     machine.set_kills(own=3, machine=3)
-    watch.reset()
+    memory.reset()
     assert watch.check() is None
 
 
 def test_a_kill_elsewhere_on_the_machine_is_a_guess(machine: Machine) -> None:
-    watch = OomWatch(str(machine.proc))
+    watch = OomWatch(MemoryWatch(str(machine.proc)))
     machine.set_kills(own=0, machine=1)
     evidence = watch.check()
     assert evidence is not None
@@ -82,7 +84,7 @@ def test_a_kill_elsewhere_on_the_machine_is_a_guess(machine: Machine) -> None:
 def test_an_old_kernel_that_counts_only_hits_of_the_limit_gives_a_guess(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 1)
     machine.set_kills(own=None, machine=0)
-    watch = OomWatch(str(machine.proc))
+    watch = OomWatch(MemoryWatch(str(machine.proc)))
     machine.set_kills(own=None, machine=0, hits=5)
     evidence = watch.check()
     assert evidence is not None
@@ -91,7 +93,7 @@ def test_an_old_kernel_that_counts_only_hits_of_the_limit_gives_a_guess(tmp_path
 
 
 def test_hits_of_the_limit_alone_are_not_evidence_where_kills_are_counted(machine: Machine) -> None:
-    watch = OomWatch(str(machine.proc))
+    watch = OomWatch(MemoryWatch(str(machine.proc)))
     machine.set_kills(own=0, machine=0, hits=5)
     assert watch.check() is None
 
@@ -106,6 +108,7 @@ def test_a_container_that_sees_only_its_part_of_the_tree(tmp_path: Path) -> None
 
 def test_a_machine_without_cgroups(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
-    watch = OomWatch(str(tmp_path / "proc"))
-    watch.reset()
+    memory = MemoryWatch(str(tmp_path / "proc"))
+    memory.reset()
+    watch = OomWatch(memory)
     assert watch.check() is None

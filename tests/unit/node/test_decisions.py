@@ -1,31 +1,62 @@
 """Histories of events through the node's state machine: its actions, in order."""
 
 import signal
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._contract import ExitCode
-from muster.agent.node.actions import Finish, LocalFailure, ReportFailed, ReportStopped, StartWorkers
-from muster.agent.node.decisions import decide
+from muster.agent.node.actions import (
+    Action,
+    Finish,
+    JoinJob,
+    KillWorkers,
+    LocalFailure,
+    PrintLine,
+    ReportFailed,
+    ReportStopped,
+    StartTimer,
+    StartWorkers,
+)
+from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
+    AgentStarted,
+    Event,
     FailureSettled,
-    Fenced,
-    GraceExpired,
+    RoundTimer,
     SignalReceived,
     SpawnFailed,
     StacksCollected,
+    StacksRequested,
+    TimerExpired,
+    TimerPurpose,
     WorkerExited,
+    WorkersActive,
     WorkersGone,
     WorkersIdle,
+    WorkersNotEnded,
+    WorkersPrepared,
     WorkerStarted,
 )
-from muster.agent.node.state import NodePhase, NodeState
+from muster.agent.node.state import (
+    Delaying,
+    Ended,
+    Joining,
+    NodeRules,
+    NodeState,
+    Running,
+    Starting,
+    Stopping,
+    StopStep,
+    Succeeded,
+)
 from muster.agent.rendezvous.interface import (
     BreakKind,
     GlobalRank0Started,
     JobEnded,
+    Notice,
     RendezvousFailed,
     RoundBroken,
     RoundFormed,
@@ -65,231 +96,320 @@ def settled(local_rank: int, number: int = 1) -> FailureSettled:
     return FailureSettled(number=number, local_rank=local_rank)
 
 
-def hung(*local_ranks: int, number: int = 1) -> WorkersIdle:
-    return WorkersIdle(number=number, local_ranks=local_ranks, reason="idle")
+def hung(number: int = 1) -> WorkersIdle:
+    return WorkersIdle(number=number, reason="idle")
+
+
+def active(number: int = 1) -> WorkersActive:
+    return WorkersActive(number=number)
+
+
+def gone(number: int = 1) -> WorkersGone:
+    return WorkersGone(number=number)
+
+
+def expired(purpose: TimerPurpose, number: int = 1) -> TimerExpired:
+    return TimerExpired(timer=RoundTimer(purpose=purpose, number=number))
+
+
+def grace_over(number: int = 1) -> TimerExpired:
+    return expired(TimerPurpose.GRACE, number)
+
+
+def fenced(local_rank: int, number: int = 1) -> WorkerExited:
+    """The guard has killed it."""
+    return WorkerExited(number=number, local_rank=local_rank, code=-9, fencings=1)
+
+
+def stacks(number: int = 1) -> StacksCollected:
+    return StacksCollected(number=number, texts={0: "stack"})
+
+
+def new_state(nproc: int = 2, **rules: float) -> NodeState:
+    """Waiting for the first round."""
+    return NodeState(rules=NodeRules(nproc=nproc, **rules), phase=Joining(), is_prepared=True)
 
 
 def broken(number: int = 1, kind: BreakKind = BreakKind.FAILURE, want_stacks: bool = False) -> RoundBroken:
     return RoundBroken(number=number, kind=kind, reason="why", want_stacks=want_stacks)
 
 
-def play(*events: object, nproc: int = 2) -> tuple[NodeState, list[tuple[str, ...]]]:
-    """Run a history; the end state and, per event, the names of the actions."""
-    state = NodeState(nproc=nproc)
+def run(*events: Event, state: NodeState | None = None) -> tuple[NodeState, list[tuple[Action, ...]]]:
+    """Run a history; the end state and the actions of each event."""
+    state = state or new_state()
     history = []
     for event in events:
         state, actions = decide(state, event)
-        history.append(tuple(type(action).__name__ for action in actions))
+        history.append(actions)
     return state, history
 
 
+def play(*events: Event) -> tuple[NodeState, list[tuple[str, ...]]]:
+    """Run a history; the end state and, per event, the names of the actions without printed lines."""
+    state, history = run(*events)
+    return state, [tuple(type(a).__name__ for a in actions if not isinstance(a, PrintLine)) for actions in history]
+
+
 RUNNING = (formed(), started(0), started(1))
-CASES = {
-    "a round starts the workers, the last start is reported": (
-        RUNNING,
-        [("StartWorkers",), (), ("ReportStarted",)],
-        NodePhase.RUNNING,
-    ),
+RUN = [("BeginRound", "StartWorkers"), (), ("ReportStarted",)]
+STOP = ("ParkWorkers", "SignalWorkers", "StartTimer")
+STACKS = ("ParkWorkers", "StartTimer", "CollectStacks")
+SIGTERM = SignalReceived(signum=signal.SIGTERM)
+SIGINT = SignalReceived(signum=signal.SIGINT)
+CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
+    "a round starts the workers, the last start is reported": (RUNNING, RUN, Running),
     "held workers start when global rank 0 has been started": (
         (formed(is_held=True), GlobalRank0Started(number=1), started(0), started(1)),
-        [("StartWorkers",), ("ReleaseStarts",), (), ("ReportStarted",)],
-        NodePhase.RUNNING,
+        [("BeginRound", "StartTimer"), ("StartWorkers",), (), ("ReportStarted",)],
+        Running,
     ),
-    "the start of global rank 0 in a broken round starts no worker": (
-        (formed(is_held=True), broken(kind=BreakKind.MEMBERSHIP), GlobalRank0Started(number=1), WorkersGone()),
-        [("StartWorkers",), ("CancelStarts", "KillWorkers"), (), ("ReportStopped",)],
-        NodePhase.JOINING,
+    "held workers start when the limit has passed, once": (
+        (formed(is_held=True), expired(TimerPurpose.START), GlobalRank0Started(number=1)),
+        [("BeginRound", "StartTimer"), ("StartWorkers",), ()],
+        Running,
+    ),
+    "the start of global rank 0 in a broken round starts no worker, nor does the timer": (
+        (
+            formed(is_held=True),
+            broken(kind=BreakKind.MEMBERSHIP),
+            GlobalRank0Started(number=1),
+            expired(TimerPurpose.START),
+        ),
+        [("BeginRound", "StartTimer"), ("ParkWorkers", "ReportStopped"), (), ()],
+        Joining,
+    ),
+    "a timer of the round before starts no held worker": (
+        (
+            formed(is_held=True),
+            broken(kind=BreakKind.MEMBERSHIP),
+            formed(2, is_held=True),
+            expired(TimerPurpose.START, 1),
+            expired(TimerPurpose.START, 2),
+        ),
+        [
+            ("BeginRound", "StartTimer"),
+            ("ParkWorkers", "ReportStopped"),
+            ("BeginRound", "StartTimer"),
+            (),
+            ("StartWorkers",),
+        ],
+        Running,
+    ),
+    "a newer round replaces one whose workers were not started": (
+        (formed(is_held=True), formed(2)),
+        [("BeginRound", "StartTimer"), ("BeginRound", "StartWorkers")],
+        Running,
+    ),
+    "a signal before the workers of a round are started ends at once": (
+        (formed(is_held=True), SIGTERM),
+        [("BeginRound", "StartTimer"), ("LeaveJob", "Finish")],
+        Ended,
     ),
     "all succeeded: reported once, nothing stopped": (
         (*RUNNING, exited(0), exited(1)),
-        [("StartWorkers",), (), ("ReportStarted",), (), ("ReportSucceeded",)],
-        NodePhase.SUCCEEDED,
+        [*RUN, (), ("ReportSucceeded",)],
+        Succeeded,
     ),
     "a failure is reported, and nothing happens before the leader answers": (
         (*RUNNING, exited(1, 1), settled(1)),
-        [("StartWorkers",), (), ("ReportStarted",), ("SettleFailure",), ("ReportFailed",)],
-        NodePhase.RUNNING,
+        [*RUN, ("SettleFailure",), ("ReportFailed",)],
+        Running,
     ),
     "a break signals, then kills, then reports": (
-        (*RUNNING, exited(1, 1), settled(1), broken(), exited(0, -15), WorkersGone()),
-        [
-            ("StartWorkers",),
-            (),
-            ("ReportStarted",),
-            ("SettleFailure",),
-            ("ReportFailed",),
-            ("SignalWorkers", "StartGracePeriod"),
-            ("KillWorkers",),
-            ("ReportStopped",),
-        ],
-        NodePhase.JOINING,
+        (*RUNNING, exited(1, 1), settled(1), broken(), exited(0, -15), gone()),
+        [*RUN, ("SettleFailure",), ("ReportFailed",), STOP, ("KillWorkers",), ("ReportStopped",)],
+        Joining,
     ),
     "grace period over: killed; the ends of the killed change nothing": (
-        (*RUNNING, broken(), GraceExpired(), exited(0, -9), exited(1, -9), WorkersGone()),
+        (*RUNNING, broken(), grace_over(), exited(0, -9), exited(1, -9), gone()),
+        [*RUN, STOP, ("KillWorkers",), (), (), ("ReportStopped",)],
+        Joining,
+    ),
+    "the grace period of the round before kills no worker of this one": (
+        (*RUNNING, broken(), exited(0), exited(1), gone(), formed(2), started(0, 2), broken(2), grace_over(1)),
         [
-            ("StartWorkers",),
+            *RUN,
+            STOP,
             (),
-            ("ReportStarted",),
-            ("SignalWorkers", "StartGracePeriod"),
             ("KillWorkers",),
-            (),
-            (),
             ("ReportStopped",),
+            ("BeginRound", "StartWorkers"),
+            (),
+            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer"),
+            (),
         ],
-        NodePhase.JOINING,
+        Stopping,
     ),
     "stacks first when wanted": (
-        (*RUNNING, broken(want_stacks=True), StacksCollected(number=1)),
-        [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), ("SignalWorkers", "StartGracePeriod")],
-        NodePhase.STOPPING,
+        (*RUNNING, broken(want_stacks=True), stacks()),
+        [*RUN, STACKS, ("SignalWorkers", "StartTimer")],
+        Stopping,
+    ),
+    "stacks that do not come: the stop goes on after their limit; late ones change nothing": (
+        (*RUNNING, broken(want_stacks=True), expired(TimerPurpose.STACKS), stacks()),
+        [*RUN, STACKS, ("SignalWorkers", "StartTimer"), ()],
+        Stopping,
     ),
     "the last worker ends while stacks are collected: killed afterwards": (
-        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), StacksCollected(number=1)),
-        [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), (), (), ("KillWorkers",)],
-        NodePhase.STOPPING,
+        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), stacks()),
+        [*RUN, STACKS, (), (), ("KillWorkers",)],
+        Stopping,
     ),
     "stacks of another round do not end the wait for those of this one": (
-        (*RUNNING, broken(want_stacks=True), StacksCollected(number=0)),
-        [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), ()],
-        NodePhase.STOPPING,
+        (*RUNNING, broken(want_stacks=True), stacks(0)),
+        [*RUN, STACKS, ()],
+        Stopping,
     ),
     "a signal while stacks are collected: it is sent at once, and only once": (
-        (*RUNNING, broken(want_stacks=True), SignalReceived(signum=signal.SIGTERM), StacksCollected(number=1)),
-        [
-            ("StartWorkers",),
-            (),
-            ("ReportStarted",),
-            ("CollectStacks",),
-            ("LeaveJob", "SignalWorkers", "StartGracePeriod"),
-            (),
-        ],
-        NodePhase.STOPPING,
+        (*RUNNING, broken(want_stacks=True), SIGTERM, stacks()),
+        [*RUN, STACKS, ("LeaveJob", "SignalWorkers", "StartTimer"), ()],
+        Stopping,
     ),
     "a signal while stacks are collected of workers that have ended: killed at once": (
-        (
-            *RUNNING,
-            broken(want_stacks=True),
-            exited(0, 1),
-            exited(1, 1),
-            SignalReceived(signum=signal.SIGTERM),
-            StacksCollected(number=1),
-        ),
-        [("StartWorkers",), (), ("ReportStarted",), ("CollectStacks",), (), (), ("LeaveJob", "KillWorkers"), ()],
-        NodePhase.STOPPING,
+        (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), SIGTERM, stacks()),
+        [*RUN, STACKS, (), (), ("LeaveJob", "KillWorkers"), ()],
+        Stopping,
+    ),
+    "stacks are printed on request, also during a stop, and only of workers": (
+        (StacksRequested(), *RUNNING, StacksRequested(), broken(), StacksRequested()),
+        [(), *RUN, ("PrintStacks",), STOP, ("PrintStacks",)],
+        Stopping,
     ),
     "fenced: no grace period": (
         (*RUNNING, broken(kind=BreakKind.FENCED)),
-        [("StartWorkers",), (), ("ReportStarted",), ("KillWorkers",)],
-        NodePhase.STOPPING,
+        [*RUN, ("KillWorkers",)],
+        Stopping,
     ),
     "fenced during the grace period: killed": (
         (*RUNNING, broken(), broken(kind=BreakKind.FENCED)),
-        [("StartWorkers",), (), ("ReportStarted",), ("SignalWorkers", "StartGracePeriod"), ("KillWorkers",)],
-        NodePhase.STOPPING,
+        [*RUN, STOP, ("KillWorkers",)],
+        Stopping,
     ),
     "the guard fences: killed, reported, joined again": (
-        (*RUNNING, Fenced(), exited(0, -9), exited(1, -9), WorkersGone()),
-        [("StartWorkers",), (), ("ReportStarted",), ("KillWorkers",), (), (), ("ReportStopped",)],
-        NodePhase.JOINING,
+        (*RUNNING, fenced(0), fenced(1), gone()),
+        [*RUN, ("RecordFencing", "KillWorkers"), (), ("ReportStopped",)],
+        Joining,
+    ),
+    "the guard fences during the grace period": (
+        (*RUNNING, broken(), fenced(0), fenced(1), gone()),
+        [*RUN, STOP, ("RecordFencing", "KillWorkers"), (), ("ReportStopped",)],
+        Joining,
     ),
     "a break while workers are being started cancels the rest": (
         (formed(), started(0), broken()),
-        [("StartWorkers",), (), ("CancelStarts", "SignalWorkers", "StartGracePeriod")],
-        NodePhase.STOPPING,
+        [("BeginRound", "StartWorkers"), (), ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer")],
+        Stopping,
+    ),
+    "a worker whose start was on its way when the stop began gets its grace period, too": (
+        (formed(), started(0), broken(), started(1), exited(0), exited(1)),
+        [
+            ("BeginRound", "StartWorkers"),
+            (),
+            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer"),
+            (),
+            (),
+            ("KillWorkers",),
+        ],
+        Stopping,
     ),
     "a break before any worker exists": (
         (formed(), broken()),
-        [("StartWorkers",), ("CancelStarts", "KillWorkers")],
-        NodePhase.STOPPING,
+        [("BeginRound", "StartWorkers"), ("ParkWorkers", "CancelStarts", "KillWorkers")],
+        Stopping,
     ),
     "a node that has succeeded takes part again": (
-        (*RUNNING, exited(0), exited(1), broken(), WorkersGone(), formed(2, 1)),
+        (*RUNNING, exited(0), exited(1), broken(), gone(), formed(2, 1)),
         [
-            ("StartWorkers",),
-            (),
-            ("ReportStarted",),
+            *RUN,
             (),
             ("ReportSucceeded",),
-            ("KillWorkers",),
+            ("ParkWorkers", "KillWorkers"),
             ("ReportStopped",),
-            ("StartWorkers",),
+            ("BeginRound", "StartWorkers"),
         ],
-        NodePhase.RUNNING,
+        Running,
     ),
-    "a break without workers is answered at once": (
-        (broken(),),
-        [("ReportStopped",)],
-        NodePhase.JOINING,
+    "a break of a round whose workers are gone is answered at once": (
+        (*RUNNING, fenced(0), gone(), broken(kind=BreakKind.FINAL)),
+        [*RUN, ("RecordFencing", "KillWorkers"), ("ReportStopped",), ("ReportStopped",)],
+        Joining,
     ),
+    "a break of a round that this node takes no part in changes nothing": ((broken(),), [()], Joining),
     "a worker that cannot be started is a failure": (
         (formed(), SpawnFailed(number=1, local_rank=0, reason="no such file"), settled(0)),
-        [("StartWorkers",), ("SettleFailure",), ("ReportFailed",)],
-        NodePhase.RUNNING,
+        [("BeginRound", "StartWorkers"), ("SettleFailure",), ("ReportFailed",)],
+        Running,
     ),
     "events of an older round change nothing": (
-        (*RUNNING, exited(0, 1, number=0), started(0, number=0), broken(number=0), formed(1)),
-        [("StartWorkers",), (), ("ReportStarted",), (), (), (), ()],
-        NodePhase.RUNNING,
+        (*RUNNING, exited(0, 1, number=0), started(0, number=0), broken(number=0), formed(1), hung(0)),
+        [*RUN, (), (), (), (), ()],
+        Running,
     ),
     "a newer round while the old workers run (change of leader): they are killed first": (
-        (*RUNNING, formed(3), exited(0, -9), exited(1, -9), WorkersGone()),
-        [("StartWorkers",), (), ("ReportStarted",), ("KillWorkers",), (), (), ("StartWorkers",)],
-        NodePhase.RUNNING,
+        (*RUNNING, formed(3), exited(0, -9), exited(1, -9), gone()),
+        [*RUN, ("KillWorkers",), (), (), ("BeginRound", "StartWorkers")],
+        Running,
+    ),
+    "a newer round that is broken before the old workers are gone is not started, and its break is answered": (
+        (*RUNNING, formed(3), broken(3), gone()),
+        [*RUN, ("KillWorkers",), ("ParkWorkers",), ("ReportStopped",)],
+        Joining,
     ),
     "idle workers are reported and not stopped": (
-        (*RUNNING, WorkersIdle(number=1, local_ranks=(0, 1), reason="idle"), WorkersIdle(number=1)),
-        [("StartWorkers",), (), ("ReportStarted",), ("ReportIdle",), ("ReportIdle",)],
-        NodePhase.RUNNING,
+        (*RUNNING, hung(), active()),
+        [*RUN, ("ReportIdle",), ("ReportIdle",)],
+        Running,
+    ),
+    "a crash on an idle node is a failure": (
+        (*RUNNING, hung(), exited(1, 7), settled(1)),
+        [*RUN, ("ReportIdle",), ("SettleFailure",), ("ReportFailed",)],
+        Running,
     ),
     "a second signal does not end the grace period": (
-        (*RUNNING, SignalReceived(signum=signal.SIGTERM), SignalReceived(signum=signal.SIGTERM)),
-        [("StartWorkers",), (), ("ReportStarted",), ("LeaveJob", "SignalWorkers", "StartGracePeriod"), ()],
-        NodePhase.STOPPING,
+        (*RUNNING, SIGTERM, SIGTERM),
+        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer"), ()],
+        Stopping,
     ),
     "a second Ctrl-C does": (
-        (*RUNNING, SignalReceived(signum=signal.SIGINT), SignalReceived(signum=signal.SIGINT)),
-        [
-            ("StartWorkers",),
-            (),
-            ("ReportStarted",),
-            ("LeaveJob", "SignalWorkers", "StartGracePeriod"),
-            ("KillWorkers",),
-        ],
-        NodePhase.STOPPING,
+        (*RUNNING, SIGINT, SIGINT),
+        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer"), ("KillWorkers",)],
+        Stopping,
     ),
     "after the guard's death there is no grace period": (
         (*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True)),
-        [("StartWorkers",), (), ("ReportStarted",), ("LeaveJob", "KillWorkers")],
-        NodePhase.STOPPING,
+        [*RUN, ("LeaveJob", "KillWorkers")],
+        Stopping,
     ),
     "a signal while a round is being stopped ends the node after it": (
-        (*RUNNING, broken(), SignalReceived(signum=signal.SIGTERM), exited(0), exited(1), WorkersGone()),
-        [
-            ("StartWorkers",),
-            (),
-            ("ReportStarted",),
-            ("SignalWorkers", "StartGracePeriod"),
-            ("LeaveJob",),
-            (),
-            ("KillWorkers",),
-            ("Finish",),
-        ],
-        NodePhase.ENDED,
+        (*RUNNING, broken(), SIGTERM, exited(0), exited(1), gone()),
+        [*RUN, STOP, ("LeaveJob",), (), ("KillWorkers",), ("Finish",)],
+        Ended,
     ),
-    "a signal before the first round ends at once": (
-        (SignalReceived(signum=signal.SIGTERM),),
+    "a signal before the first round ends at once": ((SIGTERM,), [("LeaveJob", "Finish")], Ended),
+    "a signal without a name is like any other": (
+        (SignalReceived(signum=signal.SIGRTMIN + 6),),
         [("LeaveJob", "Finish")],
-        NodePhase.ENDED,
+        Ended,
     ),
     "the job's end kills what the workers left running": (
-        (*RUNNING, exited(0), exited(1), JobEnded(succeeded=True), WorkersGone()),
-        [("StartWorkers",), (), ("ReportStarted",), (), ("ReportSucceeded",), ("KillWorkers",), ("Finish",)],
-        NodePhase.ENDED,
+        (*RUNNING, exited(0), exited(1), JobEnded(succeeded=True), gone()),
+        [*RUN, (), ("ReportSucceeded",), ("KillWorkers",), ("Finish",)],
+        Ended,
+    ),
+    "workers that cannot be ended: the node leaves, the others go on": (
+        (*RUNNING, broken(), grace_over(), WorkersNotEnded(number=1, pids=(7, 8)), gone()),
+        [*RUN, STOP, ("KillWorkers",), ("LeaveJob", "Finish"), ()],
+        Ended,
+    ),
+    "workers of a round before that could not be ended change nothing": (
+        (*RUNNING, broken(), grace_over(), WorkersNotEnded(number=0, pids=(7,))),
+        [*RUN, STOP, ("KillWorkers",), ()],
+        Stopping,
     ),
     "after the end events change nothing": (
-        (JobEnded(succeeded=True), formed(), SignalReceived(signum=signal.SIGTERM)),
+        (JobEnded(succeeded=True), formed(), SIGTERM),
         [("Finish",), (), ()],
-        NodePhase.ENDED,
+        Ended,
     ),
 }
 
@@ -299,7 +419,15 @@ def test_history(name: str) -> None:
     events, actions, phase = CASES[name]
     state, history = play(*events)
     assert history == actions
-    assert state.phase is phase
+    assert isinstance(state.phase, phase)
+
+
+def finish_of(*events: Event) -> Finish:
+    """What the history ends with."""
+    _, history = run(*events)
+    found = [action for actions in history for action in actions if isinstance(action, Finish)]
+    assert len(found) == 1
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -309,81 +437,171 @@ def test_history(name: str) -> None:
         (JobEnded(succeeded=False), ExitCode.WORKERS_FAILED),
         (RendezvousFailed(reason="no leader"), ExitCode.RENDEZVOUS),
         (RendezvousFailed(reason="no token", usage=True), ExitCode.USAGE),
-        (SignalReceived(signum=signal.SIGTERM), 143),
-        (SignalReceived(signum=signal.SIGINT), 130),
+        (SIGTERM, 143),
+        (SIGINT, 130),
         (SignalReceived(signum=signal.SIGHUP), 129),
     ],
 )
-def test_exit_code(event: object, code: int) -> None:
+def test_exit_code(event: Event, code: int) -> None:
     for before in ((), RUNNING, (*RUNNING, broken()), (*RUNNING, exited(0), exited(1))):
-        state, finish = NodeState(nproc=2), None
-        for step in (*before, event, exited(0), exited(1), WorkersGone()):
-            state, actions = decide(state, step)
-            finish = next((a for a in actions if isinstance(a, Finish)), finish)
-        assert finish is not None
-        assert finish.code == code
+        assert finish_of(*before, event, exited(0), exited(1), gone()).code == code
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [(JobEnded(succeeded=True), 1), (JobEnded(succeeded=False), 1), (SIGTERM, 143), (broken(), 1)],
+)
+def test_workers_that_cannot_be_ended_are_never_a_success(event: Event, code: int) -> None:
+    not_ended = WorkersNotEnded(number=1, pids=(7,))
+    assert finish_of(*RUNNING, event, grace_over(), not_ended, gone()).code == code
 
 
 def test_a_signal_sets_the_exit_code_before_the_jobs_end() -> None:
-    state, finish = NodeState(nproc=2), None
-    for event in (*RUNNING, SignalReceived(signum=signal.SIGTERM), JobEnded(succeeded=False), WorkersGone()):
-        state, actions = decide(state, event)
-        finish = next((a for a in actions if isinstance(a, Finish)), finish)
-    assert finish == Finish(code=143, ended=JobEnded(succeeded=False))
+    ended = JobEnded(succeeded=False)
+    assert finish_of(*RUNNING, SIGTERM, ended, gone()) == Finish(code=143, ended=ended)
 
 
-def any_event() -> st.SearchStrategy[object]:
+def test_stacks_are_reported_with_the_end_of_their_round() -> None:
+    _, history = run(*RUNNING, broken(want_stacks=True), stacks(), exited(0), exited(1), gone())
+    assert history[-1] == (ReportStopped(round=make_round(), stacks={0: "stack"}),)
+
+
+def test_the_agent_joins_once_it_has_started() -> None:
+    state = NodeState(rules=NodeRules(nproc=2))
+    assert isinstance(state.phase, Starting)
+    for events, expected in (
+        ((AgentStarted(), WorkersPrepared()), [("JoinJob",), ("ReportPrepared",)]),
+        ((WorkersPrepared(), AgentStarted()), [(), ("JoinJob",)]),
+    ):
+        _, history = run(*events, state=state)
+        assert [tuple(type(action).__name__ for action in actions) for actions in history] == expected
+        joined = [action for actions in history for action in actions if isinstance(action, JoinJob)]
+        assert joined == [JoinJob(is_prepared=isinstance(events[0], WorkersPrepared))]
+
+
+def lines(*events: Event) -> list[str]:
+    _, history = run(*events)
+    return [action.text for actions in history for action in actions if isinstance(action, PrintLine)]
+
+
+def test_what_is_printed() -> None:
+    assert lines(Notice(text="searching")) == ["searching"]
+    assert lines(*RUNNING, broken()) == ["why; restarting all workers"]
+    assert lines(*RUNNING, broken(kind=BreakKind.MEMBERSHIP)) == ["why"]
+    assert lines(*RUNNING, broken(kind=BreakKind.FINAL)) == []  # the report shows it
+    assert lines(SIGTERM) == ["received SIGTERM: stopping"]
+    assert lines(SignalReceived(signum=signal.SIGRTMIN + 6)) == [f"received signal {signal.SIGRTMIN + 6}: stopping"]
+    assert lines(*RUNNING, JobEnded(succeeded=True), WorkersNotEnded(number=1, pids=(7, 8))) == [
+        "cannot end processes 7, 8, killed but in an uninterruptible sleep: this node leaves the job without them"
+    ]
+
+
+# -- delays ------------------------------------------------------------------------------------------------------------
+
+
+def test_back_off_begins_with_the_second_restart_and_doubles() -> None:
+    rules = NodeRules(nproc=1, restart_backoff_s=0.5)
+    found = [rules.find_longest_backoff_s(attempt) for attempt in (0, 1, 2, 3, 12, 40)]
+    assert found == [0.0, 0.0, 0.5, 1.0, 512.0, 512.0]
+    assert NodeRules(nproc=1).find_longest_backoff_s(5) == 0.0
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_the_node_of_global_rank_0_backs_off_and_the_others_wait_for_it(is_held: bool) -> None:
+    state = new_state(restart_backoff_s=2.0, backoff_share=0.75)
+    _, [actions] = run(formed(1, attempt=3, is_held=is_held), state=state)
+    timers = [action for action in actions if isinstance(action, StartTimer)]
+    assert [timer.delay_s for timer in timers] == [4.0 + HOLD_S if is_held else 3.0]
+    told = [action.text for action in actions if isinstance(action, PrintLine)]
+    assert told == ([] if is_held else ["waiting 3.0 s before attempt 3 (--restart-backoff)"])
+
+
+@pytest.mark.parametrize("rank0_started", [True, False])
+def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bool) -> None:
+    early = [GlobalRank0Started(number=2)] if rank0_started else []
+    state, _ = run(*RUNNING, formed(2, is_held=True), *early, gone())
+    assert isinstance(state.phase, Running if rank0_started else Delaying)
+
+
+# -- fencing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_the_guard_killed_has_not_failed() -> None:
+    assert list_reports(*RUNNING, fenced(0), fenced(1), gone()) == ([], [])
+
+
+def test_a_kill_is_a_failure_unless_the_guard_fenced_this_rounds_workers() -> None:
+    assert list_reports(*RUNNING, exited(1, -9), settled(1)) == ([RANK_1], [])
+
+
+# -- every history -----------------------------------------------------------------------------------------------------
+
+
+def any_event() -> st.SearchStrategy[Event]:
     number = st.integers(0, 3)
     rank = st.integers(0, 1)
     return st.one_of(
-        st.builds(formed, number, st.integers(0, 2)),
+        st.builds(formed, number, st.integers(0, 2), is_held=st.booleans()),
         st.builds(broken, number, st.sampled_from(BreakKind), st.booleans()),
+        st.builds(lambda n: GlobalRank0Started(number=n), number),
         st.builds(started, rank, number),
         st.builds(exited, rank, st.sampled_from([0, 1, -9, -15]), number),
+        st.builds(fenced, rank, number),
         st.builds(settled, rank, number),
         st.builds(lambda n, r: SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
-        st.builds(lambda n: WorkersIdle(number=n, local_ranks=(0,), reason="x"), number),
-        st.sampled_from(
-            [StacksCollected(number=1), StacksCollected(number=2), GraceExpired(), WorkersGone(), Fenced()]
-        ),
+        st.builds(hung, number),
+        st.builds(active, number),
+        st.builds(stacks, number),
+        st.builds(gone, number),
+        st.builds(lambda n: WorkersNotEnded(number=n, pids=(7,)), number),
+        st.builds(expired, st.sampled_from(TimerPurpose), number),
+        st.sampled_from([StacksRequested(), WorkersPrepared(), Notice(text="x"), RendezvousFailed(reason="x")]),
         st.builds(
             lambda s, g: SignalReceived(signum=s, guard_died=g),
             st.sampled_from([signal.SIGTERM, signal.SIGINT]),
             st.booleans(),
         ),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
-        st.just(RendezvousFailed(reason="x")),
     )
 
 
-def list_reports(*events: object) -> tuple[list[LocalFailure], list[LocalFailure]]:
+def test_any_event_builds_every_kind_of_event() -> None:
+    """But `AgentStarted`, which comes once."""
+    built: set[type] = set()
+
+    @settings(max_examples=500, database=None)
+    @given(any_event())
+    def collect(event: Event) -> None:
+        built.add(type(event))
+
+    collect()
+    assert {kind.__name__ for kind in get_args(Event)} - {kind.__name__ for kind in built} == {"AgentStarted"}
+
+
+def list_reports(*events: Event) -> tuple[list[LocalFailure], list[LocalFailure]]:
     """Run a history; the failures reported at once, and those reported with the round's end."""
-    state, prompt, late = NodeState(nproc=2), [], []
-    for event in events:
-        state, actions = decide(state, event)
-        prompt += [action.failure for action in actions if isinstance(action, ReportFailed)]
-        late += [each for action in actions if isinstance(action, ReportStopped) for each in action.late]
-    return prompt, late
+    _, history = run(*events)
+    actions = [action for actions in history for action in actions]
+    prompt = [action.failure for action in actions if isinstance(action, ReportFailed)]
+    return prompt, [each for action in actions if isinstance(action, ReportStopped) for each in action.late]
 
 
 RANK_1 = LocalFailure(local_rank=1)
-STOPPED = (broken(), exited(0, 0), WorkersGone())
+STOPPED = (broken(), exited(0, 0), gone())
 
 
 @pytest.mark.parametrize(
     ("events", "prompt", "late"),
     [
         pytest.param((exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="at once"),
-        pytest.param((hung(0, 1), exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="idle before"),
-        pytest.param((hung(0, 1), hung(), exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="alive again before"),
-        pytest.param((exited(1, 7), settled(1), hung(0), hung(), *STOPPED), [RANK_1], [], id="idle afterwards"),
-        pytest.param((exited(1, 7), hung(0), settled(1), *STOPPED), [RANK_1], [], id="idle meanwhile"),
+        pytest.param((hung(), exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="idle before"),
+        pytest.param((hung(), active(), exited(1, 7), settled(1), *STOPPED), [RANK_1], [], id="alive again before"),
+        pytest.param((exited(1, 7), settled(1), hung(), active(), *STOPPED), [RANK_1], [], id="idle afterwards"),
+        pytest.param((exited(1, 7), hung(), settled(1), *STOPPED), [RANK_1], [], id="idle meanwhile"),
         pytest.param((exited(1, 7), *STOPPED, settled(1)), [], [RANK_1], id="gone before it has settled"),
-        pytest.param((exited(1, 7), broken(), settled(1), exited(0), WorkersGone()), [RANK_1], [], id="while stopping"),
-        pytest.param((broken(), exited(1, -15), exited(0), WorkersGone()), [], [RANK_1], id="of the stop"),
-        pytest.param(
-            (hung(0, 1), broken(), exited(1, 7), exited(0), WorkersGone()), [], [RANK_1], id="idle, then late"
-        ),
+        pytest.param((exited(1, 7), broken(), settled(1), exited(0), gone()), [RANK_1], [], id="while stopping"),
+        pytest.param((broken(), exited(1, -15), exited(0), gone()), [], [RANK_1], id="of the stop"),
+        pytest.param((hung(), broken(), exited(1, 7), exited(0), gone()), [], [RANK_1], id="idle, then late"),
     ],
 )
 def test_a_failure_is_reported_exactly_once(events, prompt, late) -> None:
@@ -393,59 +611,84 @@ def test_a_failure_is_reported_exactly_once(events, prompt, late) -> None:
 
 @settings(max_examples=300)
 @given(st.lists(any_event(), max_size=25))
-def test_no_failure_is_reported_twice(events: list[object]) -> None:
+def test_no_failure_is_reported_twice(events: list[Event]) -> None:
     reported: dict[int, list[int]] = {}
-    state = NodeState(nproc=2)
-    for event in events:
-        before = state
-        state, actions = decide(state, event)
-        for action in actions:
-            if isinstance(action, ReportFailed):
-                reported.setdefault(action.number, []).append(action.failure.local_rank)
-            elif isinstance(action, ReportStopped) and before.phase is NodePhase.STOPPING:
-                reported.setdefault(action.number, []).extend(each.local_rank for each in action.late)
+    _, history = run(*events)
+    for action in (action for actions in history for action in actions):
+        if isinstance(action, ReportFailed):
+            reported.setdefault(action.round.number, []).append(action.failure.local_rank)
+        elif isinstance(action, ReportStopped):
+            reported.setdefault(action.round.number, []).extend(each.local_rank for each in action.late)
     assert all(len(ranks) == len(set(ranks)) for ranks in reported.values())
 
 
-def test_an_unknown_event_is_refused() -> None:
+def test_a_value_that_is_no_event_is_refused() -> None:
     with pytest.raises(TypeError, match="'surprise'"):
-        decide(NodeState(nproc=1), "surprise")
+        decide(new_state(), "surprise")  # type: ignore[arg-type]
+
+
+@settings(max_examples=500)
+@given(st.lists(any_event(), max_size=30))
+def test_the_invariants_hold_for_every_history(events: list[Event]) -> None:
+    """Rounds are started in the order of their numbers, each once; the end comes once, and nothing after it."""
+    state, finishes, last = new_state(), 0, -1
+    for event in events:
+        state, actions = decide(state, event)
+        assert not (finishes and actions)
+        for action in actions:
+            if isinstance(action, StartWorkers):
+                assert action.round.number > last
+                last = action.round.number
+            elif isinstance(action, ReportStopped):
+                assert isinstance(state.phase, Joining)
+            elif isinstance(action, Finish):
+                finishes += 1
+        assert finishes == int(isinstance(state.phase, Ended))
+        assert finishes <= 1
+        if isinstance(state.phase, Running):
+            assert not (state.phase.awaited & state.phase.alive)
 
 
 @settings(max_examples=300)
-@given(st.lists(any_event(), max_size=25))
-def test_the_invariants_hold_for_every_history(events: list[object]) -> None:
-    """Workers start only when none is left of an older round; a finish is final and returned once."""
-    state, finishes = NodeState(nproc=2), 0
-    for event in events:
-        before = state
-        state, actions = decide(state, event)
-        names = [type(action).__name__ for action in actions]
-        if "StartWorkers" in names:
-            assert before.phase in (NodePhase.JOINING, NodePhase.SUCCEEDED) or isinstance(event, WorkersGone)
-            assert not before.alive or isinstance(event, WorkersGone)
-        if "ReportStopped" in names:
-            assert state.phase is NodePhase.JOINING
-        finishes += names.count("Finish")
-        assert finishes <= 1
-        assert (state.phase is NodePhase.ENDED) == (finishes == 1)
-        assert not (state.awaited & state.alive)
+@given(st.lists(any_event(), max_size=30))
+def test_every_start_is_followed_by_a_kill_before_the_next_start_and_before_the_end(events: list[Event]) -> None:
+    """So no worker outlives its round, and `WorkersGone` is what lets the next start happen."""
+    _, history = run(*events)
+    is_running = False
+    for action in (action for actions in history for action in actions):
+        if isinstance(action, StartWorkers):
+            assert not is_running
+            is_running = True
+        elif isinstance(action, KillWorkers):
+            is_running = False
+        elif isinstance(action, Finish | ReportStopped):
+            assert not is_running
 
 
 @settings(max_examples=200)
 @given(st.lists(any_event(), max_size=20), st.sampled_from([signal.SIGTERM, signal.SIGINT]))
-def test_a_signal_always_leads_to_the_end(events: list[object], signum: int) -> None:
+def test_a_signal_always_leads_to_the_end(events: list[Event], signum: int) -> None:
     """For every history: once the grace period is over and the workers are gone, the agent finishes."""
-    state, finished = NodeState(nproc=2), False
-    for event in (*events, SignalReceived(signum=signum), StacksCollected(number=1), GraceExpired(), WorkersGone()):
-        state, actions = decide(state, event)
-        finished = finished or any(isinstance(a, Finish) for a in actions)
-    assert finished
+    state, _ = run(*events)
+    number = state.round.number if state.round else 0
+    after = (SignalReceived(signum=signum), stacks(number), grace_over(number), gone(number))
+    state, _ = run(*after, state=state)
+    assert isinstance(state.phase, Ended)
 
 
-@pytest.mark.parametrize("rank0_started", [True, False])
-def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bool) -> None:
-    state, _ = play(*RUNNING, formed(2, is_held=True), *([GlobalRank0Started(number=2)] if rank0_started else []))
-    _, actions = decide(state, WorkersGone())
-    starts = [action for action in actions if isinstance(action, StartWorkers)]
-    assert [start.is_held for start in starts] == [not rank0_started]
+@settings(max_examples=200)
+@given(st.lists(any_event(), max_size=20))
+def test_a_stop_ends_even_if_only_its_timers_and_the_kernel_go_on(events: list[Event]) -> None:
+    """For every history: a node that stops its workers is not waiting for what may never come."""
+    state, _ = run(*events)
+    phase = state.phase
+    if not isinstance(phase, Stopping):
+        return
+    number = phase.round.number
+    state, _ = run(expired(TimerPurpose.STACKS, number), grace_over(number), state=state)
+    assert isinstance(state.phase, Stopping)
+    assert state.phase.step is StopStep.KILLING
+    left, _ = run(gone(number), state=state)
+    assert not isinstance(left.phase, Stopping)
+    left, _ = run(WorkersNotEnded(number=number, pids=(7,)), state=state)
+    assert isinstance(left.phase, Ended)

@@ -326,18 +326,19 @@ class MemberHarness:
         self.clock = StandingClock()
         self.loop = Loop(self.clock)
         self.network = FakeNetwork()
+        self.events: list[Any] = []
         self.member = Member(
             RendezvousConfig(**{**vars(CONFIG), **changes}),
             nproc=2,
             role="default",
             loop=self.loop,
+            post=self.events.append,
             lease=None,
             node_name="h1",
             network=self.network,  # type: ignore[arg-type]
             reserve=FakeHandle,
             member_id="m1",
         )
-        self.events: list[Any] = []
         self.member.join()
 
     def answer_dial(self) -> FakeLink:
@@ -355,8 +356,6 @@ class MemberHarness:
 
     def collect_events(self) -> list[Any]:
         self.loop.turn(0)
-        while (event := self.loop.pop_event()) is not None:
-            self.events.append(event)
         return self.events
 
     def close(self) -> None:

@@ -148,6 +148,7 @@ class LeaderHarness:
             nproc=1,
             role="default",
             loop=self.loop,
+            post=lambda event: None,
             lease=None,
             node_name="h0",
             network=self.network,  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ decides, in `consensus.failures`.
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RoundBroken
-from muster.agent.runtime.loop import Loop
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, PostEvent, RoundBroken
+from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # only a failure loads them
     from muster.agent.diagnosis.report import Failure, Stack
@@ -25,10 +25,11 @@ class Next(Enum):
 
 
 class LocalRestartPolicy:
-    """Counts one agent's rounds and attempts, and posts `RoundBroken` and `JobEnded` on its loop."""
+    """Counts one agent's rounds and attempts, and posts `RoundBroken` and `JobEnded`."""
 
-    def __init__(self, loop: Loop, *, run_id: str, max_restarts: int) -> None:
-        self._loop = loop
+    def __init__(self, clock: Clock, post: PostEvent, *, run_id: str, max_restarts: int) -> None:
+        self._clock = clock
+        self._post = post
         self._run_id = run_id
         self._max_restarts = max_restarts
         self._early: str | None = None
@@ -100,12 +101,12 @@ class LocalRestartPolicy:
         """Post that the round is broken."""
         self.broken = kind
         want_stacks = kind is not BreakKind.MEMBERSHIP
-        self._loop.post(RoundBroken(number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
+        self._post(RoundBroken(number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
 
     def _record(self, failures: "tuple[Failure, ...]") -> None:
         from muster.agent.diagnosis.root_cause import DatedFailure
 
-        now_s = self._loop.clock.now_s()
+        now_s = self._clock.now_s()
         self._failures += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
 
     def record_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> Next:
@@ -138,4 +139,4 @@ class LocalRestartPolicy:
                 self._failures,
                 tuple(self._stacks),
             )
-        self._loop.post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded and self._is_own))
+        self._post(JobEnded(succeeded=succeeded, report=report, prints_report=not succeeded and self._is_own))

@@ -1,7 +1,7 @@
 """Chooses the backend, and imports only that one."""
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import Lease, Rendezvous
+from muster.agent.rendezvous.interface import Lease, PostEvent, Rendezvous
 from muster.agent.runtime.loop import Loop
 
 OWN_NAMES = frozenset({"muster", "c10d"})
@@ -9,7 +9,13 @@ OWN_NAMES = frozenset({"muster", "c10d"})
 
 
 def create_rendezvous(
-    config: RendezvousConfig, nproc: int, role: str, loop: Loop, lease: Lease | None, node_name: str
+    config: RendezvousConfig,
+    nproc: int,
+    role: str,
+    loop: Loop,
+    lease: Lease | None,
+    node_name: str,
+    post: PostEvent,
 ) -> Rendezvous:
     """The backend that `config` names, ready for `join`.
 
@@ -17,9 +23,10 @@ def create_rendezvous(
         config: where and how the nodes find each other.
         nproc: workers on this node.
         role: the role whose role ranks are counted together.
-        loop: the agent's; events are posted there.
+        loop: the agent's.
         lease: the guard's; None when there is no guard.
         node_name: this machine's name in reports.
+        post: gets the events, on the loop.
 
     Raises:
         UsageError: torch knows no backend of that name, or it refuses its parameters.
@@ -27,20 +34,26 @@ def create_rendezvous(
     if config.standalone:
         from muster.agent.rendezvous.backends.static import StandaloneRendezvous
 
-        return StandaloneRendezvous(config, nproc=nproc, loop=loop)
+        return StandaloneRendezvous(config, nproc=nproc, loop=loop, post=post)
     if config.backend == "static" and config.max_nodes == 1:
         from muster.agent.rendezvous.backends.static import StaticRendezvous
 
-        return StaticRendezvous(config, nproc=nproc, loop=loop)
+        return StaticRendezvous(config, nproc=nproc, loop=loop, post=post)
     if config.backend in OWN_NAMES or config.backend == "static":
-        return _create_own(config, nproc, role, loop, lease, node_name)
+        return _create_own(config, nproc, role, loop, lease, node_name, post)
     from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous
 
-    return TorchRendezvous(config, nproc=nproc, role=role, loop=loop)
+    return TorchRendezvous(config, nproc=nproc, role=role, loop=loop, post=post)
 
 
 def _create_own(
-    config: RendezvousConfig, nproc: int, role: str, loop: Loop, lease: Lease | None, node_name: str
+    config: RendezvousConfig,
+    nproc: int,
+    role: str,
+    loop: Loop,
+    lease: Lease | None,
+    node_name: str,
+    post: PostEvent,
 ) -> Rendezvous:
     from muster.agent.rendezvous.member.member import Member
     from muster.agent.rendezvous.transport.addresses import FixedPort
@@ -52,6 +65,7 @@ def _create_own(
         nproc=nproc,
         role=role,
         loop=loop,
+        post=post,
         lease=lease,
         node_name=node_name,
         network=TcpNetwork(loop, config.token),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.interface import RoundFormed
+from muster.agent.rendezvous.interface import PostEvent, RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # only a failure loads the report
 class StaticRendezvous:
     """Implements `Rendezvous` for a job of one node, at an address that never changes."""
 
-    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop) -> None:
+    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent) -> None:
         self._config = config
         self._nproc = nproc
-        self._loop = loop
-        self._policy = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._post = post
+        self._policy = LocalRestartPolicy(loop.clock, post, run_id=config.run_id, max_restarts=config.max_restarts)
 
     def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
         """See `Rendezvous`."""
@@ -39,7 +39,7 @@ class StaticRendezvous:
     def _form(self) -> None:
         self._policy.begin_round()
         master_addr, master_port = self._find_master()
-        self._loop.post(
+        self._post(
             RoundFormed(
                 round=Round(
                     number=self._policy.number,
@@ -95,8 +95,8 @@ class StaticRendezvous:
 class StandaloneRendezvous(StaticRendezvous):
     """A fresh MASTER_PORT for every round, held while the round lasts."""
 
-    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop) -> None:
-        super().__init__(config, nproc=nproc, loop=loop)
+    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent) -> None:
+        super().__init__(config, nproc=nproc, loop=loop, post=post)
         self._port: PortReservation | None = None
 
     def _find_master(self) -> tuple[str, int]:

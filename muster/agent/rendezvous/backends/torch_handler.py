@@ -15,7 +15,7 @@ from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.backends.torch_thread import HandlerThread, Layout
 from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere
-from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundFormed
+from muster.agent.rendezvous.interface import BreakKind, Notice, PostEvent, RendezvousFailed, RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
@@ -23,10 +23,11 @@ from muster.agent.runtime.loop import Loop
 class TorchRendezvous:
     """Implements `Rendezvous` with a handler of torch's."""
 
-    def __init__(self, config: RendezvousConfig, *, nproc: int, role: str, loop: Loop) -> None:
+    def __init__(self, config: RendezvousConfig, *, nproc: int, role: str, loop: Loop, post: PostEvent) -> None:
         self._config = config
         self._loop = loop
-        self._policy = LocalRestartPolicy(loop, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._post = post
+        self._policy = LocalRestartPolicy(loop.clock, post, run_id=config.run_id, max_restarts=config.max_restarts)
         self._closed = False
         self._awaits_round = False
         """No worker is left, and the next round has not formed."""
@@ -59,7 +60,7 @@ class TorchRendezvous:
             return
         self._awaits_round = False
         self._policy.begin_round()
-        self._loop.post(
+        self._post(
             RoundFormed(
                 round=Round(
                     number=self._policy.number,
@@ -101,7 +102,7 @@ class TorchRendezvous:
 
     def post_notice(self, text: str) -> None:
         """Post one line for the console."""
-        self._loop.post(Notice(text=text))
+        self._post(Notice(text=text))
 
     def on_end_acknowledged(self, *, succeeded: bool) -> None:
         """Every node that can know the job's end knows it."""
@@ -111,7 +112,7 @@ class TorchRendezvous:
         """The handler has failed."""
         if not self._policy.has_ended:
             self._policy.has_ended = True
-            self._loop.post(RendezvousFailed(reason=reason, usage=usage))
+            self._post(RendezvousFailed(reason=reason, usage=usage))
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 

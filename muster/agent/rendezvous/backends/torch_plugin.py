@@ -30,12 +30,21 @@ from torch.distributed.elastic.rendezvous.api import (
 from muster._contract import DEFAULT_RDZV_PORT, Env
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
-from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import (
+    GlobalRank0Started,
+    JobEnded,
+    Notice,
+    RendezvousEvent,
+    RendezvousFailed,
+    RoundBroken,
+    RoundFormed,
+)
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
+from muster.agent.runtime.records import assert_never
 
 STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -92,6 +101,7 @@ class _LoopThread(threading.Thread):
     def __init__(self, config: RendezvousConfig) -> None:
         super().__init__(daemon=True, name="muster-rendezvous")
         self._loop = Loop()
+        self._events: deque[RendezvousEvent] = deque()
         self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._calls: deque[Callable[[], None]] = deque()
         self.results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
@@ -104,6 +114,7 @@ class _LoopThread(threading.Thread):
             nproc=1,
             role="default",
             loop=self._loop,
+            post=self._events.append,
             lease=None,
             node_name=socket.gethostname(),
             network=TcpNetwork(self._loop, config.token),
@@ -121,8 +132,8 @@ class _LoopThread(threading.Thread):
         try:
             while not self._quit:
                 self._loop.turn()
-                while (event := self._loop.pop_event()) is not None:
-                    self._handle_event(event)
+                while self._events:
+                    self._handle_event(self._events.popleft())
         finally:
             if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes
                 self.waiting = 1
@@ -135,20 +146,25 @@ class _LoopThread(threading.Thread):
         while self._calls:
             self._calls.popleft()()
 
-    def _handle_event(self, event: Any) -> None:
-        if isinstance(event, RoundFormed):
-            self.waiting = 0
-            self.results.put(event.round)
-        elif isinstance(event, RoundBroken):
-            self.waiting = 1
-        elif isinstance(event, JobEnded | RendezvousFailed):
-            self.ended = event
-            self.waiting = 1
-            self.results.put(event)
-        elif isinstance(event, Notice):
-            import logging
+    def _handle_event(self, event: RendezvousEvent) -> None:
+        match event:
+            case RoundFormed():
+                self.waiting = 0
+                self.results.put(event.round)
+            case RoundBroken():
+                self.waiting = 1
+            case JobEnded() | RendezvousFailed():
+                self.ended = event
+                self.waiting = 1
+                self.results.put(event)
+            case Notice():
+                import logging
 
-            logging.getLogger(__name__).info(event.text)
+                logging.getLogger(__name__).info(event.text)
+            case GlobalRank0Started():
+                pass  # torch's agent starts its workers by itself
+            case _:
+                assert_never(event)
 
     def stop(self) -> None:
         """End the thread and close its descriptors. Idempotent."""

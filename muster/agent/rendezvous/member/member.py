@@ -15,6 +15,7 @@ from muster.agent.rendezvous.interface import (
     JobEnded,
     Lease,
     Notice,
+    PostEvent,
     RendezvousFailed,
     RoundBroken,
     RoundFormed,
@@ -41,6 +42,7 @@ class Member:
         nproc: int,
         role: str,
         loop: Loop,
+        post: PostEvent,
         lease: Lease | None,
         node_name: str,
         network: Network | None,
@@ -50,7 +52,7 @@ class Member:
         self._config = config
         self._nproc = nproc
         self._role = role
-        self._loop = loop
+        self._post = post
         self._node_name = node_name
         self._id = member_id or os.urandom(8).hex()
         self._recovery = RecoveryTracker()
@@ -131,7 +133,7 @@ class Member:
 
     def post_notice(self, text: str) -> None:
         """See `SessionOwner`."""
-        self._loop.post(Notice(text=text))
+        self._post(Notice(text=text))
 
     # -- called by the session --------------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class Member:
         self._session.begin_round(
             alone=self._round.group_world_size == 1, acknowledgement=up.build_round_acknowledgement(self._round.number)
         )
-        self._loop.post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
+        self._post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
 
     def _localize(self, round_: Round) -> Round:
         """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
@@ -210,7 +212,7 @@ class Member:
 
     def _on_rank_0_started(self, started: down.Rank0Started) -> None:
         if self._is_current(started.round):
-            self._loop.post(GlobalRank0Started(number=started.round))
+            self._post(GlobalRank0Started(number=started.round))
 
     def _on_round_summary(self, summary: down.RoundSummary) -> None:
         """A round formed without this node. Posted once, not with every round that the others form meanwhile."""
@@ -235,7 +237,7 @@ class Member:
         if self._round is None or not self._is_running or kind in self._kinds_posted:
             return
         self._kinds_posted.add(kind)
-        self._loop.post(RoundBroken(number=self._round.number, kind=kind, reason=reason, want_stacks=want_stacks))
+        self._post(RoundBroken(number=self._round.number, kind=kind, reason=reason, want_stacks=want_stacks))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -259,9 +261,7 @@ class Member:
             return
         self._has_ended = True
         self._session.stop()
-        self._loop.post(
-            JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints_report)
-        )
+        self._post(JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints_report))
 
     def fail(self, reason: str, *, usage: bool = False) -> None:
         """See `SessionOwner`."""
@@ -269,7 +269,7 @@ class Member:
             return
         self._has_ended = True
         self._session.stop()
-        self._loop.post(RendezvousFailed(reason=reason, usage=usage))
+        self._post(RendezvousFailed(reason=reason, usage=usage))
 
 
 _HANDLERS: dict[type, str] = {

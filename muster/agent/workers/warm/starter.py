@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from muster import _processes
+from muster._contract import name_signal
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch
@@ -250,7 +251,7 @@ class TemplateStarter:
         if self._phase is TemplatePhase.GONE:
             return
         was_ready = self._phase is TemplatePhase.READY
-        how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+        how = name_signal(-status) if status < 0 else f"exit code {status}"
         reason = f"the template ended ({how}){'' if was_ready else ' while importing'}"
         self._on_record("template_ended", status=status, reason=reason, last_line=last_line)
         self._template_ends += 1

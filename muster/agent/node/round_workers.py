@@ -1,0 +1,196 @@
+"""Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from muster._processes import LINUX
+from muster.agent.config import AgentConfig
+from muster.agent.errors import SpawnError
+from muster.agent.logs import LogRouter, WorkerStreams
+from muster.agent.node import actions, events
+from muster.agent.round import Round
+from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import assert_never, record
+from muster.agent.runtime.signals import ChildWatch
+from muster.agent.workers.environment import build_worker_env, substitute_macros
+from muster.agent.workers.memory import MemoryWatch
+from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
+from muster.agent.workers.spec import WorkerSpec, WorkerStarter
+
+if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+    from muster._guard import GuardLease
+    from muster.agent.diagnosis.hang import Activity, HangWatch
+    from muster.agent.placement.affinity import WorkerPlacement
+
+
+@record
+class WorkerParts:
+    """What workers need besides the configuration."""
+
+    loop: Loop
+    lease: "GuardLease"
+    logs: LogRouter
+    children: ChildWatch
+    starter: WorkerStarter
+    placements: "tuple[WorkerPlacement, ...]"
+    """Length nproc, indexed by local rank; empty: workers run where the agent may."""
+
+
+class RoundWorkers:
+    """Carries out `WorkerAction`s. Close it: that ends the starter's own processes."""
+
+    def __init__(self, config: AgentConfig, parts: WorkerParts, post: Callable[[events.Event], None]) -> None:
+        self._config = config
+        self._loop = parts.loop
+        self._lease = parts.lease
+        self._logs = parts.logs
+        self._starter = parts.starter
+        self._placements = parts.placements
+        self._post = post
+        self._pool = WorkerPool(
+            parts.loop,
+            parts.children,
+            parts.starter,
+            on_started=self._on_started,
+            on_spawn_failed=self._on_spawn_failed,
+            on_ended=self._on_ended,
+            report_workers=None if LINUX else parts.lease.record_workers,
+        )
+        self._hang: HangWatch | None = None
+        self._fencings = 0
+        """The guard's count when the workers were started."""
+        self.memory = MemoryWatch()
+        """Has been reset when the workers were started."""
+        self.streams: dict[int, WorkerStreams] = {}
+        """By local rank."""
+        self.ends: dict[int, WorkerEnd] = {}
+        """By local rank."""
+
+    @property
+    def live(self) -> list[LiveWorker]:
+        """Workers that have not been reaped."""
+        return self._pool.live
+
+    def prepare(self) -> None:
+        """Start what needs no ranks; posts `WorkersPrepared`, perhaps before this returns."""
+        self._starter.prepare(lambda: self._post(events.WorkersPrepared()))
+
+    def run_after_head_start(self, then: Callable[[], None]) -> None:
+        """See `spec.WorkerStarter`."""
+        self._starter.run_after_head_start(then)
+
+    def act(self, action: actions.WorkerAction) -> None:
+        """Carry out one action."""
+        match action:
+            case actions.ParkWorkers():
+                self._starter.park(self._config.nproc)
+            case actions.StartWorkers():
+                self._start(action.round)
+            case actions.CancelStarts():
+                self._pool.cancel_starts()
+                self._close_child_ends()
+            case actions.SignalWorkers():
+                self._pool.send(action.signum)
+            case actions.KillWorkers():
+                self._kill(action.number)
+            case _:
+                assert_never(action)
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    def _start(self, formed: Round) -> None:
+        self.ends.clear()
+        self._fencings = self._lease.count_fencings()
+        self.memory.reset()
+        self._watch_for_hangs(formed.number)
+        local_rank = 0
+        specs: list[WorkerSpec] = []
+        try:
+            for local_rank in range(self._config.nproc):
+                specs.append(self._build_spec(formed, local_rank))
+        except SpawnError as error:  # no descriptors left for its output
+            self._close_child_ends()
+            self._on_spawn_failed(formed.number, local_rank, str(error))
+            return
+        self._pool.start(formed.number, specs)
+
+    def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
+        streams = self.streams[local_rank] = self._logs.open_worker(local_rank)
+        placement = self._placements[local_rank] if self._placements else None
+        hosts_store = formed.rank_offset + local_rank == 0 and formed.world_size > 1 and not formed.use_agent_store
+        return WorkerSpec(
+            local_rank=local_rank,
+            program=substitute_macros(self._config.program, local_rank),
+            env=build_worker_env(self._config, formed, local_rank, error_file=streams.error_file),
+            stdout_fd=streams.stdout_fd,
+            stderr_fd=streams.stderr_fd,
+            cpus=placement.cpus if placement else None,
+            command_prefix=placement.command_prefix if placement else (),
+            error_file=streams.error_file,
+            store_port=formed.master_port if hosts_store else None,
+            stack_file=streams.stack_file,
+        )
+
+    def _close_child_ends(self) -> None:
+        for local_rank in self.streams:
+            self._logs.close_child_ends(local_rank)
+
+    # -- what becomes of them ---------------------------------------------------------------------------------------
+
+    def _on_started(self, worker: LiveWorker) -> None:
+        self._logs.close_child_ends(worker.local_rank)
+        self._post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
+
+    def _on_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
+        # When descriptors run out, the imports for the failure's description need one of these.
+        self._logs.close_child_ends(local_rank)
+        self._post(events.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
+
+    def _on_ended(self, end: WorkerEnd) -> None:
+        worker = end.worker
+        self.ends[worker.local_rank] = end
+        fencings = self._lease.count_fencings() - self._fencings
+        self._post(
+            events.WorkerExited(number=worker.number, local_rank=worker.local_rank, code=end.code, fencings=fencings)
+        )
+
+    def _kill(self, number: int) -> None:
+        def post_gone() -> None:
+            self._post(events.WorkersGone(number=number))
+
+        self._pool.sweep(lambda: self._logs.finish_round(post_gone))
+
+    # -- hangs ------------------------------------------------------------------------------------------------------
+
+    def _watch_for_hangs(self, number: int) -> None:
+        """Watch this round's workers from now on, and not the last one's."""
+        if self._config.hang_timeout_s is None:
+            return
+        from muster.agent.diagnosis.hang import HangWatch
+
+        def on_idle(reason: str | None) -> None:
+            idle = events.WorkersActive(number=number) if reason is None else None
+            self._post(idle or events.WorkersIdle(number=number, reason=reason or ""))
+
+        if self._hang is not None:
+            self._hang.close()
+        limit_s = self._config.hang_timeout_s
+        self._hang = HangWatch(self._loop, limit_s=limit_s, read=self._read_activity, on_idle=on_idle)
+
+    def _read_activity(self) -> "dict[int, Activity]":
+        from muster.agent.diagnosis import hang
+
+        live = self._pool.live
+        processes = hang.read_sessions({worker.pid: self.streams[worker.local_rank].stack_file for worker in live})
+        return {
+            worker.local_rank: hang.Activity(
+                captured_bytes=self._logs.count_captured_bytes(worker.local_rank), processes=processes[worker.pid]
+            )
+            for worker in live
+        }
+
+    def close(self) -> None:
+        """End the starter's own processes."""
+        if self._hang is not None:
+            self._hang.close()
+        self._pool.close()

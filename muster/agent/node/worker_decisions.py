@@ -1,0 +1,220 @@
+"""What follows from events of the workers of one round, and how a stop goes on. Pure, a part of `decisions`.
+
+A failure is judged here alone. It is *new* when its worker was alive in the current round, exited with another code
+than 0, and was not killed by the guard. It is reported once: at once when its last output has been read
+(`ReportFailed`), or *late*, with the end of the round (`ReportStopped`).
+
+A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
+"""
+
+import signal
+from typing import TypeAlias
+
+from muster.agent.node.actions import (
+    Action,
+    CancelStarts,
+    CollectStacks,
+    Finish,
+    KillWorkers,
+    LocalFailure,
+    PrintLine,
+    PrintStacks,
+    RecordFencing,
+    ReportFailed,
+    ReportIdle,
+    ReportStarted,
+    ReportSucceeded,
+    SettleFailure,
+    SignalWorkers,
+    StartTimer,
+)
+from muster.agent.node.events import (
+    FailureSettled,
+    RoundTimer,
+    SpawnFailed,
+    StacksCollected,
+    TimerPurpose,
+    WorkerExited,
+    WorkersActive,
+    WorkersIdle,
+    WorkerStarted,
+)
+from muster.agent.node.state import (
+    FailureBook,
+    NodeState,
+    Rejoin,
+    Running,
+    StartNext,
+    Stopping,
+    StopStep,
+    Succeeded,
+)
+from muster.agent.runtime.records import replace
+
+Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
+
+STACKS_LIMIT_S = 2.5
+"""How long a stop waits for stacks, half a second more than their collection may take."""
+
+_FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
+
+
+def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
+    """A worker exists."""
+    phase = state.phase
+    if not isinstance(phase, Running | Stopping) or event.number != phase.round.number:
+        return state, ()
+    phase = replace(phase, alive=phase.alive | {event.local_rank})
+    if isinstance(phase, Stopping):  # it was started just before its start was cancelled
+        return replace(state, phase=phase), ()
+    phase = replace(phase, awaited=phase.awaited - {event.local_rank})
+    return replace(state, phase=phase), (() if phase.awaited else (ReportStarted(round=phase.round),))
+
+
+def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
+    """A worker has ended: a success, a failure, or the guard's doing."""
+    phase = state.phase
+    if not isinstance(phase, Running | Stopping) or event.number != phase.round.number:
+        return state, ()
+    if event.local_rank not in phase.alive:
+        return state, ()
+    phase = replace(phase, alive=phase.alive - {event.local_rank})
+    if event.code != 0 and event.fencings > 0:
+        return _on_fenced(state, phase)
+    failure = LocalFailure(local_rank=event.local_rank)
+    if event.code != 0:
+        phase = replace(phase, failures=_add_failure(phase.failures, failure))
+    if isinstance(phase, Stopping):
+        return continue_stop(state, phase)
+    if event.code != 0:
+        return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
+    phase = replace(phase, succeeded=phase.succeeded | {event.local_rank})
+    if len(phase.succeeded) < state.rules.nproc:
+        return replace(state, phase=phase), ()
+    return replace(state, phase=Succeeded(round=phase.round)), (ReportSucceeded(round=phase.round),)
+
+
+def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
+    """The guard has killed the workers, because the lease ran out: none of them has failed."""
+    if isinstance(phase, Running):
+        state, actions = begin_stop(state, phase, kill=True, then=Rejoin(round=phase.round))
+    elif phase.step is StopStep.KILLING:  # known already, or the agent kills them anyway
+        return replace(state, phase=phase), ()
+    else:
+        state, actions = kill_now(state, phase)
+    return state, (RecordFencing(), PrintLine(text=_FENCED_LINE), *actions)
+
+
+def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
+    """A worker could not be started: it has failed."""
+    phase = state.phase
+    if not isinstance(phase, Running) or event.number != phase.round.number or event.local_rank not in phase.awaited:
+        return state, ()
+    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason)
+    awaited = phase.awaited - {event.local_rank}
+    phase = replace(phase, awaited=awaited, failures=_add_failure(phase.failures, failure))
+    return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
+
+
+def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
+    """Report a failure, if the round's end has not reported it already."""
+    phase = state.phase
+    if not isinstance(phase, Running | Stopping) or event.number != phase.round.number:
+        return state, ()
+    book = phase.failures
+    settled = [each for each in book.unreported if each.local_rank == event.local_rank]
+    if not settled:
+        return state, ()
+    unreported = tuple(each for each in book.unreported if each not in settled)
+    book = replace(book, unreported=unreported, reported=book.reported | {event.local_rank})
+    reports = tuple(ReportFailed(round=phase.round, failure=failure) for failure in settled)
+    return replace(state, phase=replace(phase, failures=book)), reports
+
+
+def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Decision:
+    """Report idleness: rendezvous decides whether the whole job hangs."""
+    phase = state.phase
+    if not isinstance(phase, Running) or event.number != phase.round.number:
+        return state, ()
+    if isinstance(event, WorkersActive):
+        return state, (ReportIdle(round=phase.round),)
+    if not phase.alive:
+        return state, ()
+    return state, (ReportIdle(round=phase.round, local_ranks=tuple(sorted(phase.alive)), reason=event.reason),)
+
+
+def _add_failure(book: FailureBook, failure: LocalFailure) -> FailureBook:
+    """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone first."""
+    known = book.reported | {each.local_rank for each in book.unreported}
+    return book if failure.local_rank in known else replace(book, unreported=(*book.unreported, failure))
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+def begin_stop(
+    state: NodeState,
+    phase: Running | Succeeded,
+    *,
+    then: Rejoin | StartNext | Finish,
+    kill: bool = False,
+    stacks: bool = False,
+    signum: int = signal.SIGTERM,
+) -> Decision:
+    """Stop the workers: at once with `kill`, else with a grace period, after `stacks` have been collected if wanted."""
+    if isinstance(phase, Succeeded):
+        phase = Running(round=phase.round, awaited=frozenset())
+    number = phase.round.number
+    step, alive, failures = StopStep.STACKS, phase.alive, phase.failures
+    stopping = Stopping(round=phase.round, step=step, signum=signum, alive=alive, failures=failures, then=then)
+    cancel = (CancelStarts(),) if phase.awaited else ()
+    if stacks and alive and not kill:
+        limit = RoundTimer(purpose=TimerPurpose.STACKS, number=number)
+        timer = StartTimer(timer=limit, delay_s=STACKS_LIMIT_S)
+        return replace(state, phase=stopping), (*cancel, timer, CollectStacks(number=number))
+    state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
+    return state, (*cancel, *actions)
+
+
+def _signal_workers(state: NodeState, phase: Stopping) -> Decision:
+    grace = RoundTimer(purpose=TimerPurpose.GRACE, number=phase.round.number)
+    state = replace(state, phase=replace(phase, step=StopStep.GRACE))
+    return state, (
+        SignalWorkers(signum=phase.signum),
+        StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s),
+    )
+
+
+def kill_now(state: NodeState, phase: Stopping) -> Decision:
+    """Kill what is left of the workers, once."""
+    if phase.step is StopStep.KILLING:
+        return replace(state, phase=phase), ()
+    return replace(state, phase=replace(phase, step=StopStep.KILLING)), (KillWorkers(number=phase.round.number),)
+
+
+def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:
+    """Send the stop signal if it waits for stacks."""
+    if phase.step is not StopStep.STACKS:
+        return replace(state, phase=phase), ()
+    return _signal_workers(state, phase) if phase.alive else kill_now(state, phase)
+
+
+def continue_stop(state: NodeState, phase: Stopping) -> Decision:
+    """Once no worker is left, the processes that they left behind get no grace period."""
+    if phase.alive or phase.step is not StopStep.GRACE:
+        return replace(state, phase=phase), ()
+    return kill_now(state, phase)
+
+
+def on_stacks_requested(state: NodeState) -> Decision:
+    """Stacks of workers, if there are any."""
+    phase = state.phase
+    return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
+
+
+def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
+    """Keep the texts for the report, and go on with the stop that waits for them."""
+    phase = state.phase
+    if not isinstance(phase, Stopping) or event.number != phase.round.number:
+        return state, ()
+    return end_stacks_wait(state, replace(phase, stacks=event.texts))

@@ -1,0 +1,293 @@
+"""Histories of one node through the real supervisor, loop, pool, stack collector, hang watch and signal watch.
+
+See `doubles.node_bench` for what is replaced.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from doubles.node_bench import Bench, open_bench
+
+from muster.agent.rendezvous.interface import BreakKind, GlobalRank0Started, RendezvousFailed
+
+Build = Callable[..., Bench]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Build]:
+    with ExitStack() as stack:
+        yield lambda **config: stack.enter_context(open_bench(monkeypatch, tmp_path, **config))
+
+
+@pytest.fixture
+def bench(build: Build) -> Bench:
+    """One node of two workers; its first round forms as soon as it has joined."""
+    made = build()
+    made.on("join", None, made.form)
+    return made
+
+
+def send_to_self(signum: int) -> Callable[[], None]:
+    """A real signal, through the agent's real handler and wake-up descriptor."""
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def fail_for_good(bench: Bench, number: int = 1) -> None:
+    """The leader's answer to a failure: no attempt is left."""
+    bench.on("failed", number, lambda: bench.break_round(number, BreakKind.FINAL))
+    bench.on("stopped", number, lambda: bench.end_job(succeeded=False))
+
+
+def test_a_job_that_succeeds(bench: Bench) -> None:
+    bench.on("started", 1, lambda: [bench.at(5.0, lambda rank=rank: bench.end_worker(rank, 0)) for rank in (0, 1)])
+    bench.on("succeeded", 1, lambda: bench.end_job(succeeded=True))
+    assert bench.run() == 0
+    assert bench.names() == [("join", None), ("started", 1), ("succeeded", 1), ("closed", None)]
+    assert bench.lines == []
+    assert [record.what for record in bench.records] == [
+        "agent_started",
+        "round_formed",
+        "workers_started",
+        "worker_exited",
+        "worker_exited",
+        "job_ended",
+        "workers_stopped",
+        "agent_ended",
+    ]
+    assert {record.round for record in bench.records[1:]} == {1}
+
+
+def test_a_failure_restarts_all_workers(bench: Bench) -> None:
+    bench.on("started", 1, lambda: bench.end_worker(1, 7))
+    bench.on("failed", 1, bench.break_round)
+    bench.on("stopped", 1, lambda: bench.form(2, attempt=1))
+    bench.on("started", 2, lambda: [bench.end_worker(rank, 0) for rank in (0, 1)])
+    bench.on("succeeded", 2, lambda: bench.end_job(succeeded=True))
+    assert bench.run() == 0
+    assert bench.names("failed", "stopped", "started") == [
+        ("started", 1),
+        ("failed", 1),
+        ("stopped", 1),
+        ("started", 2),
+    ]
+    [[failure]] = bench.details("failed")
+    assert (failure.global_rank, failure.exit_code, failure.stopped_by_us) == (1, 7, False)
+    [[[late], stacks]] = bench.details("stopped")
+    assert (late.global_rank, late.signal, late.stopped_by_us, stacks) == (0, "SIGTERM", True, ())
+    assert bench.signals == [(0, signal.SIGTERM)]
+    assert bench.lines == ["why; restarting all workers"]
+    assert bench.starter.parked == 1
+    restarts = [process.spec.env["TORCHELASTIC_RESTART_COUNT"] for process in bench.processes]
+    assert restarts == ["0", "0", "1", "1"]
+
+
+def test_workers_that_ignore_the_signal_are_killed_after_the_grace_period(build: Build) -> None:
+    bench = build(shutdown_timeout_s=12.0)
+    bench.on("join", None, bench.form)
+
+    def ignore_and_signal() -> None:
+        for rank in (0, 1):
+            del bench.worker(rank).ends_with[signal.SIGTERM]
+        bench.at(1.0, send_to_self(signal.SIGTERM))
+
+    bench.on("started", 1, ignore_and_signal)
+    assert bench.run() == 143
+    assert bench.signals == [(rank, signum) for signum in (signal.SIGTERM, signal.SIGKILL) for rank in (0, 1)]
+    assert bench.details("leaving") == ["received SIGTERM"]
+    since_s = {record.what: record.monotonic_s for record in bench.records}
+    assert since_s["workers_stopped"] - since_s["signal"] == pytest.approx(12.0, abs=0.1)
+
+
+def test_the_grace_period_of_one_round_does_not_cut_short_that_of_the_next(build: Build) -> None:
+    """The workers of round 1 end at once; its timer is due in the middle of the stop of round 2."""
+    bench = build(shutdown_timeout_s=10.0)
+    bench.on("join", None, bench.form)
+    bench.on("started", 1, lambda: bench.break_round(1, BreakKind.MEMBERSHIP))
+    bench.on("stopped", 1, lambda: bench.form(2))
+
+    def end_slowly() -> None:
+        for rank in (0, 1):
+            bench.worker(rank).ends_with[signal.SIGTERM] = (9.0, -15)
+        bench.at(5.0, lambda: bench.break_round(2, BreakKind.MEMBERSHIP))
+
+    bench.on("started", 2, end_slowly)
+    bench.on("stopped", 2, lambda: bench.end_job(succeeded=False))
+    assert bench.run() == 1
+    assert [signum for _, signum in bench.signals] == [signal.SIGTERM] * 4
+
+
+def test_a_node_whose_rules_differ_is_refused(bench: Bench) -> None:
+    """The refusal comes before any worker is started."""
+    reason = "this node's --max-restarts is 3, the leader's is 2"
+    bench.on("join", None, lambda: bench.post(RendezvousFailed(reason=reason, usage=True)))
+    assert bench.run() == 2
+    assert bench.lines == [reason]
+    assert bench.processes == []
+
+
+def test_no_descriptors_for_a_workers_output(bench: Bench) -> None:
+    """It is a failure of that worker; none was started, and no descriptor of the others stays open."""
+    bench.logs.no_descriptors_for = 1
+    fail_for_good(bench)
+    assert bench.run() == 1
+    [[failure]] = bench.details("failed")
+    assert failure.local_rank == 1
+    assert failure.reason == "cannot make pipes for local rank 1: Too many open files"
+    assert bench.processes == []
+    assert bench.names("failed", "stopped") == [("failed", 1), ("stopped", 1)]
+
+
+def test_stacks_are_printed_on_request_during_a_stop(bench: Bench) -> None:
+    """SIGUSR2 while the grace period runs: the stop goes on as if nothing had been asked."""
+
+    def stop_slowly() -> None:
+        for rank in (0, 1):
+            bench.worker(rank).ends_with[signal.SIGTERM] = (5.0, -15)
+        bench.break_round(1, BreakKind.MEMBERSHIP)
+        bench.at(1.0, send_to_self(signal.SIGUSR2))
+
+    bench.on("started", 1, stop_slowly)
+    bench.on("stopped", 1, lambda: bench.end_job(succeeded=False))
+    assert bench.run() == 1
+    assert bench.lines == ["why", "stacks of ranks 0-1:", "  Thread 0x1", "    in train"]
+    assert bench.signals == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+
+
+def test_stacks_are_printed_on_request_while_a_stop_collects_them(bench: Bench) -> None:
+    """Both share one dump: with a second signal the texts of the two could not be told apart."""
+    bench.on("started", 1, lambda: (bench.break_round(1, stacks=True), send_to_self(signal.SIGUSR2)()))
+    bench.on("stopped", 1, lambda: bench.end_job(succeeded=False))
+    assert bench.run() == 1
+    [[_, stacks]] = bench.details("stopped")
+    assert [(stack.local_rank, stack.text) for stack in stacks] == [(rank, "Thread 0x1\n  in train") for rank in (0, 1)]
+    assert bench.lines.count("  Thread 0x1") == 1
+    for rank in (0, 1):
+        assert Path(bench.worker(rank).spec.stack_file or "").read_text() == "Thread 0x1\n  in train\n"
+
+
+def test_a_request_for_stacks_without_workers_does_nothing(build: Build) -> None:
+    bench = build()
+    bench.at(1.0, send_to_self(signal.SIGUSR2))
+    bench.at(2.0, send_to_self(signal.SIGINT))
+    assert bench.run() == 130
+    assert bench.lines == ["received SIGINT: stopping"]
+
+
+def test_a_worker_that_gives_no_stacks_delays_a_stop_by_a_limited_time(bench: Bench) -> None:
+    def give_none() -> None:
+        bench.worker(0).stack_text = ""
+        bench.break_round(1, stacks=True)
+
+    bench.on("started", 1, give_none)
+    bench.on("stopped", 1, lambda: bench.end_job(succeeded=False))
+    assert bench.run() == 1
+    [[_, stacks]] = bench.details("stopped")
+    assert [stack.local_rank for stack in stacks] == [1]
+    broken, stopped = (next(r for r in bench.records if r.what == what) for what in ("round_broken", "workers_stopped"))
+    assert 2.0 <= stopped.monotonic_s - broken.monotonic_s <= 2.6
+
+
+def hang_timeout(build: Build) -> Bench:
+    bench = build(hang_timeout_s=60.0)
+    bench.on("join", None, bench.form)
+    return bench
+
+
+def test_a_crash_on_an_idle_node_is_its_failure(build: Build) -> None:
+    """Idleness was reported for both workers before; the crash is new, and is reported once."""
+    bench = hang_timeout(build)
+    bench.on("idle", 1, lambda: bench.at(20.0, lambda: bench.end_worker(1, -11)))
+    fail_for_good(bench)
+    assert bench.run() == 1
+    assert bench.names("idle", "failed", "stopped") == [("idle", 1), ("failed", 1), ("stopped", 1)]
+    assert [failure.local_rank for failure in bench.details("idle")[0]] == [0, 1]
+    [[failure]] = bench.details("failed")
+    assert (failure.local_rank, failure.signal) == (1, "SIGSEGV")
+    [[late, _]] = bench.details("stopped")
+    assert [failure.local_rank for failure in late] == [0]
+
+
+def test_idleness_of_one_round_is_not_reported_for_the_next(build: Build) -> None:
+    """The watch begins anew with each round's workers."""
+    bench = hang_timeout(build)
+    bench.on("started", 1, lambda: bench.at(50.0, lambda: bench.break_round(1, BreakKind.MEMBERSHIP)))
+    bench.on("stopped", 1, lambda: bench.form(2))
+    bench.on("started", 2, lambda: bench.at(50.0, lambda: bench.end_job(succeeded=False)))
+    assert bench.run() == 1
+    assert bench.names("idle") == []
+
+
+def test_the_guards_fencing_is_no_failure(bench: Bench) -> None:
+    def fence() -> None:
+        bench.lease.fencings += 1
+        for rank in (0, 1):
+            bench.end_worker(rank, -9)
+
+    bench.on("started", 1, lambda: bench.at(3.0, fence))
+    bench.on("stopped", 1, lambda: bench.end_job(succeeded=False))
+    assert bench.run() == 1
+    assert bench.names("failed") == []
+    assert bench.details("stopped") == [((), ())]
+    assert bench.lines == [
+        "this node lost contact with the job: its workers were killed, because other nodes may replace them"
+    ]
+
+
+def test_a_kill_in_a_round_after_a_fencing_is_a_failure(bench: Bench) -> None:
+    """The lease ran out when the workers of round 1 were gone already: none died of it."""
+
+    def fire_late() -> None:
+        bench.lease.fencings += 1
+        bench.form(2)
+
+    bench.on("started", 1, lambda: bench.break_round(1, BreakKind.MEMBERSHIP))
+    bench.on("stopped", 1, fire_late)
+    bench.on("started", 2, lambda: bench.end_worker(0, -9))  # the kernel's OOM killer
+    fail_for_good(bench, 2)
+    assert bench.run() == 1
+    [[failure]] = bench.details("failed")
+    assert (failure.round, failure.local_rank, failure.signal) == (2, 0, "SIGKILL")
+
+
+def test_held_workers_start_with_global_rank_0(build: Build) -> None:
+    bench = build()
+    bench.on("join", None, lambda: bench.form(is_held=True))
+    bench.at(1.0, lambda: bench.post(GlobalRank0Started(number=1)))
+    bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGTERM)))
+    assert bench.run() == 143
+    started = next(record for record in bench.records if record.what == "workers_started")
+    assert started.duration_s == pytest.approx(1.0, abs=0.1)
+    assert len(bench.processes) == 2
+
+
+def test_a_round_that_breaks_during_the_back_off_starts_no_worker(build: Build) -> None:
+    bench = build(restart_backoff_s=8.0)
+    bench.on("join", None, lambda: bench.form(1, attempt=2))
+    bench.at(1.0, lambda: bench.break_round(1, BreakKind.MEMBERSHIP))
+    bench.on("stopped", 1, lambda: bench.at(60.0, lambda: bench.end_job(succeeded=False)))
+    assert bench.run() == 1
+    assert bench.processes == []
+
+
+@pytest.mark.parametrize("prepare_s", [0.0, 3.0])
+def test_a_node_tells_when_it_is_prepared(build: Build, prepare_s: float) -> None:
+    bench = build()
+    bench.starter.prepare_s = prepare_s
+    bench.at(5.0, send_to_self(signal.SIGHUP))
+    assert bench.run() == 129
+    assert bench.details("join") == [not prepare_s]
+    assert bench.names("prepared") == ([("prepared", None)] if prepare_s else [])
+
+
+def test_a_start_that_is_cancelled_leaves_no_worker(bench: Bench) -> None:
+    """The break comes while the starter still makes the workers."""
+    bench.starter.start_s = 2.0
+    bench.at(1.0, lambda: bench.break_round(1, BreakKind.MEMBERSHIP))
+    bench.on("stopped", 1, lambda: bench.at(10.0, lambda: bench.end_job(succeeded=False)))
+    assert bench.run() == 1
+    assert bench.processes == []
+    assert bench.logs.opened == set()

@@ -108,7 +108,8 @@ class ExitCode(IntEnum):
     """Exit codes of the agent, the only ones besides 128+n for "ended by signal n".
 
     Never 0 unless every worker of the job succeeded. An adapter runs a replica again after 69 and 143, and a
-    replica that ended without an exit code of its own; never after 1 or 2.
+    replica that ended without an exit code of its own; never after 1 or 2. 69: rendezvous could not be formed in time,
+    or this node had to leave the job because its machine cannot end a worker.
     """
 
     SUCCEEDED = 0

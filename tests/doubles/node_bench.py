@@ -344,6 +344,10 @@ class Bench:
         """The newest worker of that rank."""
         return next(each for each in reversed(self.processes) if each.spec.local_rank == local_rank)
 
+    def error_file(self, local_rank: int) -> str:
+        """Where the worker of that rank would write its exception."""
+        return self.worker(local_rank).spec.error_file or ""
+
     def run(self) -> int:
         """Run the agent to its end; its exit code."""
         return self.supervisor.run()

@@ -179,7 +179,8 @@ def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
 
 def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()) -> Decision:
     phase = Running(round=new, awaited=frozenset(range(state.rules.nproc)))
-    return replace(state, phase=phase), (*before, StartWorkers(round=new))
+    hosts_store = new.rank_offset == 0 and new.world_size > 1 and not new.use_agent_store  # global rank 0 does
+    return replace(state, phase=phase), (*before, StartWorkers(round=new, store_rank=0 if hosts_store else None))
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
@@ -286,7 +287,10 @@ def _on_workers_gone(state: NodeState, event: WorkersGone) -> Decision:
 
 
 def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
-    """What the kernel cannot end would block the other nodes for ever: leave it and them."""
+    """What the kernel cannot end would block the other nodes for ever: leave it and them.
+
+    With an exit code after which adapters replace the node: 1 would end the job for all.
+    """
     phase = state.phase
     if not isinstance(phase, Stopping) or phase.step is not StopStep.KILLING or event.number != phase.round.number:
         return state, ()
@@ -295,7 +299,7 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
     if isinstance(phase.then, Finish):
         state, actions = _end(state, replace(phase.then, code=phase.then.code or ExitCode.WORKERS_FAILED))
         return state, (line, *actions)
-    state, actions = _end(state, Finish(code=ExitCode.WORKERS_FAILED))
+    state, actions = _end(state, Finish(code=ExitCode.RENDEZVOUS))
     return state, (line, LeaveJob(reason=reason), *actions)
 
 

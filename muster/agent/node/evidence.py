@@ -1,32 +1,39 @@
 """Collects what failures and stops leave behind: failures, and the stacks of live workers. Loaded when first needed."""
 
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget
-from muster.agent.logs import LogRouter
+from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node.actions import LocalFailure
 from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import record
+
+FILES_LIMIT_S = 0.5
+"""How long the reading of a failed worker's files may keep the loop from heartbeats: less than an interval of them."""
 
 
 class Evidence:
     """Reads about the workers of a round; changes nothing."""
 
     def __init__(self, config: AgentConfig, loop: Loop, logs: LogRouter, workers: RoundWorkers) -> None:
+        self._host = config.node_name
+        self._clock = loop.clock
         self._logs = logs
         self._workers = workers
-        self._failures = FailureCollector(
-            host=config.node_name, clock=loop.clock, logs=logs, oom=OomWatch(workers.memory)
-        )
+        self._oom = OomWatch(workers.memory)
+        self._reader: threading.Thread | None = None
         self._stacks = StackCollector(loop)  # one for all requests: overlapping ones share dumps
 
     def collect_failures(self, round: Round, failures: tuple[LocalFailure, ...]) -> tuple[Failure, ...]:  # noqa: A002
-        """Collect why these workers failed."""
+        """Collect why these workers failed, from their files as far as a disk that hangs allows it."""
         return tuple(self._collect(round, each) for each in failures)
 
     def collect_idle(self, round: Round, local_ranks: tuple[int, ...], reason: str) -> tuple[Failure, ...]:  # noqa: A002
@@ -41,7 +48,35 @@ class Evidence:
     def _collect(self, round: Round, failure: LocalFailure, *, hung_pid: int | None = None) -> Failure:  # noqa: A002
         local_rank = failure.local_rank
         end, streams = self._workers.ends.get(local_rank), self._workers.streams.get(local_rank)
-        return self._failures.collect(round, local_rank, end, streams, failure.reason, hung_pid=hung_pid)
+        stderr = _Stderr(
+            text=self._logs.read_stderr_text(local_rank),
+            tail=self._logs.read_stderr_tail(local_rank),
+        )
+        collector = FailureCollector(host=self._host, clock=self._clock, logs=stderr, oom=self._oom)
+
+        def collect(files: WorkerStreams | None) -> Failure:
+            return collector.collect(round, local_rank, end, files, failure.reason, hung_pid=hung_pid)
+
+        found: list[Failure] = []
+        if streams is None or not self._run_within_limit(lambda: found.append(collect(streams))):
+            found = []  # the thread may still append
+        return found[0] if found else collect(streams and replace(streams, error_file=None, stack_file=None))
+
+    def _run_within_limit(self, read: Callable[[], None]) -> bool:
+        """Run it in another thread; False when it hangs, or an earlier one still does, or there can be no thread."""
+        if self._reader is not None and self._reader.is_alive():
+            return False
+        self._reader = threading.Thread(target=read, name="muster-evidence", daemon=True)
+        try:
+            self._reader.start()
+        except RuntimeError:  # how `threading` reports EAGAIN
+            self._reader = None
+            return False
+        self._reader.join(FILES_LIMIT_S)
+        if self._reader.is_alive():
+            self._logs.print_line("reading a failed worker's error file hangs: its failure is described without it")
+            return False
+        return True
 
     def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
         """Request the stacks of all live workers; calls back within the collector's limit, with texts by local rank."""
@@ -63,6 +98,22 @@ class Evidence:
                 self._logs.print_line(line)
 
         self.collect_stacks(print_them)
+
+
+@record
+class _Stderr:
+    """What one worker wrote last, as `FailureCollector` asks for it."""
+
+    text: str
+    tail: tuple[str, ...]
+
+    def read_stderr_text(self, _local_rank: int) -> str:
+        """See `StderrSource`."""
+        return self.text
+
+    def read_stderr_tail(self, _local_rank: int) -> tuple[str, ...]:
+        """See `StderrSource`."""
+        return self.tail
 
 
 def build_stacks(round: Round, texts: Mapping[int, str]) -> tuple[Stack, ...]:  # noqa: A002

@@ -85,7 +85,7 @@ class RoundWorkers:
             case actions.ParkWorkers():
                 self._starter.park(self._config.nproc)
             case actions.StartWorkers():
-                self._start(action.round)
+                self._start(action)
             case actions.CancelStarts():
                 self._pool.cancel_starts()
                 self._close_child_ends()
@@ -98,7 +98,8 @@ class RoundWorkers:
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    def _start(self, formed: Round) -> None:
+    def _start(self, action: actions.StartWorkers) -> None:
+        formed = action.round
         self.ends.clear()
         self._fencings = self._lease.count_fencings()
         self.memory.reset()
@@ -107,17 +108,17 @@ class RoundWorkers:
         specs: list[WorkerSpec] = []
         try:
             for local_rank in range(self._config.nproc):
-                specs.append(self._build_spec(formed, local_rank))
+                hosts_store = local_rank == action.store_rank
+                specs.append(self._build_spec(formed, local_rank, hosts_store=hosts_store))
         except SpawnError as error:  # no descriptors left for its output
             self._close_child_ends()
             self._on_spawn_failed(formed.number, local_rank, str(error))
             return
         self._pool.start(formed.number, specs)
 
-    def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
+    def _build_spec(self, formed: Round, local_rank: int, *, hosts_store: bool) -> WorkerSpec:
         streams = self.streams[local_rank] = self._logs.open_worker(local_rank)
         placement = self._placements[local_rank] if self._placements else None
-        hosts_store = formed.rank_offset + local_rank == 0 and formed.world_size > 1 and not formed.use_agent_store
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),

@@ -42,8 +42,8 @@ class EventRecord:
     attempt: int
     what: str
     """agent_started, round_formed, workers_started, worker_failed, worker_exited, round_broken, stacks_taken,
-    workers_idle, workers_stopped, template_ready, template_ended, workers_parked, worker_released, signal, fenced,
-    notice, rendezvous_lost, job_ended, agent_ended."""
+    workers_idle, workers_stopped, workers_not_ended, template_ready, template_ended, workers_parked, worker_released,
+    signal, fenced, notice, rendezvous_lost, job_ended, agent_ended."""
     ranks: tuple[int, ...] = ()
     """Global ranks concerned."""
     duration_s: float | None = None

@@ -62,6 +62,7 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
 )
 from muster.agent.round import Round
+from muster.agent.runtime.records import replace
 
 
 def make_round(number: int = 1, attempt: int = 0) -> Round:
@@ -449,7 +450,7 @@ def test_exit_code(event: Event, code: int) -> None:
 
 @pytest.mark.parametrize(
     ("event", "code"),
-    [(JobEnded(succeeded=True), 1), (JobEnded(succeeded=False), 1), (SIGTERM, 143), (broken(), 1)],
+    [(JobEnded(succeeded=True), 1), (JobEnded(succeeded=False), 1), (SIGTERM, 143), (broken(), 69)],
 )
 def test_workers_that_cannot_be_ended_are_never_a_success(event: Event, code: int) -> None:
     not_ended = WorkersNotEnded(number=1, pids=(7,))
@@ -521,6 +522,15 @@ def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bo
     early = [GlobalRank0Started(number=2)] if rank0_started else []
     state, _ = run(*RUNNING, formed(2, is_held=True), *early, gone())
     assert isinstance(state.phase, Running if rank0_started else Delaying)
+
+
+@pytest.mark.parametrize(
+    ("changes", "store_rank"),
+    [({}, 0), ({"rank_offset": 2}, None), ({"world_size": 1}, None), ({"use_agent_store": True}, None)],
+)
+def test_the_worker_of_global_rank_0_hosts_the_store_where_there_is_one(changes, store_rank: int | None) -> None:
+    _, [actions] = run(RoundFormed(round=replace(make_round(), **changes)))
+    assert [action.store_rank for action in actions if isinstance(action, StartWorkers)] == [store_rank]
 
 
 # -- fencing -----------------------------------------------------------------------------------------------------------

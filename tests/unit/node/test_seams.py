@@ -291,3 +291,27 @@ def test_a_start_that_is_cancelled_leaves_no_worker(bench: Bench) -> None:
     assert bench.run() == 1
     assert bench.processes == []
     assert bench.logs.opened == set()
+
+
+def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench) -> None:
+    """The error file is a FIFO without a writer: opening it never returns. The agent describes the failure without."""
+    bench.on("started", 1, lambda: (os.mkfifo(bench.error_file(1)), bench.end_worker(1, 7)))
+    fail_for_good(bench)
+    assert bench.run() == 1
+    [[failure]] = bench.details("failed")
+    assert (failure.local_rank, failure.exit_code, failure.exception) == (1, 7, None)
+    assert "reading a failed worker's error file hangs: its failure is described without it" in bench.lines
+    # The other worker's file could not be read, either: one hanging thread is enough.
+    [[[late], _]] = bench.details("stopped")
+    assert (late.local_rank, late.signal) == (0, "SIGTERM")
+    with open(bench.error_file(1), "wb"):  # let the thread go
+        pass
+
+
+def test_an_error_file_is_read(bench: Bench) -> None:
+    message = '{"message": {"message": "ValueError: no such shard", "extraInfo": {"py_callstack": "Traceback"}}}'
+    bench.on("started", 1, lambda: (Path(bench.error_file(1)).write_text(message), bench.end_worker(1, 1)))
+    fail_for_good(bench)
+    assert bench.run() == 1
+    [[failure]] = bench.details("failed")
+    assert failure.exception == "ValueError: no such shard"

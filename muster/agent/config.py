@@ -87,6 +87,11 @@ class LogConfig:
     """Name of a `torchrun.logs_specs` entry point."""
     prefix_template: str | None = None
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
+    shows_prefixed: bool = False
+    """Streams that go neither to files nor are teed pass through the agent, too: with prefixes, progress bars as live
+    rows. For a terminal that several workers would else write to at once."""
+    has_colour: bool = False
+    """Terminals may get colours: neither NO_COLOR nor TERM=dumb says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)

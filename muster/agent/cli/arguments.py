@@ -69,7 +69,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         program=program,
         nproc=nproc,
         rendezvous=rendezvous,
-        logs=_build_log_config(values, environ),
+        logs=_build_log_config(values, environ, nproc=nproc),
         role=values.text("role") or "default",
         max_restarts=rendezvous.max_restarts,
         restart_backoff_s=values.seconds("restart-backoff", zero=True) or 0.0,
@@ -118,7 +118,7 @@ def _choose_start(values: FlagValues, program: Program) -> tuple[str, str]:
     return start, method
 
 
-def _build_log_config(values: FlagValues, environ: Mapping[str, str]) -> LogConfig:
+def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: int) -> LogConfig:
     base_dir = values.text("log-dir") or environ.get(Env.LOG_DIR) or None
     if base_dir is not None and base_dir != os.devnull and os.path.isfile(base_dir):
         raise UsageError(f"{values.origin('log-dir')} {base_dir!r}: must be a folder or {os.devnull}, not a file")
@@ -133,7 +133,15 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str]) -> LogConf
         duplicate_stderr_filters=parse_texts(values.text("duplicate-stderr-filters") or ""),
         logs_specs=_choose_logs_specs(values),
         prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        shows_prefixed=nproc > 1 and _is_terminal() and not any(map(values.is_given, ("redirects", "tee"))),
+        # Source: https://no-color.org
+        has_colour=not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb",
     )
+
+
+def _is_terminal() -> bool:
+    """Whether both streams of the agent go to a terminal."""
+    return os.isatty(1) and os.isatty(2)
 
 
 def _choose_logs_specs(values: FlagValues) -> str | None:

@@ -237,7 +237,8 @@ OUTPUT: Final = (
         metavar="WHAT",
         default="0",
         text="Write workers' streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by local "
-        "rank: 0:3,1:1.",
+        "rank: 0:3,1:1. By default several workers on a terminal get prefixes and live progress bars; `-r 0` hands "
+        "them the terminal itself.",
     ),
     Flag(name="tee", short="t", metavar="WHAT", default="0", text="Write them to files and to the console."),
     Flag(

@@ -21,10 +21,11 @@ _LISTED = 16
 """At most so many groups of other failures, or of stacks, are printed; the rest is counted."""
 
 
-def format_report(report: Report) -> str:
+def format_report(report: Report, *, has_colour: bool = False) -> str:
     """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline."""
     root = find_root(report)
-    lines = ["=" * _WIDTH, *format_headline(report)]
+    headline = format_headline(report)
+    lines = ["=" * _WIDTH, *(map(_paint_red, headline) if has_colour else headline)]
     if report.max_restarts:
         lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
     lines.append("-" * _WIDTH)
@@ -44,6 +45,10 @@ def format_headline(report: Report) -> list[str]:
     """The lines that say what failed and why, as wide as the page."""
     text = f"JOB FAILED  {report.run_id}: {report.reason}"
     return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False) or [text]
+
+
+def _paint_red(line: str) -> str:
+    return f"\x1b[1;31m{line}\x1b[0m"
 
 
 def _name_root(root: Failure, same: int) -> str:

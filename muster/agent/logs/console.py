@@ -25,12 +25,13 @@ AGENT_PREFIX = "[muster] "
 class Feed:
     """Sends one worker's stream to the console. Only one thread may call it."""
 
-    __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "printed_bar")
+    __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "order", "printed_bar")
 
-    def __init__(self, device: ConsoleWriter | None, fd: int, prefix: bytes) -> None:
+    def __init__(self, device: ConsoleWriter | None, fd: int, prefix: bytes, colour: int | None = None) -> None:
         self._device = device
         self._fd = fd
-        self.assembler = LineAssembler(prefix)
+        self.assembler = LineAssembler(prefix if colour is None else paint(prefix, _RANK_COLOURS[colour]))
+        self.order = len(prefix), prefix
         self.printed_bar = b""
         """The state of the bar that was printed last; belongs to the device."""
         self._last: Span | Gap | None = None
@@ -101,6 +102,15 @@ class Feed:
         device.put(self, self._last)
 
 
+_RANK_COLOURS = (b"36", b"33", b"35", b"32", b"34", b"96", b"93", b"95", b"92", b"94")
+"""Of the prefixes of neighbouring ranks; no red, which is for failures."""
+
+
+def paint(text: bytes, colour: bytes) -> bytes:
+    """The text in a colour; the code is the parameter of the terminal's SGR sequence."""
+    return b"\x1b[%sm%s\x1b[0m" % (colour, text)
+
+
 class Console:
     """Standard output and error of the agent, or any two descriptors. `close` writes out what is queued.
 
@@ -115,7 +125,9 @@ class Console:
         backlog_bytes: int = BACKLOG_BYTES,
         bar_interval_s: float = BAR_INTERVAL_S,
         clock: Clock | None = None,
+        has_colour: bool = False,
     ) -> None:
+        self._has_colour = has_colour
         self._fds = {Std.OUT: stdout_fd, Std.ERR: stderr_fd}
         self._clock = clock or SystemClock()
         identities = {std: identify_device(fd) for std, fd in self._fds.items()}
@@ -133,9 +145,20 @@ class Console:
         self._devices = {std: by_identity[i] if i is not None else None for std, i in identities.items()}
         self._agent_feed = Feed(self._devices[Std.ERR], stderr_fd, b"")
 
-    def open_feed(self, std: Std, prefix: bytes) -> Feed:
-        """Open a feed for one worker's stream; every line gets the prefix. The caller ends it."""
-        return Feed(self._devices[std], self._fds[std], prefix)
+    def has_colour(self, std: Std) -> bool:
+        """Whether what is written there may have colours: it is a terminal, and the user has not refused them."""
+        return self._has_colour and os.isatty(self._fds[std])
+
+    def open_feed(self, std: Std, prefix: bytes, rank: int = 0) -> Feed:
+        """Open a feed for one worker's stream; every line gets the prefix. The caller ends it.
+
+        Args:
+            std: which stream.
+            prefix: of each line.
+            rank: decides the prefix's colour on a terminal.
+        """
+        colour = rank % len(_RANK_COLOURS) if prefix and self.has_colour(std) else None
+        return Feed(self._devices[std], self._fds[std], prefix, colour)
 
     def print_line(self, line: str) -> None:
         """Print one or more lines of the agent on standard error, each with its prefix."""

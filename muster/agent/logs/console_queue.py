@@ -14,6 +14,8 @@ class Source(Protocol):
 
     assembler: LineAssembler
     printed_bar: bytes
+    order: tuple[int, bytes]
+    """Of its row among the live rows: by the prefix, [w2] before [w10]."""
 
     @property
     def fd(self) -> int:

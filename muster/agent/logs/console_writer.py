@@ -246,7 +246,7 @@ class ConsoleWriter:
 
     def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
         """The output, with the live rows erased before and drawn after it; both are the same terminal."""
-        rows = [self._rows[source] for source in sorted(self._rows, key=_get_row_order)]
+        rows = [self._rows[source] for source in sorted(self._rows, key=lambda source: source.order)]
         if not output and self._redraw_due_s is None:
             self._redraw_due_s = now_s + _REDRAW_S
             return []
@@ -287,10 +287,6 @@ def _open_progress_bars(size_fd: int) -> "ProgressBars":
     from muster.agent.logs.progress_bars import ProgressBars
 
     return ProgressBars(lambda: _measure_terminal(size_fd))
-
-
-def _get_row_order(source: Source) -> tuple[int, bytes]:
-    return len(source.assembler.prefix), source.assembler.prefix  # [w2] before [w10]
 
 
 def _measure_terminal(fd: int) -> os.terminal_size:

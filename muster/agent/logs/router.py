@@ -62,7 +62,7 @@ class LogRouter:
         self._run_id = run_id
         self._role = role
         self._nproc = nproc
-        self._console = console or Console(clock=loop.clock)
+        self._console = console or Console(clock=loop.clock, has_colour=config.has_colour)
         self._thread: PumpThread | None = None
         self._group: PumpGroup | None = None
         self._round: Round | None = None
@@ -186,6 +186,11 @@ class LogRouter:
         """Print a text of the agent (the report) unchanged and in one piece."""
         self._console.print_text(text)
 
+    @property
+    def has_colour(self) -> bool:
+        """Whether `print_text` may get colours."""
+        return self._console.has_colour(Std.ERR)
+
     def close(self, limit_s: float = 2.0) -> None:
         """Write out everything, release everything. Idempotent.
 
@@ -239,14 +244,15 @@ class LogRouter:
     def _start_pump(self, local_rank: int, std: Std, plan: StreamRoute, prefix: bytes, read_fd: int) -> None:
         thread, group = self._start_thread()
         shown = self._config.local_ranks_filter is None or local_rank in self._config.local_ranks_filter
+        rank = local_rank + (self._round.rank_offset if self._round else 0)
         file = self._open_file(plan.path)
         lost = plan.path is not None and file is None
         pump = StreamPump(
             loop=thread.loop,
             read_fd=read_fd,
             file=file,
-            feed=self._console.open_feed(std, prefix) if plan.to_console or (lost and shown) else None,
-            open_fallback_feed=lambda: self._console.open_feed(std, prefix) if shown else None,
+            feed=self._console.open_feed(std, prefix, rank) if plan.to_console or (lost and shown) else None,
+            open_fallback_feed=lambda: self._console.open_feed(std, prefix, rank) if shown else None,
             line_filter=self._make_line_filter(std, plan, prefix),
             keeps_tail=std is Std.ERR,
             on_end=group.remove,

@@ -127,7 +127,7 @@ def route_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str 
     shown = config.local_ranks_filter is None or local_rank in config.local_ranks_filter
     if not redirected and not teed:
         if shown:
-            return INHERITED
+            return StreamRoute(captured=True, to_console=True) if config.shows_prefixed else INHERITED
         return StreamRoute(captured=True) if std is Std.ERR else DISCARDED
     if attempt_dir is None:
         return StreamRoute(captured=True, to_console=shown)

@@ -34,7 +34,7 @@ def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: L
     from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
 
     if prints:
-        logs.print_text(report_text.format_report(report))
+        logs.print_text(report_text.format_report(report, has_colour=logs.has_colour))
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
         _write_or_report(path, logs, lambda: report_files.write_report(report, path))

@@ -5,5 +5,5 @@ to the end of the job, and notices a lost leader; `discovery` decides which lead
 takeover, `search` asks every known address. `server` owns the node's listening sockets, answers first messages, and
 holds the leader when this node leads. `lease` sends heartbeats and renews the fencing lease, which fires in
 `muster._guard`; `heartbeat` runs the lease that fits the current leader. `recovery` keeps what a new leader needs to
-know, `master_ports` offers the port of the store.
+know, `master_ports` offers the port of the store, `waiting` says why a node waits.
 """

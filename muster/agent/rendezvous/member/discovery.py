@@ -103,6 +103,11 @@ class Discovery:
         )
         self._search.start(self._list_targets())
 
+    @property
+    def last_error(self) -> str:
+        """Why the job's endpoint did not answer last; "" when it did, or was not asked."""
+        return self._search.describe_failure() if self._search is not None else ""
+
     def ask_now(self) -> None:
         """Ask all addresses again now: this node's state has changed."""
         if self._search is not None:

@@ -23,6 +23,7 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
+from muster.agent.rendezvous.member.waiting import WaitReporter
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
@@ -58,6 +59,7 @@ class Member:
         self._recovery = RecoveryTracker()
         self._ports = MasterPorts(reserve)
         self._session = Session(config, self._id, self._recovery, self, loop=loop, network=network, lease=lease)
+        self._waiting = WaitReporter(loop, self._session.describe_wait, self.post_notice)
         self._round: Round | None = None
         self._is_running = False
         """Workers of the round may be alive here: from RoundFormed to `report_stopped`."""
@@ -76,6 +78,7 @@ class Member:
         """See `Rendezvous`."""
         self._is_prepared = is_prepared
         self._ports.offer()
+        self._waiting.start()
         self._session.start()
 
     def report_prepared(self) -> None:
@@ -112,6 +115,7 @@ class Member:
         if not self._is_current(round_number) or self._closed or self._has_ended:
             return
         self._is_running = False
+        self._waiting.start()
         self._session.end_round()
         self._ports.offer()
         self._session.report_or_rejoin(up.build_stopped(round_number, self._ports.offered, failures, stacks))
@@ -125,6 +129,7 @@ class Member:
         if self._closed:
             return
         self._closed = self._has_ended = True
+        self._waiting.stop()
         self._session.close()
         self._ports.close()
 
@@ -191,6 +196,7 @@ class Member:
         self._round = self._localize(start.round)
         self._recovery.record_round(start.summary, self._round.group_rank)
         self._is_running = True
+        self._waiting.stop()
         self._has_reported_spare = False
         self._kinds_posted = set()
         self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
@@ -219,6 +225,7 @@ class Member:
         self._recovery.record_round(summary, None)
         if summary.is_spare and not self._has_reported_spare:
             self._has_reported_spare = True
+            self._waiting.stop()
             self.post_notice(f"all {self._config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare")
 
     def _on_round_committed(self, committed: down.RoundCommitted) -> None:
@@ -260,6 +267,7 @@ class Member:
         if self._has_ended or job_end is None:
             return
         self._has_ended = True
+        self._waiting.stop()
         self._session.stop()
         self._post(JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints_report))
 
@@ -268,6 +276,7 @@ class Member:
         if self._has_ended:
             return
         self._has_ended = True
+        self._waiting.stop()
         self._session.stop()
         self._post(RendezvousFailed(reason=reason, usage=usage))
 

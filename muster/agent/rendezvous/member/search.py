@@ -17,6 +17,8 @@ CONNECT_LIMIT_S = 2.0
 ANSWER_LIMIT_S = 5.0
 """A connection without an answer for so long leads to a machine that is gone: connect again, it may have come back."""
 
+SILENT = "it does not answer: does another program have the port?"
+
 
 @record
 class Target:
@@ -45,7 +47,7 @@ class _Query:
         if self.link is not None and self._is_waiting and self._search.now_s() - self._asked_s > ANSWER_LIMIT_S:
             self.link.close()
             self.link = None
-            self._report_failure("no answer")
+            self._report_failure(SILENT)
         if self.link is not None:
             if not self._is_waiting:
                 self._send_query(self.link)
@@ -89,6 +91,11 @@ class _Query:
         elif reply is not None and self._search.on_reply(link, reply, self.target):
             self.link = None
             self._search.close()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True while a query is out and no answer has come."""
+        return self.link is not None and self._is_waiting
 
     def on_closed(self, _link: Link, reason: str) -> None:
         """See `LinkOwner`."""
@@ -167,6 +174,11 @@ class Search:
             self.last_error = why
         if not self._closed:
             self._on_progress()
+
+    def describe_failure(self) -> str:
+        """Why no leader was found at the endpoint; "" when nothing is known."""
+        silent = [q.target for q in self._queries if q.target.group_rank is None and q.is_unanswered]
+        return f"{silent[0].host}:{silent[0].port}: {SILENT}" if silent else self.last_error
 
     def is_answered_below(self, group_rank: int) -> bool:
         """True when every member of a lower rank has answered or failed to answer."""

@@ -14,6 +14,7 @@ from muster.agent.rendezvous.member.heartbeat import Heartbeats
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Target
 from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, build_server_options, find_endpoint
+from muster.agent.rendezvous.member.waiting import WaitFacts, describe_wait
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError, host, text
@@ -297,6 +298,16 @@ class Session:
         """Send to the leader; nothing happens while there is none."""
         if self._link is not None and self._is_accepted:
             self._link.send(message)
+
+    def describe_wait(self, waited_s: float) -> str | None:
+        """See `waiting.describe_wait`."""
+        leader = self.server.leader if isinstance(self._link, LocalLink) else None
+        facts = WaitFacts(
+            present=None if leader is None else len(leader.state.members),
+            is_accepted=self._is_accepted,
+            last_error=self._discovery.last_error,
+        )
+        return describe_wait(self._config, find_endpoint(self._config), facts, waited_s)
 
     def report_or_rejoin(self, message: Message) -> None:
         """No worker is left: report it to the leader, or join the new one, or search again."""

@@ -1,0 +1,98 @@
+"""Says why a node waits: one line after a few seconds, then one a minute, until its workers start."""
+
+from collections.abc import Callable
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.records import record
+
+FIRST_S = 3.0
+NEXT_S = 60.0
+
+
+@record
+class WaitFacts:
+    """What a node knows while it waits for a round."""
+
+    present: int | None = None
+    """How many nodes have joined, when this node leads."""
+    is_accepted: bool = False
+    """A leader elsewhere has accepted this node."""
+    last_error: str = ""
+    """Why the job's endpoint could not be asked for a leader; "" when nothing is known."""
+
+
+def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: WaitFacts, waited_s: float) -> str | None:
+    """One line for the console; None while there is nothing to say.
+
+    Args:
+        config: of this node.
+        endpoint: where the job's nodes search for their leader.
+        facts: what is known now.
+        waited_s: since the node began to wait.
+    """
+    host, port = endpoint
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    left = f"{max(0.0, config.join_timeout_s - waited_s):.0f} s left"
+    if facts.present is not None:
+        return f"{_describe_missing(config, facts.present)}{_describe_flags(config, address)} ({left})"
+    if facts.is_accepted:
+        # The leader has said more already.
+        return f"joined the job at {address}: waiting for more nodes ({left})" if waited_s >= NEXT_S else None
+    if facts.last_error:
+        return f"no leader found yet: {facts.last_error}; still trying ({left})"
+    return f"looking for the job's leader at {address} ({left})"
+
+
+def _describe_missing(config: RendezvousConfig, present: int) -> str:
+    are = "is" if present == 1 else "are"
+    if present < config.min_nodes:
+        least = "at least " if config.min_nodes < config.max_nodes else ""
+        return f"waiting for nodes: {present} of {least}{config.min_nodes} {are} here"
+    return f"waiting for nodes of the last round: {present} {are} here"
+
+
+def _describe_flags(config: RendezvousConfig, address: str) -> str:
+    """The flags that the other nodes need; nodes that a scheduler starts have them."""
+    if config.token is not None:
+        return ""
+    if config.lends_endpoint:
+        flags = f"--master-addr {config.master_addr} --master-port {config.master_port} and a --node-rank of their own"
+    else:
+        run_id = "" if config.run_id == "none" else f" --rdzv-id {config.run_id}"
+        flags = f"--rdzv-backend c10d --rdzv-endpoint {address}{run_id}"
+    return f"; the others need --nnodes {_describe_nnodes(config)} {flags}"
+
+
+def _describe_nnodes(config: RendezvousConfig) -> str:
+    return str(config.max_nodes) if config.min_nodes == config.max_nodes else f"{config.min_nodes}:{config.max_nodes}"
+
+
+class WaitReporter:
+    """Posts the line while the node waits. `stop` it with the member."""
+
+    def __init__(self, loop: Loop, describe: Callable[[float], str | None], post_notice: Callable[[str], None]) -> None:
+        """`describe` gets the seconds since `start` and returns the line, or None."""
+        self._loop = loop
+        self._describe = describe
+        self._post_notice = post_notice
+        self._since_s = 0.0
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """The node waits from now on. Nothing happens if it waits already."""
+        if self._timer is None:
+            self._since_s = self._loop.clock.now_s()
+            self._timer = self._loop.call_later(FIRST_S, self._report)
+
+    def _report(self) -> None:
+        line = self._describe(self._loop.clock.now_s() - self._since_s)
+        if line is not None:
+            self._post_notice(line)
+        self._timer = self._loop.call_later(NEXT_S, self._report)
+
+    def stop(self) -> None:
+        """The node waits no longer. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -171,7 +171,8 @@ def read_crash(streams: WorkerStreams | None) -> str:
 
 def build_failure(context: FailureContext) -> Failure:
     """Build the failure from what is known."""
-    found = read_error_file(context.error_file) or read_stderr(context.stderr_text)
+    sign = _find_early_sign(context.stderr_tail)
+    found = read_error_file(context.error_file) or read_stderr(context.stderr_text) or (sign and (sign, None))
     code = context.code
     failure = Failure(
         node=context.round.group_rank,
@@ -216,4 +217,13 @@ def is_early(failure: Failure, run_time_s: float) -> bool:
     kind = (failure.exception or "").partition(":")[0].strip().rpartition(".")[2]
     if kind in _EARLY_EXCEPTIONS:
         return True
-    return any(sign in line for line in failure.stderr_tail[-3:] for sign in _EARLY_SIGNS) and not failure.exception
+    return failure.exception is not None and failure.exception == _find_early_sign(failure.stderr_tail)
+
+
+def _find_early_sign(tail: tuple[str, ...]) -> str | None:
+    """What Python says of a program that it cannot run, without the interpreter's name; None when it says nothing."""
+    for line in tail[-3:]:
+        for sign in _EARLY_SIGNS:
+            if sign in line:
+                return line[line.index(sign) + 2 :]
+    return None

@@ -9,8 +9,7 @@ from typing import Any
 
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
 from muster.agent.diagnosis.report import Failure, Report
-from muster.agent.diagnosis.report_text import describe_end
-from muster.agent.diagnosis.root_cause import find_root
+from muster.agent.diagnosis.root_cause import describe_failure, find_root
 from muster.agent.diagnosis.tracebacks import load_error_file
 
 
@@ -33,8 +32,9 @@ def build_torch_error(root: Failure) -> dict[str, Any]:
     data = load_error_file(root.error_file) or {}
     message = data.get("message")
     if not isinstance(message, dict):
-        extra = {"py_callstack": root.traceback or describe_end(root), "timestamp": str(int(root.time_s))}
-        message = {"message": root.exception or describe_end(root), "extraInfo": extra}
+        tail = "\n".join(root.stderr_tail)
+        extra = {"py_callstack": root.traceback or tail or describe_failure(root), "timestamp": str(int(root.time_s))}
+        message = {"message": root.exception or describe_failure(root), "extraInfo": extra}
     return {**data, "message": {**message, "errorCode": _get_torch_code(root)}}
 
 

@@ -116,7 +116,7 @@ def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str 
     start = _find_last(lines, lambda line: line.startswith(_FATAL))
     if start is not None:
         return lines[:start]  # nothing follows a fatal error's stacks
-    end = _find_last(lines, lambda line: line == first or line.startswith(first[:400]))
+    end = _find_last(lines, lambda line: line.endswith(first) or line.startswith(first[:400]))
     if end is None:
         return lines
     start = _find_last(lines[:end], lambda line: line == _TRACEBACK)

@@ -86,12 +86,16 @@ class Env:
     APP_ID: Final = "MUSTER_APP_ID"
     """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
 
+    STOPS_TOGETHER: Final = "MUSTER_STOPS_TOGETHER"
+    """"1" when the adapter stops (SIGTSTP) and continues all nodes of the job together: their leases stand still."""
+
     NODE_INDEX: Final = "MUSTER_NODE_INDEX"
     """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
     nodes from 0 and cannot add. The agent replaces `NODE_INDEX_MARK` with it in its arguments and variables."""
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
+        STOPS_TOGETHER,
         NODE_INDEX,
     )
     """What the agent removes from its workers' environment."""

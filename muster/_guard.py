@@ -22,7 +22,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
-from muster import _processes
+from muster import _processes, _suspension
+from muster._contract import Env
 
 FORWARDED_SIGNALS = (
     signal.SIGTERM,
@@ -57,6 +58,7 @@ class GuardLease:
     """
 
     def __init__(self) -> None:
+        self.suspended = _suspension.SuspendedTime()
         self._timer = _processes.BoottimeTimer() if _processes.LINUX else None
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._alive_read, self._alive_write = (-1, -1) if _processes.LINUX else os.pipe()
@@ -77,7 +79,8 @@ class GuardLease:
             os.close(self._alive_read if guard else self._alive_write)
 
     def renew(self, until_boottime_s: float) -> None:
-        """Let workers run until this time of CLOCK_BOOTTIME (seconds)."""
+        """Let workers run until this time of CLOCK_BOOTTIME (seconds), less the time while the lease stood still."""
+        until_boottime_s += self.suspended.read_lease_s()
         if self._timer is not None:
             self._timer.set(max(until_boottime_s, 1e-9))
         else:
@@ -89,6 +92,13 @@ class GuardLease:
             self._timer.set(0.0)
         else:
             struct.pack_into("d", self._page, _DEADLINE_AT, 0.0)
+
+    def read_left_s(self) -> float:
+        """Guard's side: seconds until the lease expires; 0 when there is none."""
+        if self._timer is not None:
+            return self._timer.read_left_s()
+        (deadline_s,) = struct.unpack_from("d", self._page, _DEADLINE_AT)
+        return max(0.0, float(deadline_s) - time.monotonic()) if deadline_s else 0.0
 
     def check_expiry(self, now_s: float) -> bool:
         """Guard's side: True when the lease has really expired; counted for `count_fencings`."""
@@ -160,7 +170,8 @@ class Guard:
             self._lease.close_other_side(guard=False)
             _run_charge(guard_pid, old_mask, body)
         self._lease.close_other_side(guard=True)
-        for signum in (*forwarded, signal.SIGCHLD):
+        stops = [] if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN else [signal.SIGTSTP]
+        for signum in (*forwarded, *stops, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
@@ -189,11 +200,41 @@ class Guard:
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
+        elif signum == signal.SIGTSTP:
+            self._suspend()
         elif self._ends_with_parent and os.getppid() != self._parent:
             # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
             _processes.send_signal([self._charge], signal.SIGKILL)
         else:
             _processes.send_signal([self._charge], signum)
+
+    def _suspend(self) -> None:
+        """Stop the whole job, then this process; after SIGCONT continue it."""
+        left_s = self._lease.read_left_s()
+        stops_together = os.environ.get(Env.STOPS_TOGETHER) == "1"
+        if left_s and stops_together:
+            self._lease.release()
+        elif left_s:
+            # A console that is full or gone is no reason not to stop.
+            with contextlib.suppress(OSError):
+                print(
+                    f"muster: this node stops; in {left_s:.0f} s the job's other nodes go on without it, and its "
+                    "workers start again when it continues",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        _suspension.stop_tree(self._charge)
+        monotonic_s, boottime_s = time.monotonic(), read_boottime_s()
+        _suspension.stop_self()
+        stands_still = stops_together or not left_s
+        lease_s = read_boottime_s() - boottime_s if stands_still else 0.0
+        self._lease.suspended.add(time.monotonic() - monotonic_s, lease_s)
+        if left_s and stops_together:
+            self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
+        elif left_s and self._lease.read_left_s() == 0.0:
+            _processes.kill_groups(self._lease.read_workers())
+            _processes.kill_descendants(self._charge)  # before one of them runs again; `_fence` does the rest
+        _suspension.continue_tree()
 
     def _fence(self) -> None:
         """Kill the charge's descendants but not the charge: it must notice and join again."""
@@ -228,6 +269,12 @@ class Guard:
             time.sleep(0.001)
         assert self._code is not None  # noqa: S101  # _wait returned, so the charge has been reaped
         return self._code
+
+
+def read_boottime_s() -> float:
+    """Seconds of CLOCK_BOOTTIME; of the monotonic clock where there is none."""
+    clock_id = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock_id is None else time.clock_gettime(clock_id)
 
 
 def _do_nothing(_signum: int, _frame: object) -> None:

@@ -71,6 +71,13 @@ class BoottimeTimer:
         if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
+    def read_left_s(self) -> float:
+        """Seconds until it is due; 0 when it is disarmed or has expired."""
+        spec = self._Spec()
+        if self._libc.timerfd_gettime(self.fd, ctypes.byref(spec)) != 0:
+            raise OSError(ctypes.get_errno(), "timerfd_gettime")
+        return float(spec.value_s + spec.value_ns / 1e9)
+
     def acknowledge(self) -> bool:
         """Consume the expiry; False when the timer has not expired (it was set again meanwhile)."""
         try:

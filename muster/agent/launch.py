@@ -18,6 +18,7 @@ from muster._guard import GuardLease
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
+from muster.agent.runtime.clock import JobClock
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
@@ -67,7 +68,7 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
     _check_program(config)
     placements = _plan_placements(config)
     with ExitStack() as stack:
-        loop = Loop()
+        loop = Loop(JobClock(lease.suspended))
         stack.callback(loop.close)
         warm = None if _starts_cold(config) else _build_template_options(config, placements)
         template = _start_template(loop, warm)

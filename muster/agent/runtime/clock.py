@@ -20,6 +20,18 @@ class Clock(Protocol):
         ...
 
 
+class Suspensions(Protocol):
+    """How long the job was stopped: `muster._suspension.SuspendedTime`."""
+
+    def read_s(self) -> float:
+        """In all."""
+        ...
+
+    def read_lease_s(self) -> float:
+        """While the lease stood still."""
+        ...
+
+
 class SystemClock:
     """The machine's clocks."""
 
@@ -35,3 +47,18 @@ class SystemClock:
     def wall_s(self) -> float:
         """See `Clock`."""
         return time.time()
+
+
+class JobClock(SystemClock):
+    """The machine's clocks, which stand still while the whole job is stopped (Ctrl-Z)."""
+
+    def __init__(self, suspended: Suspensions) -> None:
+        self._suspended = suspended
+
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return super().now_s() - self._suspended.read_s()
+
+    def boottime_s(self) -> float:
+        """See `Clock`. It runs on while other nodes may replace this one."""
+        return super().boottime_s() - self._suspended.read_lease_s()

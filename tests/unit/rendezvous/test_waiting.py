@@ -19,20 +19,26 @@ def make_config(**changes) -> RendezvousConfig:
         (
             {},
             WaitFacts(present=1),
-            "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:29400 "
-            "--rdzv-id job7 (597 s left)",
+            (
+                "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:29400 "
+                "--rdzv-id job7 (597 s left)"
+            ),
         ),
         (
             {"min_nodes": 3, "max_nodes": 4, "run_id": "none"},
             WaitFacts(present=2),
-            "waiting for nodes: 2 of at least 3 are here; the others need --nnodes 3:4 --rdzv-backend c10d "
-            "--rdzv-endpoint h:29400 (597 s left)",
+            (
+                "waiting for nodes: 2 of at least 3 are here; the others need --nnodes 3:4 --rdzv-backend c10d "
+                "--rdzv-endpoint h:29400 (597 s left)"
+            ),
         ),
         (
             {"backend": "static", "master_addr": "m", "master_port": 7},
             WaitFacts(present=1),
-            "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --master-addr m --master-port 7 and a "
-            "--node-rank of their own (597 s left)",
+            (
+                "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --master-addr m --master-port 7 and a "
+                "--node-rank of their own (597 s left)"
+            ),
         ),
         ({"token": "t"}, WaitFacts(present=1), "waiting for nodes: 1 of 2 is here (597 s left)"),
         ({"token": "t"}, WaitFacts(present=2), "waiting for nodes of the last round: 2 are here (597 s left)"),

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
-from muster import _processes, _suspension
+from muster import _processes
 from muster._contract import Env
 
 FORWARDED_SIGNALS = (
@@ -48,6 +48,30 @@ _PIDS_AT = 20
 """Offsets in the shared page: an int32, a double, an int32 and that many int32."""
 
 
+_MONOTONIC_AT = 0
+_STILL_LEASE_AT = 8
+"""Offsets in the page of `SuspendedTime`: two doubles."""
+
+
+class SuspendedTime:
+    """How long a job was stopped, in a page that the guard writes and the agent reads."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def read_s(self) -> float:
+        """In all; seconds of the monotonic clock."""
+        return float(struct.unpack_from("d", self._page, _MONOTONIC_AT)[0])
+
+    def read_lease_s(self) -> float:
+        """While the lease stood still; seconds of CLOCK_BOOTTIME."""
+        return float(struct.unpack_from("d", self._page, _STILL_LEASE_AT)[0])
+
+    def add(self, seconds: float, lease_s: float) -> None:
+        """Guard's side: the job was stopped for so long."""
+        struct.pack_into("dd", self._page, _MONOTONIC_AT, self.read_s() + seconds, self.read_lease_s() + lease_s)
+
+
 class GuardLease:
     """The fencing lease as the agent uses it (see `agent.rendezvous.interface.Lease`), and what else the two share.
 
@@ -58,7 +82,7 @@ class GuardLease:
     """
 
     def __init__(self) -> None:
-        self.suspended = _suspension.SuspendedTime()
+        self.suspended = SuspendedTime()
         self._timer = _processes.BoottimeTimer() if _processes.LINUX else None
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._alive_read, self._alive_write = (-1, -1) if _processes.LINUX else os.pipe()
@@ -210,6 +234,8 @@ class Guard:
 
     def _suspend(self) -> None:
         """Stop the whole job, then this process; after SIGCONT continue it."""
+        from muster import _suspension  # the guard stays small: most jobs are never stopped
+
         left_s = self._lease.read_left_s()
         stops_together = os.environ.get(Env.STOPS_TOGETHER) == "1"
         if left_s and stops_together:

@@ -1,4 +1,4 @@
-"""Stopping a whole job for a while (Ctrl-Z), and continuing it. The guard's part, and the time that does not count.
+"""Stopping a whole job for a while (Ctrl-Z), and continuing it: the guard's part, imported when it is needed.
 
 A terminal's Ctrl-Z reaches the guard only: the agent is in a process group of its own, and each worker in a session of
 its own. The guard stops all of them, then itself, so that the shell gets the terminal back; `fg`, or SIGCONT, continues
@@ -8,37 +8,14 @@ The lease stands still only if no other node can go on: a node alone has none, a
 nodes together. Else the others replace this node, and its workers are killed before they continue.
 """
 
-import mmap
 import os
 import signal
-import struct
 import time
 
 from muster import _processes
 
 _LIMIT_S = 2.0
 """How long stopping takes at most; a process in uninterruptible sleep stops when that ends."""
-_MONOTONIC_AT = 0
-_LEASE_AT = 8
-
-
-class SuspendedTime:
-    """How long a job was stopped, in a page that the guard writes and the agent reads."""
-
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def read_s(self) -> float:
-        """In all; seconds of the monotonic clock."""
-        return float(struct.unpack_from("d", self._page, _MONOTONIC_AT)[0])
-
-    def read_lease_s(self) -> float:
-        """While the lease stood still; seconds of CLOCK_BOOTTIME."""
-        return float(struct.unpack_from("d", self._page, _LEASE_AT)[0])
-
-    def add(self, seconds: float, lease_s: float) -> None:
-        """Guard's side: the job was stopped for so long."""
-        struct.pack_into("dd", self._page, _MONOTONIC_AT, self.read_s() + seconds, self.read_lease_s() + lease_s)
 
 
 def stop_tree(charge: int) -> list[int]:

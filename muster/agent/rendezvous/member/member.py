@@ -23,14 +23,17 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
-from muster.agent.rendezvous.member.waiting import WaitReporter
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Round
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import replace
+
+FIRST_WAIT_LINE_S = 3.0
+"""After this long, a node that waits for a round says why; then after each `NEXT_WAIT_LINE_S`."""
+NEXT_WAIT_LINE_S = 60.0
 
 
 class Member:
@@ -59,7 +62,9 @@ class Member:
         self._recovery = RecoveryTracker()
         self._ports = MasterPorts(reserve)
         self._session = Session(config, self._id, self._recovery, self, loop=loop, network=network, lease=lease)
-        self._waiting = WaitReporter(loop, self._session.describe_wait, self.post_notice)
+        self._loop = loop
+        self._waits_since_s = 0.0
+        self._wait_timer: Timer | None = None
         self._round: Round | None = None
         self._is_running = False
         """Workers of the round may be alive here: from RoundFormed to `report_stopped`."""
@@ -78,7 +83,7 @@ class Member:
         """See `Rendezvous`."""
         self._is_prepared = is_prepared
         self._ports.offer()
-        self._waiting.start()
+        self._begin_wait()
         self._session.start()
 
     def report_prepared(self) -> None:
@@ -115,7 +120,7 @@ class Member:
         if not self._is_current(round_number) or self._closed or self._has_ended:
             return
         self._is_running = False
-        self._waiting.start()
+        self._begin_wait()
         self._session.end_round()
         self._ports.offer()
         self._session.report_or_rejoin(up.build_stopped(round_number, self._ports.offered, failures, stacks))
@@ -129,12 +134,29 @@ class Member:
         if self._closed:
             return
         self._closed = self._has_ended = True
-        self._waiting.stop()
+        self._end_wait()
         self._session.close()
         self._ports.close()
 
     def _is_current(self, round_number: int) -> bool:
         return self._round is not None and self._round.number == round_number and self._is_running
+
+    def _begin_wait(self) -> None:
+        """Say why this node waits, if it does so for long. Nothing happens if it waits already."""
+        if self._wait_timer is None:
+            self._waits_since_s = self._loop.clock.now_s()
+            self._wait_timer = self._loop.call_later(FIRST_WAIT_LINE_S, self._report_wait)
+
+    def _report_wait(self) -> None:
+        line = self._session.describe_wait(self._loop.clock.now_s() - self._waits_since_s)
+        if line is not None:
+            self.post_notice(line)
+        self._wait_timer = self._loop.call_later(NEXT_WAIT_LINE_S, self._report_wait)
+
+    def _end_wait(self) -> None:
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
 
     def post_notice(self, text: str) -> None:
         """See `SessionOwner`."""
@@ -196,7 +218,7 @@ class Member:
         self._round = self._localize(start.round)
         self._recovery.record_round(start.summary, self._round.group_rank)
         self._is_running = True
-        self._waiting.stop()
+        self._end_wait()
         self._has_reported_spare = False
         self._kinds_posted = set()
         self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
@@ -225,7 +247,7 @@ class Member:
         self._recovery.record_round(summary, None)
         if summary.is_spare and not self._has_reported_spare:
             self._has_reported_spare = True
-            self._waiting.stop()
+            self._end_wait()
             self.post_notice(f"all {self._config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare")
 
     def _on_round_committed(self, committed: down.RoundCommitted) -> None:
@@ -267,7 +289,7 @@ class Member:
         if self._has_ended or job_end is None:
             return
         self._has_ended = True
-        self._waiting.stop()
+        self._end_wait()
         self._session.stop()
         self._post(JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints_report))
 
@@ -276,7 +298,7 @@ class Member:
         if self._has_ended:
             return
         self._has_ended = True
-        self._waiting.stop()
+        self._end_wait()
         self._session.stop()
         self._post(RendezvousFailed(reason=reason, usage=usage))
 

@@ -14,7 +14,6 @@ from muster.agent.rendezvous.member.heartbeat import Heartbeats
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Target
 from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, build_server_options, find_endpoint
-from muster.agent.rendezvous.member.waiting import WaitFacts, describe_wait
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.fields import MalformedMessageError, host, text
@@ -301,6 +300,8 @@ class Session:
 
     def describe_wait(self, waited_s: float) -> str | None:
         """See `waiting.describe_wait`."""
+        from muster.agent.rendezvous.member.waiting import WaitFacts, describe_wait  # most nodes never wait so long
+
         leader = self.server.leader if isinstance(self._link, LocalLink) else None
         facts = WaitFacts(
             present=None if leader is None else len(leader.state.members),

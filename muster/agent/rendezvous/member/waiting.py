@@ -1,13 +1,10 @@
-"""Says why a node waits: one line after a few seconds, then one a minute, until its workers start."""
-
-from collections.abc import Callable
+"""Says why a node waits. Pure; imported by `session` once a node has waited for a few seconds."""
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
 
-FIRST_S = 3.0
-NEXT_S = 60.0
+LONG_S = 60.0
+"""After this long a member speaks, too; before, its leader has said all."""
 
 
 @record
@@ -38,7 +35,7 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
         return f"{_describe_missing(config, facts.present)}{_describe_flags(config, address)} ({left})"
     if facts.is_accepted:
         # The leader has said more already.
-        return f"joined the job at {address}: waiting for more nodes ({left})" if waited_s >= NEXT_S else None
+        return f"joined the job at {address}: waiting for more nodes ({left})" if waited_s >= LONG_S else None
     if facts.last_error:
         return f"no leader found yet: {facts.last_error}; still trying ({left})"
     return f"looking for the job's leader at {address} ({left})"
@@ -66,33 +63,3 @@ def _describe_flags(config: RendezvousConfig, address: str) -> str:
 
 def _describe_nnodes(config: RendezvousConfig) -> str:
     return str(config.max_nodes) if config.min_nodes == config.max_nodes else f"{config.min_nodes}:{config.max_nodes}"
-
-
-class WaitReporter:
-    """Posts the line while the node waits. `stop` it with the member."""
-
-    def __init__(self, loop: Loop, describe: Callable[[float], str | None], post_notice: Callable[[str], None]) -> None:
-        """`describe` gets the seconds since `start` and returns the line, or None."""
-        self._loop = loop
-        self._describe = describe
-        self._post_notice = post_notice
-        self._since_s = 0.0
-        self._timer: Timer | None = None
-
-    def start(self) -> None:
-        """The node waits from now on. Nothing happens if it waits already."""
-        if self._timer is None:
-            self._since_s = self._loop.clock.now_s()
-            self._timer = self._loop.call_later(FIRST_S, self._report)
-
-    def _report(self) -> None:
-        line = self._describe(self._loop.clock.now_s() - self._since_s)
-        if line is not None:
-            self._post_notice(line)
-        self._timer = self._loop.call_later(NEXT_S, self._report)
-
-    def stop(self) -> None:
-        """The node waits no longer. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

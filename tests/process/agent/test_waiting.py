@@ -1,0 +1,51 @@
+"""What an agent prints while it waits for the others."""
+
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from harness import Tree
+
+
+@pytest.fixture
+def other_program() -> Iterator[int]:
+    """The port of a program that accepts connections and knows nothing of muster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def agent(endpoint: str) -> list[str]:
+    flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job7", "--rdzv-endpoint", endpoint]
+    return [sys.executable, "-m", "muster.agent", *flags, "--no-python", "true"]
+
+
+def test_alone_it_names_what_the_others_need() -> None:
+    port = free_port()
+    with Tree(agent(f"127.0.0.1:{port}")) as tree:
+        needed = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job7"
+        tree.wait_for_line(f"waiting for nodes: 1 of 2 is here; the others need {needed} ", stream="stderr")
+        with Tree(agent(f"127.0.0.1:{port}")) as other:
+            assert other.wait().exit_code == 0
+        outcome = tree.wait()
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stderr.count("waiting for nodes") == 1, outcome.explain()
+
+
+@pytest.mark.parametrize("endpoint", ["nosuchhost.invalid:29400", "127.0.0.1:{port}"])
+def test_it_says_why_it_finds_no_leader(endpoint: str, other_program: int) -> None:
+    where = endpoint.format(port=other_program)
+    with Tree(agent(where)) as tree:
+        tree.wait_for_line(f"no leader found yet: {where}: ", stream="stderr")
+        threading.Event().wait(1)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+    assert outcome.stderr.count("no leader found yet") == 1, outcome.explain()

@@ -8,7 +8,9 @@ stay here unless a line of `.torchxignore` such as `!.env` sends them.
 
 import fnmatch
 import gzip
+import hashlib
 import io
+import logging
 import os
 import posixpath
 import shutil
@@ -16,7 +18,7 @@ import stat
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 IGNORE_FILE: Final = ".torchxignore"
 DOCKERFILE: Final = "Dockerfile.torchx"
@@ -31,22 +33,36 @@ a name travels, and so does a folder.
 _NAMED_LIMIT: Final = 5
 """Names in the line about what was left out."""
 
+_SHOWN_LINKS: Final = 5
+
+logger = logging.getLogger(__name__)
+
 
 class BundleError(ValueError):
     """A file of the workspace cannot be packed; the message names it and says why."""
 
 
 def build_workspace_bundle(path: str) -> bytes:
-    """Packs a folder without what its `.torchxignore` names.
+    """Packs a folder in memory; see `write_workspace_bundle`."""
+    buffer = io.BytesIO()
+    write_workspace_bundle(path, buffer)
+    return buffer.getvalue()
 
-    Symbolic links stay links. Permission bits and modification times are kept (Python trusts a stale `.pyc` when size
-    and time agree, so times must not be changed), owners are not. Sockets, pipes and devices are left out.
+
+def write_workspace_bundle(path: str, out: BinaryIO) -> str:
+    """Packs a folder without what its `.torchxignore` names, piece by piece: its size does not matter.
+
+    Symbolic links stay links, but a relative one that leaves the folder would point to something else on the node, and
+    an engine refuses it: it is left out, and a warning names it. Permission bits and modification times are kept
+    (Python trusts a stale `.pyc` when size and time agree, so times must not be changed), owners are not. Sockets,
+    pipes and devices are left out.
 
     Args:
         path: the folder; must exist.
+        out: gets a tar.gz whose names are relative to `path`. The same tree gives the same bytes.
 
     Returns:
-        A tar.gz whose names are relative to `path`. The same tree gives the same bytes.
+        The SHA-256 of what was written, in hexadecimal digits.
 
     Raises:
         BundleError: the folder does not exist or something in it cannot be read.
@@ -54,14 +70,52 @@ def build_workspace_bundle(path: str) -> bytes:
     root = Path(path)
     if not root.is_dir():
         raise BundleError(f"workspace {path!r} is not a folder")
-    buffer = io.BytesIO()
+    left_out: list[str] = []
+    hashed = _HashedFile(out)
     with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
+        gzip.GzipFile(fileobj=hashed, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as bundle,
     ):
         for relative in walk_workspace(root):
-            _add(bundle, root, relative)
-    return buffer.getvalue()
+            if leaves_workspace(root, relative):
+                left_out.append(f"{relative} -> {os.readlink(root / relative)}")
+            else:
+                _add(bundle, root, relative)
+    if left_out:
+        shown = ", ".join(left_out[:_SHOWN_LINKS]) + (", ..." if len(left_out) > _SHOWN_LINKS else "")
+        text = "workspace %s: %d symbolic links that leave it are not carried (%s); copy their targets or mount them"
+        logger.warning(text, path, len(left_out), shown)
+    return hashed.hexdigest()
+
+
+def leaves_workspace(root: Path, relative: str) -> bool:
+    """Whether a file is a relative symbolic link to something outside the folder. Absolute ones stay as they are."""
+    source = root / relative
+    if not source.is_symlink():
+        return False
+    target = os.readlink(source)
+    if posixpath.isabs(target):
+        return False
+    return posixpath.normpath(posixpath.join(posixpath.dirname(relative), target)).split("/")[0] == ".."
+
+
+class _HashedFile(io.RawIOBase):
+    """Passes on what is written to it, and computes its hash."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        super().__init__()
+        self._out = out
+        self._hash = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return self._out.write(data)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
 
 
 def copy_workspace(path: str, into: str) -> None:
@@ -98,12 +152,13 @@ def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
             entry.type = tarfile.DIRTYPE
             bundle.addfile(entry)
         elif stat.S_ISREG(status.st_mode):
-            # Read whole: a file that grows meanwhile (a log) must not break the archive.
-            content = source.read_bytes()
-            entry.size = len(content)
-            bundle.addfile(entry, io.BytesIO(content))
+            with open(source, "rb") as content:
+                # A file that grows meanwhile (a log) is cut at this size, so that it does not break the archive.
+                entry.size = os.fstat(content.fileno()).st_size
+                bundle.addfile(entry, content)
     except OSError as error:
-        raise BundleError(f"cannot pack {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
+        why = error.strerror or f"it became shorter meanwhile ({error})"
+        raise BundleError(f"cannot pack {str(source)!r}: {why}; name it in {IGNORE_FILE}") from error
 
 
 def walk_workspace(root: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -213,3 +214,23 @@ def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
     said = "".join(apps.logs(app_id, role=app.roles[0].name))
     assert "rank 0" in said
     assert "rank 1" in said
+
+
+def test_a_large_workspace_needs_little_memory_and_is_kept_only_while_the_app_runs(apps, app_of, tmp_path, wait_until):
+    source = tmp_path / "source"
+    source.mkdir()
+    with open(source / "weights", "wb") as file:
+        file.truncate(300 << 20)
+    (source / "outside").symlink_to("../elsewhere")  # the engine refuses it: it is not sent
+    tracemalloc.start()
+    app_id = apps.run(app_of("stat -c %s weights; exec sleep 600", replicas=2), workspace=str(source))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 60 << 20
+    folder = apps.scheduler._find_folder(app_id)
+    assert [file.name for file in folder.state_dir.glob("workspace-*")] != []
+    for replica in range(2):
+        wait_until(lambda replica=replica: apps.logs(app_id, replica=replica) == [f"{300 << 20}\n"], "the file's size")
+    apps.cancel(app_id)
+    assert apps.wait(app_id).state == AppState.CANCELLED
+    assert list(folder.state_dir.glob("workspace-*")) == []

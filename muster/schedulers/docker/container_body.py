@@ -2,8 +2,9 @@
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from muster._contract import AGENT_BUNDLE_NAME
@@ -15,6 +16,7 @@ WORKSPACE_DIR: Final = "/workspace"
 DOCKERFILE: Final = "Dockerfile.torchx"
 """TorchX's name of the file in a workspace from which its image is built."""
 
+_PIECE_BYTES: Final = 1 << 20
 _DEFAULT_DOCKERFILE: Final = b"ARG IMAGE\nFROM $IMAGE\nCOPY . .\n"
 
 
@@ -176,29 +178,45 @@ def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755) -> bytes:
     return buffer.getvalue()
 
 
-def set_owner(bundle: bytes, uid: int, gid: int) -> bytes:
-    """The same archive with every entry owned by the image's user, which must be able to read and write its code."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(bundle)) as source, tarfile.open(fileobj=buffer, mode="w") as target:
+def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
+    """A tar of a packed workspace with every entry owned by the image's user, which must be able to read and write it.
+
+    Piece by piece: a workspace need not fit into memory.
+    """
+    with tarfile.open(workspace, "r:gz") as source:
         for entry in source:
             entry.uid, entry.gid, entry.uname, entry.gname = uid, gid, "", ""
-            target.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
-    return buffer.getvalue()
+            yield from _stream_entry(source, entry)
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def pack_context(workspace: bytes) -> bytes:
-    """A build context: the workspace, and a Dockerfile that copies it in if the workspace has none."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(workspace)) as source, tarfile.open(fileobj=buffer, mode="w") as target:
-        names = set()
+def stream_context(workspace: Path) -> Iterator[bytes]:
+    """A build context: a packed workspace, and a Dockerfile that copies it in if the workspace has none."""
+    names = set()
+    with tarfile.open(workspace, "r:gz") as source:
         for entry in source:
             names.add(entry.name)
-            target.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
-        if DOCKERFILE not in names:
-            entry = tarfile.TarInfo(DOCKERFILE)
-            entry.size = len(_DEFAULT_DOCKERFILE)
-            target.addfile(entry, io.BytesIO(_DEFAULT_DOCKERFILE))
-    return buffer.getvalue()
+            yield from _stream_entry(source, entry)
+    if DOCKERFILE not in names:
+        entry = tarfile.TarInfo(DOCKERFILE)
+        entry.size = len(_DEFAULT_DOCKERFILE)
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+        yield _DEFAULT_DOCKERFILE + _pad(entry.size)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _stream_entry(source: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
+    # Not TarFile.addfile: it would write a large file whole into what collects its output.
+    yield entry.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
+    content = source.extractfile(entry) if entry.isreg() else None
+    if content is not None:
+        while piece := content.read(_PIECE_BYTES):
+            yield piece
+        yield _pad(entry.size)
+
+
+def _pad(size_bytes: int) -> bytes:
+    return bytes(-size_bytes % tarfile.BLOCKSIZE)
 
 
 def parse_user(user: str, passwd: str) -> tuple[int, int]:

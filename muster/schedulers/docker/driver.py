@@ -24,7 +24,7 @@ from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
 from muster.schedulers.docker.live.exit_evidence import ExitEvidence
 from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, describe_start_failure, ended_by_engine
-from muster.schedulers.docker.live.payload import read_payload
+from muster.schedulers.docker.live.payload import read_payload, remove_payload
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle
@@ -75,6 +75,7 @@ class DockerDriver:
         self._app = app
         self._event_queue = event_queue
         self._creator = Creator(engine, app, read_payload(folder, app))
+        self._folder = folder
         self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
         self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
@@ -127,9 +128,10 @@ class DockerDriver:
         self._submit(self._signal, replica, "SIGKILL")
 
     def close(self) -> None:
-        """See `ReplicaDriver`: removes containers by the `keep` option, network and reservations in any case."""
+        """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        remove_payload(self._folder, self._app)
         succeeded = all(known.exit_code == 0 for known in self._replicas.values())
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:

@@ -1,6 +1,5 @@
 """TorchX's scheduler interface for `local_docker` and `docker`."""
 
-import hashlib
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
-from muster.schedulers.docker.live.payload import Payload, build_payload
+from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.live.preflight import check_images
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
@@ -55,7 +54,7 @@ from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
-from muster.schedulers.workspace import BundleError, build_workspace_bundle
+from muster.schedulers.workspace import BundleError
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
@@ -96,7 +95,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         super().__init__(name, session_name)
         self._detached = detached
         self._engine = Engine(os.environ)
-        self._workspaces: dict[str, bytes] = {}
+        self._workspaces = PackedWorkspaces()
         self._attached: list[AppFolder] = []
 
     def close(self) -> None:
@@ -110,6 +109,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         finally:
             self._attached.clear()
             self._engine.close()
+            self._workspaces.remove()
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
@@ -120,12 +120,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace; the submission copies it into the containers or builds it into an image."""
         try:
-            content = build_workspace_bundle(get_workspace_path(workspace))
+            role.metadata[WORKSPACE_KEY] = self._workspaces.pack(
+                get_workspace_path(workspace), find_state_dir(os.environ)
+            )
         except BundleError as error:
             raise SchedulerError(str(error)) from error
-        key = f"workspace-{hashlib.sha256(content).hexdigest()[:12]}.tar.gz"
-        self._workspaces[key] = content
-        role.metadata[WORKSPACE_KEY] = key
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(DockerOptions, self._run_opts(), cfg)
@@ -176,7 +175,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         if self._registry().find(request.app_id) is not None:
             raise SchedulerError(f"app {request.app_id!r} exists already; give this one another name")
         creation.ensure_images(self._engine, request, report_progress)
-        creation.build_images(self._engine, request, self._workspaces, report_progress)
+        creation.build_images(self._engine, request, self._workspaces.files, report_progress)
         return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
 
     def _find_gpus(self, request: AppRequest) -> list[str]:
@@ -190,12 +189,13 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _build_payload(self, request: AppRequest) -> Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
-        missing = sorted(keys - set(self._workspaces))
+        missing = sorted(keys - set(self._workspaces.files))
         if missing:
             raise SchedulerError(f"another command packed {missing[0]}; give the workspace again")
         bundled = any(container.bundled for container in request.containers)
         return Payload(
-            agent=build_agent_bundle() if bundled else b"", workspaces={key: self._workspaces[key] for key in keys}
+            agent=build_agent_bundle() if bundled else b"",
+            workspaces={key: self._workspaces.files[key] for key in keys},
         )
 
     def _build_spec(self, submission: Submission, request: AppRequest) -> AppSpec:

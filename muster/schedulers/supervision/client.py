@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
@@ -36,13 +37,14 @@ class SupervisorError(RuntimeError):
     """A supervisor could not be started, or did not carry out a request in time; one line."""
 
 
-def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | None = None) -> None:
+def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes | Path] | None = None) -> None:
     """Create the app's folder, start its supervisor, wait until it has started all replicas.
 
     Args:
         spec: what to run.
         registry: where later commands find the app.
-        files: name -> content of the driver's own files, written beside the state before the supervisor starts.
+        files: name -> content of the driver's own files, or a file with it, put beside the state before the supervisor
+            starts.
 
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
@@ -53,10 +55,20 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes] | No
     with ExitStack() as undo:
         undo.callback(_roll_back, folder, spec, registry)
         for name, content in (files or {}).items():
-            (folder.state_dir / name).write_bytes(content)
+            _put_file(folder.state_dir / name, content)
         registry.add(spec.app_id, folder.path)
         start_supervisor(folder, spec)
         undo.pop_all()
+
+
+def _put_file(path: Path, content: bytes | Path) -> None:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+        return
+    try:
+        os.link(content, path)  # a packed workspace may be large
+    except OSError:
+        shutil.copyfile(content, path)
 
 
 def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:

@@ -1,7 +1,9 @@
+import hashlib
 import io
 import os
 import stat
 import tarfile
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -97,14 +99,60 @@ class TestWorkspaceBundle:
     def test_names_what_cannot_be_read(self, tmp_path, monkeypatch):
         make_tree(tmp_path, ["secret"])
 
-        def refuse(path):
+        def refuse(path, *_):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(workspace.Path, "read_bytes", refuse)
+        monkeypatch.setattr(workspace, "open", refuse, raising=False)
         with pytest.raises(
             workspace.BundleError, match=r"cannot pack '.*secret': Permission denied; name it in \.torchx"
         ):
             workspace.build_workspace_bundle(str(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("name", "target", "carried"),
+        [
+            ("link", "../outside", False),
+            ("deep/link", "../../outside", False),
+            ("deep/link", "../inside", True),
+            ("link", "deep/../../outside", False),
+            ("link", "..", False),
+            ("link", "..inside", True),
+            ("link", "/absolute", True),
+        ],
+    )
+    def test_links_that_leave_the_folder_are_left_out_and_named(self, tmp_path, caplog, name, target, carried):
+        make_tree(tmp_path, ["deep/", "inside"])
+        (tmp_path / name).symlink_to(target)
+        assert (name in names_of(workspace.build_workspace_bundle(str(tmp_path)))) is carried
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == (not carried)
+        assert all(f"1 symbolic links that leave it are not carried ({name} -> {target})" in line for line in said)
+
+    def test_a_file_that_becomes_shorter_is_named(self, tmp_path, monkeypatch):
+        make_tree(tmp_path, ["log"])
+        size = os.fstat
+
+        def read_earlier(fd):
+            status = size(fd)
+            return os.stat_result((*status[:6], status.st_size + 1, *status[7:10]))
+
+        monkeypatch.setattr(workspace.os, "fstat", read_earlier)
+        with pytest.raises(workspace.BundleError, match="log': it became shorter meanwhile"):
+            workspace.build_workspace_bundle(str(tmp_path))
+
+    def test_a_large_folder_is_never_in_memory(self, tmp_path):
+        """And the hash is that of the file."""
+        source = tmp_path / "source"
+        source.mkdir()
+        with open(source / "weights", "wb") as file:
+            file.writelines(os.urandom(1 << 20) for _ in range(48))
+        tracemalloc.start()
+        with open(tmp_path / "packed", "wb") as out:
+            digest = workspace.write_workspace_bundle(str(source), out)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < 8 << 20
+        assert digest == hashlib.sha256((tmp_path / "packed").read_bytes()).hexdigest()
 
     def test_leaves_out_pipes(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")

@@ -276,8 +276,8 @@ class Engine:
         except NotFound:
             return None
 
-    def copy_in(self, container: str, folder: str, archive: bytes) -> None:
-        """Unpack a tar (compressed or not) into a folder of a container, which must exist there."""
+    def copy_in(self, container: str, folder: str, archive: bytes | Iterator[bytes]) -> None:
+        """Unpack a tar (compressed or not, whole or in pieces) into a folder of a container, which must exist there."""
         with self._translate_errors(f"copy files into container {container[:12]!r}"):
             self._api.put_archive(container, folder, archive)
 

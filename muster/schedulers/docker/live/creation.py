@@ -4,10 +4,10 @@ The submitting command creates all of an app at once and removes all of it if on
 single containers again later.
 """
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 from muster.schedulers.docker import container_body as bodies
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
@@ -71,7 +71,7 @@ class Creator:
             if folder == bodies.WORKSPACE_DIR and not container.read_only:
                 # The engine created it, owned by root; a folder of the image keeps the owner from the image.
                 self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid))
-            self._engine.copy_in(created, folder, bodies.set_owner(workspace, uid, gid))
+            self._engine.copy_in(created, folder, bodies.stream_with_owner(workspace, uid, gid))
 
     def _pack_state_dir(self, container: ContainerRequest) -> bytes:
         return bodies.pack_state_dir("." if container.read_only else STATE_DIR)
@@ -191,7 +191,7 @@ def ensure_images(engine: Engine, app: AppRequest, report_progress: Callable[[st
 
 
 def build_images(
-    engine: Engine, app: AppRequest, workspaces: Mapping[str, bytes], report_progress: Callable[[str], None]
+    engine: Engine, app: AppRequest, workspaces: Mapping[str, Path], report_progress: Callable[[str], None]
 ) -> None:
     """Build the images that hold a workspace, for `image_repo`.
 
@@ -204,7 +204,7 @@ def build_images(
     for name, container in wanted.items():
         repository, _, tag = name.rpartition(":")
         built = engine.build_image(
-            io.BytesIO(bodies.pack_context(workspaces[container.workspace or ""])),
+            bodies.stream_context(workspaces[container.workspace or ""]),
             args={"IMAGE": container.base_image or "", "WORKSPACE": "."},
             labels=app.labels,
             dockerfile=bodies.DOCKERFILE,

@@ -5,8 +5,9 @@
     kubernetes/     replicas are pods
 
 `bundle` packs the agent, `workspace` the user's folder, `agent_command` recognises and rewrites the agent's command,
-`naming` makes every name, `grace` decides how long a stop may take, `gpus` lists this machine's GPUs,
-`secret_variables` decides what is masked, `errors` holds the errors that the TorchX command line prints as one line.
+`naming` makes every name, `grace` decides how long a stop may take, `gpus` lists this machine's GPUs, `leftovers` finds
+what jobs that have ended left behind, `secret_variables` decides what is masked, `errors` holds the errors that the
+TorchX command line prints as one line.
 
 This module imports nothing: supervisor processes load single modules of this package and must start fast.
 """

@@ -91,3 +91,39 @@ def test_another_process_sees_and_cancels_the_app(apps, app_of):
     )
     assert done.stdout == "RUNNING\n"
     assert apps.wait(app_id).state == AppState.CANCELLED
+
+
+def test_prune_removes_what_ended_jobs_left(apps, app_of, capsys):
+    from muster.cli.commands import main
+
+    ended, running = apps.run(app_of("true")), apps.run(app_of("sleep 600"))
+    assert apps.wait(ended).state == AppState.SUCCEEDED
+    assert apps.left(ended)
+    assert main(["prune", "--yes"]) == 0
+    assert f"docker://{ended}" in capsys.readouterr().out
+    assert apps.left(ended) == []
+    assert apps.status(ended) is None
+    assert len(apps.containers(running, every=False)) == 1
+
+
+def test_a_job_whose_containers_are_gone_is_not_listed(apps, app_of):
+    app_id = apps.run(app_of("true"))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert app_id in [item.app_id for item in apps.scheduler.list()]
+    for container in apps.containers(app_id):
+        container.remove()
+    assert app_id not in [item.app_id for item in apps.scheduler.list()]
+
+
+def test_prune_removes_containers_whose_state_folder_is_gone(apps, app_of, tmp_path):
+    import shutil
+
+    from muster.cli.commands import main
+
+    app_id = apps.run(app_of("true"))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    shutil.rmtree(apps.scheduler._find_folder(app_id).path)
+    assert main(["prune", "--yes", "--older-than", "1h"]) == 0
+    assert apps.left(app_id)
+    assert main(["prune", "--yes"]) == 0
+    assert apps.left(app_id) == []

@@ -133,6 +133,7 @@ def test_out_of_memory_is_named(apps, app_of):
 
 def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
     from muster.schedulers.docker import scheduler
+    from muster.schedulers.docker.live import unregistered
 
     app_id = apps.run(app_of("sleep 600"))
     theirs = {"torchx.pytorch.org/app-id": "theirs", "torchx.pytorch.org/role-name": "w"}
@@ -142,7 +143,8 @@ def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
         assert "theirs" not in [item.app_id for item in apps.scheduler.list()]
         apps.delete("theirs")
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(scheduler, "_build_user_id", lambda: "0@elsewhere")
+            for module in (scheduler, unregistered):
+                elsewhere.setattr(module, "list_user_ids", lambda: ("0@elsewhere",))
             elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
             assert app_id not in [item.app_id for item in apps.scheduler.list()]
             assert apps.scheduler.describe(app_id) is None
@@ -156,9 +158,11 @@ def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
 
 def test_app_without_its_state_folder_is_known_by_its_labels(apps, app_of, monkeypatch):
     app_id = apps.run(app_of("trap 'exit 0' TERM; while :; do sleep 0.1; done", replicas=2))
+    home = os.environ["XDG_STATE_HOME"]
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
         assert apps.scheduler.describe(app_id).state == AppState.RUNNING
+        assert f"another home: its state is in {home}/muster;" in apps.scheduler.describe(app_id).msg
         assert app_id in [item.app_id for item in apps.scheduler.list()]
         apps.cancel(app_id)
         assert apps.containers(app_id, every=False) == []

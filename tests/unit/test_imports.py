@@ -102,6 +102,8 @@ def test_the_scan_sees_imports_at_all(imports: list[Import]) -> None:
 
 def test_no_room_imports_another(imports: list[Import]) -> None:
     def crosses(found: Import) -> bool:
+        if found.place == "cli" and found.module.startswith("muster.schedulers."):
+            return False  # the commands for people know the adapters' public operations
         target = found.module.split(".")[1:2]
         return found.top == "muster" and target[0] in ROOMS and target[0] != found.place
 

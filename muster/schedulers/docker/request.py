@@ -43,6 +43,7 @@ def build_request(
     token: str,
     user: str,
     adapter: str = "local_docker",
+    state_dir: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> AppRequest:
     """Build the request to the engine.
@@ -54,6 +55,7 @@ def build_request(
         token: the app's secret; the agents of each role get a token derived from it.
         user: id of the submitting user; later commands see only apps of their own user.
         adapter: the scheduler's name, for reports.
+        state_dir: the user's folder for muster's state; a label.
         environ: the environment from which `copy_env` copies.
 
     Raises:
@@ -80,6 +82,7 @@ def build_request(
         grace_s=decide_app_grace_s(app.roles, options.grace_s, base_env),
         keep=options.keep,
         user=user,
+        state_dir=state_dir,
         given_ulimits=tuple(limit.to_engine() for limit in options.given_ulimits),
         containers=tuple(
             builder.build_container(role, replica) for role in app.roles for replica in range(role.num_replicas)

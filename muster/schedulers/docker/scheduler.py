@@ -3,17 +3,16 @@
 import json
 import logging
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
-from torchx.specs import AppDef, AppDryRunInfo, AppState, Role
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._contract import LogNames
@@ -22,6 +21,7 @@ from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
 from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
@@ -32,6 +32,7 @@ from muster.schedulers.docker.live.preflight import check_images
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
+from muster.schedulers.docker.users import build_user_id, list_user_ids
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
@@ -133,7 +134,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             options,
             name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
             token=naming.make_secret(),
-            user=_build_user_id(),
+            user=build_user_id(),
+            state_dir=str(find_state_dir(os.environ)),
             adapter=self.backend,
             environ=os.environ,
         )
@@ -242,8 +244,12 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = self._find_folder(app_id)
         with _translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id, _build_user_id())
-                return unregistered.describe_app(app_id, containers) if containers else None
+                containers = unregistered.find_app(self._engine, app_id)
+                return (
+                    unregistered.describe_app(app_id, containers, str(find_state_dir(os.environ)))
+                    if containers
+                    else None
+                )
             found = read_app_for_wait(folder)
             return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
 
@@ -252,13 +258,28 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         with _translate_errors():
             states = {app_id: self._read_state(app_id) for app_id in self._registry()}
             try:
-                found = unregistered.list_apps(self._engine, _build_user_id())
+                found = unregistered.list_apps(self._engine)
             except EngineUnavailable as error:
                 logger.warning("%s: apps that only the engine knows are not listed", error)
-                found = {}
-            for app_id, containers in found.items():
-                states.setdefault(app_id, unregistered.find_app_state(containers))
+            else:
+                states = {app_id: state for app_id, state in states.items() if not self._is_gone(app_id, state, found)}
+                for app_id, containers in found.items():
+                    self._add_unregistered(states, app_id, containers)
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
+
+    def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
+        """Whether an app has ended and its containers, with their logs, have been removed from this engine."""
+        folder = self._find_folder(app_id)
+        address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
+        return is_terminal(state) and app_id not in found and address == pick_address(os.environ)
+
+    def _add_unregistered(self, states: dict[str, AppState], app_id: str, containers: Sequence[ContainerFacts]) -> None:
+        if app_id in states:
+            return
+        states[app_id] = unregistered.find_app_state(containers)
+        other = unregistered.find_other_state_dir(containers, str(find_state_dir(os.environ)))
+        if other is not None:
+            logger.info("%s was submitted with another home: its state is in %s", app_id, other)
 
     def _read_state(self, app_id: str) -> AppState:
         folder = self._find_folder(app_id)
@@ -270,7 +291,6 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,
-                Label.USER: _build_user_id(),
                 Label.ROLE: request.role,
                 Label.REPLICA: str(request.index),
             },
@@ -290,7 +310,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         if folder is not None:
             check_replica(folder.read_spec(), request)
             return
-        containers = unregistered.find_app(self._engine, app_id, _build_user_id())
+        containers = unregistered.find_app(self._engine, app_id)
         if not containers:
             raise self._build_unknown(app_id)
         replicas = sorted({f"{facts.labels[Label.ROLE]}/{facts.labels[Label.REPLICA]}" for facts in containers})
@@ -305,7 +325,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = self._find_folder(app_id)
         with _translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id, _build_user_id())
+                containers = unregistered.find_app(self._engine, app_id)
                 unregistered.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
             else:
                 client.request_stop(folder)
@@ -317,7 +337,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             engine = self._open_engine(folder)
             if folder is not None:
                 client.delete(folder, self._registry(), app_id)
-            creation.remove_app(engine, {Label.APP: app_id, Label.USER: _build_user_id()})
+            for user in list_user_ids():
+                creation.remove_app(engine, {Label.APP: app_id, Label.USER: user})
 
     def _open_engine(self, folder: AppFolder | None) -> Engine:
         """The engine that runs an app: this shell's DOCKER_HOST may name another one."""
@@ -338,11 +359,6 @@ def read_error(folder: Path) -> str | None:
         return json.dumps(json.loads((folder / LogNames.ERROR).read_text()))
     except (OSError, ValueError):
         return None
-
-
-def _build_user_id() -> str:
-    """The submitting user: a user id has a meaning on one machine only, and an engine may serve several machines."""
-    return f"{os.geteuid()}@{socket.gethostname()}"
 
 
 def _print_progress(line: str) -> None:

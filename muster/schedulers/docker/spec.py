@@ -42,6 +42,8 @@ class Label:
     USER: Final = "io.muster.user"
     CLAIM: Final = "io.muster.claim"
     """On the volume that represents a reservation; see `live/reservations.py`."""
+    STATE_DIR: Final = "io.muster.state_dir"
+    """The folder for muster's state that the submission used; missing on objects of earlier versions."""
     SHARED: Final = "io.muster.shared"
     """On the network of apps that have no network of their own."""
 
@@ -100,16 +102,20 @@ class AppRequest:
     grace_s: float
     keep: str
     user: str
+    """See `users.build_user_id`."""
     containers: tuple[ContainerRequest, ...]
     init: bool = True
     """A tiny init runs each command and reaps orphans."""
     given_ulimits: tuple[Mapping[str, Any], ...] = ()
     """The limits from the user; the only ones on an engine that cannot raise limits."""
+    state_dir: str = ""
+    """"" for apps of earlier versions."""
 
     @property
     def labels(self) -> dict[str, str]:
         """On the app's containers, network and volumes."""
-        return {Label.APP: self.app_id, Label.USER: self.user}
+        labels = {Label.APP: self.app_id, Label.USER: self.user}
+        return labels | ({Label.STATE_DIR: self.state_dir} if self.state_dir else {})
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types, secrets of the environments included: for the supervisor's private file only."""

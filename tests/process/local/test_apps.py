@@ -477,7 +477,7 @@ class TestDryRun:
 
     def test_devices_are_counted_where_none_are_named(self, scheduler, tmp_path, monkeypatch):
         (tmp_path / "nvidia-smi").write_text(
-            "#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-a)'\necho '  MIG 1g'\necho 'GPU 1: H'\n"
+            "#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: GPU-b)'\n"
         )
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

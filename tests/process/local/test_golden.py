@@ -194,6 +194,11 @@ class TestSupervisorDied:
         (work / "go").touch()
         wait_for(runner, detached("running-golden"), AppState.SUCCEEDED)
 
+    def test_under_another_host_name_too(self, runner, state, work):
+        golden_state.restore("local_cwd", state, work, apps=["running-golden"], HOST="before")
+        (work / "go").touch()
+        wait_for(runner, detached("running-golden"), AppState.SUCCEEDED)
+
     def test_a_list_starts_it_again(self, runner, state, work):
         golden_state.restore("local_cwd", state, work, apps=["running-golden"])
         assert [app.app_id for app in runner._scheduler("detached").list()] == ["running-golden"]
@@ -234,7 +239,7 @@ class TestSupervisorDied:
 
 
 def test_a_shared_folder_of_another_machine_is_only_read(runner, state, work):
-    golden_state.restore("local_cwd", state, work, apps=["running-golden"], HOST="elsewhere")
+    golden_state.restore("local_cwd", state, work, apps=["running-golden"], HOST="elsewhere", BOOT="another")
     status = runner.status(detached("running-golden"))
     assert status.state == AppState.RUNNING
     assert {each.hostname for role in status.roles for each in role.replicas} == {"elsewhere"}

@@ -44,7 +44,8 @@ def test_entries_belong_to_the_images_user(packed):
     assert {(entry.uid, entry.gid, entry.uname, entry.gname) for entry, _ in entries.values()} == {(1000, 1001, "", "")}
     contents = {name: content for name, (_, content) in entries.items()}
     assert contents == {
-        "a": b"x" * 513, "empty": b"", "deep": None, "deep/b": b"\0" * 512, "d" * 120: None, LONG: b"long", "link": None,
+        "a": b"x" * 513, "empty": b"", "deep": None, "deep/b": b"\0" * 512,
+        "d" * 120: None, LONG: b"long", "link": None,
     }  # fmt: skip
     assert entries["link"][0].linkname == "deep/b"
 

@@ -9,28 +9,40 @@ from torchx.specs import AppState, Role
 from torchx.specs.api import ReplicaStatus, RoleStatus
 
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts
+from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
 from muster.schedulers.docker.spec import Label
+from muster.schedulers.docker.users import list_user_ids
 
 _STOPPERS: Final = 32
 _WAITING: Final = ("created",)
 
 
-def find_app(engine: Engine, app_id: str, user: str) -> list[ContainerFacts]:
+def find_app(engine: Engine, app_id: str) -> list[ContainerFacts]:
     """Containers of one app of this user: the newest of each replica."""
-    labels = {Label.APP: app_id, Label.USER: user, Label.ROLE: None}
+    found = [
+        facts
+        for user in list_user_ids()
+        for facts in engine.list_containers({Label.APP: app_id, Label.USER: user, Label.ROLE: None})
+    ]
     newest: dict[tuple[str, int], ContainerFacts] = {}
-    for facts in sorted(engine.list_containers(labels), key=_incarnation):
+    for facts in sorted(found, key=_incarnation):
         newest[facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])] = facts
     return [newest[key] for key in sorted(newest)]
 
 
-def list_apps(engine: Engine, user: str) -> dict[str, list[ContainerFacts]]:
+def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
     """App id -> its containers, for all apps of this user."""
     apps: dict[str, list[ContainerFacts]] = {}
-    for facts in engine.list_containers({Label.USER: user, Label.APP: None, Label.ROLE: None}):
-        apps.setdefault(facts.labels[Label.APP], []).append(facts)
+    for user in list_user_ids():
+        for facts in engine.list_containers({Label.USER: user, Label.APP: None, Label.ROLE: None}):
+            apps.setdefault(facts.labels[Label.APP], []).append(facts)
     return apps
+
+
+def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -> str | None:
+    """The folder for state with which an app was submitted, if that is another one than `state_dir`."""
+    dirs = {facts.labels.get(Label.STATE_DIR, state_dir) for facts in containers} - {state_dir}
+    return min(dirs, default=None)
 
 
 def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
@@ -51,15 +63,31 @@ def find_state(facts: ContainerFacts) -> AppState:
     return AppState.SUCCEEDED if facts.exit_code == 0 else AppState.FAILED
 
 
-def describe_app(app_id: str, containers: Sequence[ContainerFacts]) -> DescribeAppResponse:
-    """What the labels show; commands and resources are not known."""
+def find_end_s(containers: Sequence[ContainerFacts]) -> float | None:
+    """When the last container ended, by the engine's clock in seconds since the epoch; None if none has ended."""
+    ends = [parse_time(facts.finished_at) for facts in containers if facts.exit_code is not None and facts.finished_at]
+    return max(ends, default=None)
+
+
+def describe_app(app_id: str, containers: Sequence[ContainerFacts], state_dir: str) -> DescribeAppResponse:
+    """What the labels show; commands and resources are not known.
+
+    Args:
+        app_id: the app's.
+        containers: what `find_app` returned.
+        state_dir: this user's folder for muster's state.
+    """
+    other = find_other_state_dir(containers, state_dir)
+    why = (
+        "its state folder is gone" if other is None else f"it was submitted with another home: its state is in {other}"
+    )
     roles: dict[str, list[ContainerFacts]] = {}
     for facts in containers:
         roles.setdefault(facts.labels[Label.ROLE], []).append(facts)
     return DescribeAppResponse(
         app_id=app_id,
         state=find_app_state(containers),
-        msg="its state folder is gone; only the labels of its containers are known",
+        msg=f"{why}; only the labels of its containers are known here",
         roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()],
         roles_statuses=[RoleStatus(role=name, replicas=_statuses(name, found)) for name, found in roles.items()],
     )

@@ -1,0 +1,8 @@
+"""`python -m muster COMMAND`; see `muster.cli`."""
+
+import sys
+
+from muster.cli.commands import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""`python -m muster prune`: shows what jobs that have ended left behind, asks, and removes it."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from muster.schedulers.leftovers import Leftover, find_leftovers
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
+    """Removes what jobs left behind.
+
+    Args:
+        older_than_s: only of jobs that ended at least this long ago.
+        dry_run: remove nothing.
+        yes: do not ask.
+
+    Returns:
+        The exit code: 1 if something could not be removed or the answer was no.
+    """
+    found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s)
+    if not found:
+        print("nothing to remove")
+        return 0
+    print_leftovers(found)
+    if dry_run:
+        return 0
+    if not yes and not _ask(len(found)):
+        print("nothing was removed")
+        return 1
+    failed = sum(not _remove(each) for each in found)
+    return 1 if failed else 0
+
+
+def print_leftovers(found: Sequence[Leftover]) -> None:
+    """Prints one line for each, and the sum."""
+    width = max(len(each.name) for each in found)
+    for each in found:
+        print(f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}")
+    print(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files")
+
+
+def format_size(size_bytes: float) -> str:
+    """`1234567` -> "1.2 MB"."""
+    unit = 0
+    while size_bytes >= 1000 and unit < len(_UNITS) - 1:
+        size_bytes, unit = size_bytes / 1000, unit + 1
+    return f"{size_bytes:.0f} B" if unit == 0 else f"{size_bytes:.1f} {_UNITS[unit]}"
+
+
+def format_age(ended_s: float | None) -> str:
+    """How long ago, in the largest unit that fits; for people."""
+    if ended_s is None:
+        return ""
+    age_s = max(0.0, time.time() - ended_s)
+    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if age_s >= unit_s:
+            count = int(age_s // unit_s)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def _ask(count: int) -> bool:
+    if not sys.stdin.isatty():
+        print("say --yes to remove this without being asked", file=sys.stderr)
+        return False
+    return input(f"Remove {'it' if count == 1 else 'all of it'}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _remove(leftover: Leftover) -> bool:
+    try:
+        leftover.remove()
+    except (OSError, RuntimeError, ValueError) as error:  # the adapters' errors are some of these
+        print(f"{leftover.name} is not removed: {error}", file=sys.stderr)
+        return False
+    return True

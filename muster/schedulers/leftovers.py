@@ -1,0 +1,155 @@
+"""Finds what jobs that have ended left on this machine and on its Docker engine: logs, state, containers, volumes.
+
+TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
+other users and other homes, are never listed here.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.app_folder import AppFolder, StateError
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+
+_LOCAL: Final = ("local_cwd", "detached")
+_DOCKER: Final = "docker"
+"""The registry of both Docker schedulers."""
+
+_PACKED_AGE_S: Final = 86400.0
+"""A packed workspace beside the apps' state belongs to a command that packs it; after a day that has been killed."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """What one job left behind."""
+
+    name: str
+    """The app's handle without a session, for people."""
+    what: str
+    """In words: the outcome, and what there is."""
+    size_bytes: int
+    """Of files on this machine; the engine does not tell the size of containers at once."""
+    ended_s: float | None
+    """Wall-clock seconds; None: not known."""
+    remove: Callable[[], None]
+
+
+def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Leftover]:
+    """Finds what can be removed, oldest first.
+
+    Args:
+        env: the environment, for the state folder and the engine's address.
+        ended_before_s: wall-clock seconds; jobs that ended later are left alone.
+    """
+    state_dir = find_state_dir(env)
+    found = [each for name in _LOCAL for each in _find_apps(state_dir, name, _remove_app)]
+    found += _find_apps(state_dir, _DOCKER, _remove_docker_app)
+    found += _find_packed(state_dir)
+    found += _find_lost_containers(state_dir)
+    old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
+    return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
+
+
+def _find_apps(
+    state_dir: Path, scheduler: str, remove: Callable[[AppRegistry, str, AppFolder], None]
+) -> Iterator[Leftover]:
+    registry = AppRegistry(state_dir, scheduler)
+    for app_id in registry:
+        path = registry.find(app_id)
+        if path is None:
+            continue
+        folder = AppFolder(path)
+        try:
+            record = folder.read_record()
+        except (OSError, StateError) as error:
+            logger.warning("%s: %s", app_id, error)
+            continue
+        if record is None or not client.has_ended(record):
+            continue
+        outcome = record.app.outcome.value.lower() if record.app.outcome is not None else "ended"
+        more = " and containers" if scheduler == _DOCKER else ""
+        yield Leftover(
+            name=f"{scheduler}://{app_id}",
+            what=f"{outcome}: logs{more}",
+            size_bytes=_measure(path),
+            ended_s=record.ended_s,
+            remove=lambda app_id=app_id, folder=folder: remove(registry, app_id, folder),  # type: ignore[misc]
+        )
+
+
+def _remove_app(registry: AppRegistry, app_id: str, folder: AppFolder) -> None:
+    client.delete(folder, registry, app_id)
+
+
+def _remove_docker_app(registry: AppRegistry, app_id: str, folder: AppFolder) -> None:
+    del registry, folder
+    from muster.schedulers.docker import create_scheduler
+
+    scheduler = create_scheduler("prune")
+    try:
+        scheduler.delete_app(app_id)
+    finally:
+        scheduler.close()
+
+
+def _find_packed(state_dir: Path) -> Iterator[Leftover]:
+    for folder in state_dir.glob(".packed-*"):
+        try:
+            changed_s = folder.stat().st_mtime
+        except OSError:
+            continue
+        yield Leftover(
+            name=f"{folder.name}",
+            what="a workspace that a killed command had packed",
+            size_bytes=_measure(folder),
+            ended_s=changed_s + _PACKED_AGE_S,
+            remove=lambda folder=folder: shutil.rmtree(folder),  # type: ignore[misc]
+        )
+
+
+def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
+    """Containers of this home's apps whose state folder is gone."""
+    from muster.schedulers.docker.engine.client import Engine
+    from muster.schedulers.docker.engine.errors import DockerError
+    from muster.schedulers.docker.live import creation, unregistered
+    from muster.schedulers.docker.spec import Label
+
+    engine = Engine(os.environ)
+    try:
+        apps = unregistered.list_apps(engine)
+    except DockerError as error:
+        logger.info("%s", error)
+        return
+    registry = AppRegistry(state_dir, _DOCKER)
+    for app_id, containers in apps.items():
+        if registry.find(app_id) is not None or any(facts.running for facts in containers):
+            continue
+        if unregistered.find_other_state_dir(containers, str(state_dir)) is not None:
+            continue
+        user = containers[0].labels[Label.USER]
+        yield Leftover(
+            name=f"{_DOCKER}://{app_id}",
+            what=f"its state folder is gone: {len(containers)} containers",
+            size_bytes=0,
+            ended_s=unregistered.find_end_s(containers),
+            remove=lambda labels={Label.APP: app_id, Label.USER: user}: creation.remove_app(engine, labels),  # type: ignore[misc]
+        )
+
+
+def _measure(folder: Path) -> int:
+    files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
+    return sum(map(_get_size, files))
+
+
+def _get_size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0

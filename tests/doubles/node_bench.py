@@ -12,6 +12,7 @@ import itertools
 import os
 import selectors
 import signal
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,36 @@ class FakeLease:
     def record_workers(self, pids: Iterable[int]) -> None:
         pass
 
+    def record_not_ended(self) -> None:
+        pass
+
+
+class FakeThread:
+    """In place of the thread that opens files: everything runs on the agent's loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+
+    def submit(self, command: Callable[[], None]) -> None:
+        self.loop.call_soon(command)
+
+    def reply(self, command: Callable[[], None]) -> None:
+        self.loop.call_soon(command)
+
+
+class FakeFiles:
+    """In place of what reads and opens files: only a read that hangs goes on in a thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.thread = FakeThread(loop)
+
+    def call(self, read: Callable[[], Any], limit_s: float = 0.2) -> Any:
+        results: list[Any] = []
+        reader = threading.Thread(target=lambda: results.append(read()), daemon=True)
+        reader.start()
+        reader.join(limit_s)
+        return results[0] if results else None
+
 
 class FakeLogs:
     """In place of `LogRouter`: no pipes, and files only for stacks and errors."""
@@ -116,12 +147,16 @@ class FakeLogs:
         self._bench = bench
         self._folder = folder
         self.run_dir = None
+        self.files = FakeFiles(bench.loop)
         self.opened: set[int] = set()
         """Local ranks whose descriptors are open in the agent."""
         self.no_descriptors_for: int | None = None
 
     def open_round(self, round: Round) -> None:  # noqa: A002
         assert not self.opened
+
+    def run_when_open(self, then: Callable[[], None]) -> None:
+        then()
 
     def open_worker(self, local_rank: int) -> WorkerStreams:
         if local_rank == self.no_descriptors_for:

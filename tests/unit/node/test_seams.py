@@ -300,7 +300,6 @@ def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench) -> None:
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
     assert (failure.local_rank, failure.exit_code, failure.exception) == (1, 7, None)
-    assert "reading a failed worker's error file hangs: its failure is described without it" in bench.lines
     # The other worker's file could not be read, either: one hanging thread is enough.
     [[[late], _]] = bench.details("stopped")
     assert (late.local_rank, late.signal) == (0, "SIGTERM")

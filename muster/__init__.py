@@ -3,6 +3,7 @@
     components/   what `torchx run dist.ddp ...` and pipelines turn into an AppDef
     schedulers/   how an AppDef becomes running replicas: local_cwd, Docker, Kubernetes
     agent/        the process that starts and supervises the workers of one node
+    worker        what a training script imports: step, should_stop, should_checkpoint, saved
     _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     _contract     what components, schedulers and the agent must agree on: variables, exit codes, file names
     _processes    process trees, and the system calls that Python lacks

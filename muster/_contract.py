@@ -93,6 +93,12 @@ class Env:
     """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
     nodes from 0 and cannot add. The agent replaces `NODE_INDEX_MARK` with it in its arguments and variables."""
 
+    STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
+    """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPage`)."""
+
+    RESUME_PATH: Final = "MUSTER_RESUME_PATH"
+    """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one agreed step."""
+
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
         STOPS_TOGETHER,
@@ -170,3 +176,117 @@ class LogNames:
 REPORT_SCHEMA: Final = 1
 TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 """Kubernetes keeps this much of a termination message."""
+
+
+class StatusPage:
+    """Layout of the status page, version 1: one small memory file per node and round, shared by agent and workers.
+
+    The agent writes the header, each worker its own slot. Every field is one aligned native 8-byte word (a signed
+    integer, or a double where said), written by one store: a reader never sees half a field. There is no lock and no
+    order between fields, so nothing may be concluded from two fields together but what one word holds.
+    """
+
+    VERSION: Final = 1
+    MAGIC: Final = 0x6D75737465720000 | VERSION
+    """`muster` and the version. A worker that finds another value uses no page."""
+    BLOCK_BYTES: Final = 4096
+    """Size of the header and of each slot; slot n starts at block n + 1."""
+    WORDS: Final = BLOCK_BYTES // 8
+
+    # words of the header
+    MAGIC_WORD: Final = 0
+    SLOTS: Final = 1
+    ROUND: Final = 2
+    ATTEMPT: Final = 3
+    COMMAND: Final = 4
+    """0: none. Else drain id, kind, whether it is committed, and step in one word; see `pack_command`."""
+    DEADLINE_NS: Final = 5
+    """CLOCK_MONOTONIC: when what the drain is for ends the workers; 0: no limit."""
+
+    # words of a slot
+    OWNER: Final = 0
+    """Process id of the process that writes here: the first of its rank, or the next after its end. 0: none yet."""
+    STEP: Final = 1
+    """1 + the step; 0: none yet."""
+    TOTAL: Final = 2
+    """Steps in all; 0: not known."""
+    PHASE: Final = 3
+    """1 + index in the table of phases; 0: the ordinary one."""
+    CHANGED_NS: Final = 4
+    """CLOCK_MONOTONIC of the last change of step or phase; 0: none yet."""
+    SAVED: Final = 5
+    """1 + the step of the last complete checkpoint; 0: none yet."""
+    OPTIMIZER_STEPS: Final = 6
+    """Steps of the busiest optimizer, counted by the import hook."""
+    VALUES: Final = 7
+    """How many entries of the table of values are in use."""
+    ASKED: Final = 8
+    """Three words, one per kind: 1 + the step last asked about; 0: never asked; `NOT_ASKING`."""
+    STRIDE: Final = 11
+    """Three words, one per kind: the distance of the last two steps asked about; 0: asked at most once."""
+    PHASE_TABLE: Final = 16
+    VALUE_TABLE: Final = 96
+    SAVED_PATH: Final = 192
+    """A text entry (checksum and bytes) that fills the rest of the slot but its last word."""
+    UNREAD: Final = WORDS - 1
+    """Where values go that have no place in the table."""
+
+    NOT_ASKING: Final = -1
+    """In `ASKED`: the rank asked about falling steps, so no step can be agreed with it."""
+    TABLE_ENTRIES: Final = 8
+    NAME_BYTES: Final = 64
+    """Limit of a name of a phase or value, in UTF-8."""
+    PHASE_ENTRY_WORDS: Final = 1 + NAME_BYTES // 8
+    """A text entry: a word that holds length and CRC-32, then the bytes. Readers check it: half a text is no text."""
+    VALUE_ENTRY_WORDS: Final = PHASE_ENTRY_WORDS + 1
+    """A text entry, then the value as a double."""
+    PATH_BYTES: Final = (UNREAD - SAVED_PATH - 1) * 8
+
+    STOP: Final = 0
+    CHECKPOINT: Final = 1
+    PAUSE: Final = 2
+    KINDS: Final = ("stop", "checkpoint", "pause")
+
+    _STEP_BITS: Final = 47
+    MAX_STEP: Final = (1 << _STEP_BITS) - 2
+    _COMMITTED: Final = 1 << _STEP_BITS
+    _KIND_SHIFT: Final = _STEP_BITS + 1
+    _DRAIN_SHIFT: Final = _KIND_SHIFT + 2
+    MAX_DRAIN: Final = (1 << (63 - _DRAIN_SHIFT)) - 1
+
+    @classmethod
+    def pack_command(cls, *, drain: int, kind: int, step: int, is_committed: bool) -> int:
+        """Pack a command into one word.
+
+        Args:
+            drain: 1 to `MAX_DRAIN`.
+            kind: STOP, CHECKPOINT or PAUSE.
+            step: the ceiling, or the committed step; 0 to `MAX_STEP`.
+            is_committed: whether `step` is the agreed one.
+
+        Raises:
+            ValueError: a value is outside its range.
+        """
+        if not (1 <= drain <= cls.MAX_DRAIN and 0 <= kind < len(cls.KINDS) and 0 <= step <= cls.MAX_STEP):
+            raise ValueError(f"no command can hold drain {drain}, kind {kind}, step {step}")
+        return drain << cls._DRAIN_SHIFT | kind << cls._KIND_SHIFT | (cls._COMMITTED if is_committed else 0) | step
+
+    @classmethod
+    def get_step(cls, command: int) -> int:
+        """The ceiling, or the committed step."""
+        return command & (cls._COMMITTED - 1)
+
+    @classmethod
+    def get_kind(cls, command: int) -> int:
+        """STOP, CHECKPOINT or PAUSE."""
+        return command >> cls._KIND_SHIFT & 3
+
+    @classmethod
+    def get_drain(cls, command: int) -> int:
+        """The drain's id."""
+        return command >> cls._DRAIN_SHIFT
+
+    @classmethod
+    def is_committed(cls, command: int) -> bool:
+        """Whether the step is the agreed one; else it is the ceiling."""
+        return bool(command & cls._COMMITTED)

@@ -125,6 +125,11 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
     assert offenders(found for found in foreign if not torch_is_allowed(found) and not is_for_types(found)) == []
 
 
+def test_worker_imports_the_contract_and_nothing_else_of_muster(imports: list[Import]) -> None:
+    own = (found for found in imports if found.path == "worker.py" and found.top == "muster")
+    assert offenders(found for found in own if not found.module.startswith("muster._contract")) == []
+
+
 def test_components_know_torchx_and_nothing_heavier(imports: list[Import]) -> None:
     allowed = set(sys.stdlib_module_names) | {"muster", "torchx"}
     assert offenders(found for found in imports if found.place == "components" and found.top not in allowed) == []

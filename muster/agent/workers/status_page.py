@@ -1,0 +1,171 @@
+"""The agent's side of the status page: creates it, reads what workers report, writes commands.
+
+One page per round. It is an anonymous memory file, which workers open as `/proc/<agent>/fd/<n>`: it goes with the last
+process that uses it, however the agent ends, and no full /dev/shm is in its way. Its size is sealed, so that no worker
+can cut it under the agent's reads (SIGBUS). Only Linux has it; elsewhere workers run without a page.
+
+The other side is `muster.worker`; the layout is `_contract.StatusPage`.
+"""
+
+import mmap
+import os
+import struct
+import zlib
+
+from muster._contract import Env
+from muster._contract import StatusPage as Layout
+from muster.agent.runtime.records import record
+
+_NOEXEC_SEAL = 0x0008
+"""MFD_NOEXEC_SEAL of Linux 6.3, which a hardened kernel demands; older kernels refuse it.
+
+Source: memfd_create(2).
+"""
+_HEAD = struct.Struct(f"@{Layout.STRIDE + len(Layout.KINDS)}q")
+
+
+@record
+class SlotStatus:
+    """What one rank has reported. A rank that never called `muster.worker` has no `owner_pid`."""
+
+    owner_pid: int | None
+    step: int | None
+    total: int | None
+    phase: str
+    """The innermost phase that the rank has named; "": none."""
+    changed_ns: int | None
+    """CLOCK_MONOTONIC of the last change of step or phase."""
+    saved_step: int | None
+    optimizer_steps: int
+    asked: tuple[int | None, ...]
+    """Length 3, by kind: the step last asked about; None: never asked, or it asks about falling steps."""
+    is_asking: tuple[bool, ...]
+    """Length 3, by kind: False for a rank that asked about falling steps."""
+    stride: tuple[int, ...]
+    """Length 3, by kind: the distance of the last two steps asked about; 0: asked at most once."""
+
+
+class StatusPage:
+    """The page of one round, mapped in the agent."""
+
+    def __init__(self, *, nproc: int, round_number: int, attempt: int) -> None:
+        """Create and map a page with its memory allocated.
+
+        Args:
+            nproc: number of slots, one per local rank.
+            round_number: of the round; workers check it.
+            attempt: likewise.
+
+        Raises:
+            OSError: the system has no memory files, or memory or descriptors ran out.
+        """
+        size = (nproc + 1) * Layout.BLOCK_BYTES
+        self._round_number = round_number
+        self._fd = _create_memory_file(size)
+        try:
+            self._memory = mmap.mmap(self._fd, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._words = memoryview(self._memory).cast("q")
+        self._words[Layout.SLOTS], self._words[Layout.ROUND], self._words[Layout.ATTEMPT] = nproc, round_number, attempt
+        self._words[Layout.MAGIC_WORD] = Layout.MAGIC
+
+    def build_env(self, local_rank: int) -> dict[str, str]:
+        """Build the variable by which the worker of a local rank finds its slot."""
+        return {Env.STATUS_PAGE: f"/proc/{os.getpid()}/fd/{self._fd}:{self._round_number}:{local_rank}"}
+
+    def write_command(self, command: int) -> None:
+        """Write the command for all workers of the node (`_contract.StatusPage.pack_command`); 0 withdraws it."""
+        self._words[Layout.COMMAND] = command
+
+    def write_deadline(self, deadline_ns: int) -> None:
+        """Write when the workers will be ended, by CLOCK_MONOTONIC; 0: no limit."""
+        self._words[Layout.DEADLINE_NS] = deadline_ns
+
+    def read_slot(self, local_rank: int) -> SlotStatus:
+        """Read what a rank has reported. Needs nothing of the worker: it may hold its GIL, hang or be stopped."""
+        head = _HEAD.unpack_from(self._memory, (local_rank + 1) * Layout.BLOCK_BYTES)
+        asked = head[Layout.ASKED : Layout.STRIDE]
+        return SlotStatus(
+            owner_pid=head[Layout.OWNER] or None,
+            step=_decode_number(head[Layout.STEP]),
+            total=head[Layout.TOTAL] or None,
+            phase=self._read_phase(local_rank, head[Layout.PHASE]) if head[Layout.PHASE] else "",
+            changed_ns=head[Layout.CHANGED_NS] or None,
+            saved_step=_decode_number(head[Layout.SAVED]),
+            optimizer_steps=head[Layout.OPTIMIZER_STEPS],
+            asked=tuple(map(_decode_number, asked)),
+            is_asking=tuple(word != Layout.NOT_ASKING for word in asked),
+            stride=head[Layout.STRIDE :],
+        )
+
+    def read_values(self, local_rank: int) -> dict[str, float]:
+        """Read the values a rank shows, by name. Entries that are being written are left out."""
+        values: dict[str, float] = {}
+        block = (local_rank + 1) * Layout.WORDS
+        for index in range(min(self._words[block + Layout.VALUES], Layout.TABLE_ENTRIES)):
+            word = Layout.VALUE_TABLE + index * Layout.VALUE_ENTRY_WORDS
+            name = self._read_text(local_rank, word, Layout.NAME_BYTES)
+            if name is not None:
+                at = 8 * (block + word + Layout.VALUE_ENTRY_WORDS - 1)
+                values[name.decode(errors="replace")] = struct.unpack_from("@d", self._memory, at)[0]
+        return values
+
+    def read_saved_path(self, local_rank: int) -> str | None:
+        """Read the path of the rank's last checkpoint; None: none was named, or it is being written."""
+        path = self._read_text(local_rank, Layout.SAVED_PATH, Layout.PATH_BYTES)
+        return os.fsdecode(path) if path else None
+
+    def close(self) -> None:
+        """Unmap and close; workers that have mapped the page keep it. Idempotent."""
+        if self._fd >= 0:
+            self._words.release()
+            self._memory.close()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read_phase(self, local_rank: int, number: int) -> str:
+        if not 1 <= number <= Layout.TABLE_ENTRIES:
+            return ""
+        word = Layout.PHASE_TABLE + (number - 1) * Layout.PHASE_ENTRY_WORDS
+        name = self._read_text(local_rank, word, Layout.NAME_BYTES)
+        return "" if name is None else name.decode(errors="replace")
+
+    def _read_text(self, local_rank: int, word: int, limit_bytes: int) -> bytes | None:
+        head = self._words[(local_rank + 1) * Layout.WORDS + word]
+        length, checksum = head >> 32, head & 0xFFFFFFFF
+        if not 0 < length <= limit_bytes:
+            return None
+        start = (local_rank + 1) * Layout.BLOCK_BYTES + 8 * (word + 1)
+        text = self._memory[start : start + length]
+        return text if zlib.crc32(text) == checksum else None
+
+
+def _decode_number(word: int) -> int | None:
+    """A step, which is kept as 1 + the step: 0 means none."""
+    return word - 1 if word > 0 else None
+
+
+def _create_memory_file(size: int) -> int:
+    """Create a memory file of a sealed size with its memory allocated: a page that is missing later is a SIGBUS.
+
+    Raises:
+        OSError: see `StatusPage`.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memory files (memfd_create)")
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("muster-status-page", flags | _NOEXEC_SEAL)
+    except OSError:
+        fd = os.memfd_create("muster-status-page", flags)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

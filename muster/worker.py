@@ -1,0 +1,382 @@
+"""What a training script tells muster about its progress, and asks it: where am I, must I stop, must I save.
+
+    from muster import worker
+
+    start = load(worker.resume_path()) if worker.resume_path() else 0
+    for i in range(start, total):
+        loss = train(i)
+        worker.step(i, total=total, loss=loss)       # shown as progress; loss is a number, not a tensor
+        if worker.should_checkpoint(i) or worker.should_stop(i):
+            save(i, path)                            # all ranks are here at the same i
+            worker.saved(i, path)
+        if worker.should_stop(i):
+            break
+
+Every call is a few stores into shared memory: no system call, no thread, no collective. Without muster (plain python,
+torchrun) every call does nothing, `should_stop` and `should_checkpoint` are False, so that a script runs unchanged.
+
+`should_stop` and `should_checkpoint` answer True at one step for all ranks of the job. While the agents agree on that
+step, which takes some milliseconds, the call of a rank that is ahead waits. For that, `i` must rise within an attempt,
+and every rank must ask about the same steps.
+
+The first process of a rank that calls a function here speaks for the rank. In its forks, and in other processes of the
+rank while it lives (DataLoader workers), every call does nothing.
+
+Standard library only; the file travels with every job. One object of this process holds what is shared with the agent:
+a function that a script calls a million times cannot be given it.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from typing import SupportsFloat
+
+from muster._contract import Env, StatusPage
+
+__all__ = [
+    "deadline_s",
+    "is_managed",
+    "phase",
+    "resume_path",
+    "saved",
+    "should_checkpoint",
+    "should_stop",
+    "step",
+    "wait_while_paused",
+]
+
+_STEP, _TOTAL, _CHANGED_NS, _ASKED = StatusPage.STEP, StatusPage.TOTAL, StatusPage.CHANGED_NS, StatusPage.ASKED
+_COMMAND, _STOP = StatusPage.COMMAND, StatusPage.STOP
+"""Looked up once: a script calls `step` and `should_stop` at every step."""
+
+_FIRST_WAIT_S = 0.0002
+_LONGEST_WAIT_S = 0.005
+"""How long a rank that waits for an agreement sleeps between two looks."""
+
+
+def step(i: int, *, total: int | None = None, **numbers: float) -> None:
+    """Report that step `i` is done. Call it once per step, in every rank.
+
+    Args:
+        i: the step as the script counts it, 0 or more.
+        total: how many steps there will be; None: not known.
+        numbers: at most 8 values that are shown beside the progress, such as `loss=0.31`. Names of at most 64 bytes.
+
+    Raises:
+        TypeError: `i` is no int, or a value is no number. A tensor is refused: reading it would make the script wait
+            for the device at every step; pass `.item()` where the script reads it anyway.
+        ValueError: `i` is negative.
+    """
+    slot = _state.slot if _state.is_open else _open()
+    if slot is None:
+        return
+    if numbers:
+        for name, value in numbers.items():
+            slot.doubles[slot.value_words.get(name) or slot.add_value(name)] = (
+                value if type(value) is float else _to_float(name, value)
+            )
+    words = slot.words
+    words[_STEP] = (i if type(i) is int and i >= 0 else _to_step(i)) + 1
+    if total is not None:
+        words[_TOTAL] = total if type(total) is int else _to_step(total)
+    words[_CHANGED_NS] = time.monotonic_ns()
+
+
+def should_stop(i: int) -> bool:
+    """Whether the job ends at step `i`: save, call `saved`, and leave the loop. True at the same step on all ranks.
+
+    Call it once per step, at the same steps on every rank, after the work of step `i`.
+
+    Args:
+        i: the step; it must rise within an attempt.
+
+    Raises:
+        TypeError: `i` is no int.
+        ValueError: `i` is negative.
+    """
+    slot = _state.slot if _state.is_open else _open()
+    return False if slot is None else slot.ask(_STOP, i)
+
+
+def should_checkpoint(i: int) -> bool:
+    """Whether a checkpoint of step `i` is wanted: save, call `saved`, and go on. Otherwise as `should_stop`."""
+    slot = _state.slot if _state.is_open else _open()
+    return False if slot is None else slot.ask(StatusPage.CHECKPOINT, i)
+
+
+def wait_while_paused() -> None:
+    """Wait while the job is paused; returns at once otherwise. Call it once per step, after `step`.
+
+    All ranks wait at the same step. The timeout of torch's collectives goes on meanwhile.
+    """
+    slot = _state.slot if _state.is_open else _open()
+    if slot is None or (last := slot.words[_STEP]) == 0:
+        return
+    while slot.ask(StatusPage.PAUSE, last - 1):
+        time.sleep(_LONGEST_WAIT_S)
+
+
+def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
+    """Report that this rank's checkpoint of step `i` is complete and durable.
+
+    Args:
+        i: the step.
+        path: where it is; once every rank has reported the step, the next attempt finds it in `resume_path()`. At most
+            2,544 bytes.
+
+    Raises:
+        TypeError: `i` is no int.
+        ValueError: `i` is negative, or the path is too long.
+    """
+    number = _to_step(i)
+    slot = _state.slot if _state.is_open else _open()
+    if slot is None:
+        return
+    if path is not None:
+        text = os.fsencode(path)
+        if len(text) > StatusPage.PATH_BYTES:
+            raise ValueError(f"saved: the path has {len(text)} bytes, at most {StatusPage.PATH_BYTES} are allowed")
+        slot.write_text(StatusPage.SAVED_PATH, text)
+    slot.words[StatusPage.SAVED] = number + 1
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name what the rank does inside a `with`, such as `phase("eval")`: the limits for hangs are learned per phase.
+
+    Args:
+        name: at most 64 bytes. The first 8 names of a process are kept.
+    """
+    slot = _state.slot if _state.is_open else _open()
+    if slot is None:
+        yield
+        return
+    words = slot.words
+    before = words[StatusPage.PHASE]
+    words[StatusPage.PHASE] = slot.phases.get(name) or slot.add_phase(name)
+    words[_CHANGED_NS] = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        words[StatusPage.PHASE] = before
+        words[_CHANGED_NS] = time.monotonic_ns()
+
+
+def deadline_s() -> float | None:
+    """Seconds until the job is ended whether it has saved or not; None while no such limit is set."""
+    slot = _state.slot if _state.is_open else _open()
+    if slot is None or (deadline_ns := slot.header[StatusPage.DEADLINE_NS]) == 0:
+        return None
+    return max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+
+
+def is_managed() -> bool:
+    """Whether this process speaks for a rank of a muster job."""
+    return (_state.slot if _state.is_open else _open()) is not None
+
+
+def resume_path() -> str | None:
+    """The path of the last checkpoint that all ranks saved at one step (see `saved`); None: begin anew."""
+    return os.environ.get(Env.RESUME_PATH) or None
+
+
+# -- this process's slot ----------------------------------------------------------------------------------------------
+
+
+class _Slot:
+    """The slot of this rank in the status page, mapped."""
+
+    def __init__(self, memory: mmap.mmap, number: int) -> None:
+        """Map header and slot `number`. The mapping lives as long as the process."""
+        block = StatusPage.BLOCK_BYTES
+        view = memoryview(memory)
+        own = view[(number + 1) * block : (number + 2) * block]
+        self.header = view[:block].cast("q")
+        self.bytes = own
+        self.words = own.cast("q")
+        self.doubles = own.cast("d")
+        self.value_words: dict[str, int] = {}
+        """Where each value is, as an index of `doubles`; where there is no room: a word that nothing reads."""
+        self.phases: dict[str, int] = {}
+
+    def ask(self, kind: int, i: int) -> bool:
+        """Whether the agreed step of a drain of this kind is reached; waits while the step is being agreed on."""
+        step = (i if type(i) is int and i >= 0 else _to_step(i)) + 1
+        words, asked = self.words, _ASKED + kind
+        before = words[asked]
+        if step > before >= 0:
+            if before:
+                words[StatusPage.STRIDE + kind] = step - before
+            words[asked] = step  # before the command is read: the agent that raises a ceiling looks here afterwards
+        elif step < before:
+            words[asked] = StatusPage.NOT_ASKING
+            _print(f"asked about step {step - 1} after step {before - 1}: this rank agrees on no step in this attempt")
+        if self.header[_COMMAND] == 0:
+            return False
+        return words[asked] != StatusPage.NOT_ASKING and self._wait_for_decision(kind, i)
+
+    def _wait_for_decision(self, kind: int, i: int) -> bool:
+        """Wait while `i` has reached the ceiling of a drain that is neither committed nor withdrawn.
+
+        There is no limit: a rank that went on by itself would stop at another step than the others. The agent ends the
+        drain, or this process.
+        """
+        wait_s = _FIRST_WAIT_S
+        while True:
+            command = self.header[_COMMAND]
+            if command == 0 or StatusPage.get_kind(command) != kind or i < StatusPage.get_step(command):
+                return False
+            if StatusPage.is_committed(command):
+                return True
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def add_value(self, name: str) -> int:
+        """Enter a value's name; returns the index of its double."""
+        count = len(self.value_words)
+        if count >= StatusPage.TABLE_ENTRIES:
+            if count == StatusPage.TABLE_ENTRIES:
+                _print(f"step: at most {StatusPage.TABLE_ENTRIES} values are shown; {name!r} and later ones are not")
+            self.value_words[name] = StatusPage.UNREAD
+            return StatusPage.UNREAD
+        start = StatusPage.VALUE_TABLE + count * StatusPage.VALUE_ENTRY_WORDS
+        self.write_text(start, _to_name(name))
+        self.value_words[name] = start + StatusPage.VALUE_ENTRY_WORDS - 1
+        self.words[StatusPage.VALUES] = count + 1
+        return self.value_words[name]
+
+    def add_phase(self, name: str) -> int:
+        """Enter a phase's name; returns its number, 0 where there is no room."""
+        count = len(self.phases)
+        if count >= StatusPage.TABLE_ENTRIES:
+            return 0
+        self.write_text(StatusPage.PHASE_TABLE + count * StatusPage.PHASE_ENTRY_WORDS, _to_name(name))
+        self.phases[name] = count + 1
+        return count + 1
+
+    def write_text(self, word: int, text: bytes) -> None:
+        """Write a text entry: while its bytes change, its length and checksum fit neither the old nor the new ones."""
+        start = 8 * (word + 1)
+        self.words[word] = 0
+        self.bytes[start : start + len(text)] = text
+        self.words[word] = len(text) << 32 | zlib.crc32(text)
+
+
+class _State:
+    """Whether this process has looked for its slot, and the slot if it has one."""
+
+    is_open = False
+    slot: "_Slot | None" = None
+
+
+_state = _State()
+
+
+def _open() -> _Slot | None:
+    """Map the slot of this rank if this process may speak for it. Any failure leaves the script as it would be."""
+    _state.is_open = True
+    where = os.environ.get(Env.STATUS_PAGE)
+    if where:
+        try:
+            _state.slot = _map_slot(*_parse(where))
+        except (OSError, ValueError) as error:
+            _print(f"cannot use the status page {where!r} ({error}): steps are not reported and not agreed on")
+    return _state.slot
+
+
+def _parse(where: str) -> tuple[str, int, int]:
+    path, round_number, slot = where.rsplit(":", 2)
+    return path, int(round_number), int(slot)
+
+
+def _map_slot(path: str, round_number: int, number: int) -> _Slot | None:
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        memory = mmap.mmap(opened, os.fstat(opened).st_size)
+        header = memoryview(memory)[: StatusPage.BLOCK_BYTES].cast("q")
+        if header[StatusPage.MAGIC_WORD] != StatusPage.MAGIC:
+            raise ValueError(f"it is of another version than {StatusPage.VERSION}")
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        if (header[StatusPage.ROUND], header[StatusPage.ATTEMPT]) != (round_number, attempt):
+            raise ValueError("it belongs to another round")
+        if not 0 <= number < header[StatusPage.SLOTS]:
+            raise ValueError(f"it has {header[StatusPage.SLOTS]} slots")
+        # The lock is for this moment only: two processes of a rank may come here at once.
+        fcntl.lockf(opened, fcntl.LOCK_EX, 8, (number + 1) * StatusPage.BLOCK_BYTES)
+        return _claim(_Slot(memory, number))
+    finally:
+        os.close(opened)
+
+
+def _claim(slot: _Slot) -> _Slot | None:
+    """Become the process that speaks for the rank, unless another one does."""
+    owner = slot.words[StatusPage.OWNER]
+    if owner not in (0, os.getpid()) and _is_alive(owner):
+        return None
+    if owner:
+        slot.bytes[:] = bytes(StatusPage.BLOCK_BYTES)
+    slot.words[StatusPage.OWNER] = os.getpid()
+    return slot
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _forget_slot() -> None:
+    """In a fork: the parent speaks for the rank."""
+    _state.is_open, _state.slot = True, None
+
+
+def _forget_if_open() -> None:
+    if _state.is_open:
+        _forget_slot()
+
+
+os.register_at_fork(after_in_child=_forget_if_open)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _to_step(i: object) -> int:
+    if isinstance(i, bool) or not hasattr(type(i), "__index__") or _is_tensor(i):
+        raise TypeError(f"the step must be an int, not {type(i).__name__}")
+    number = i.__index__()  # type: ignore[attr-defined]  # looked for above; a numpy integer has it
+    if not 0 <= number <= StatusPage.MAX_STEP:
+        raise ValueError(f"the step must be 0 to {StatusPage.MAX_STEP}, not {number}")
+    return int(number)
+
+
+def _to_float(name: str, value: SupportsFloat) -> float:
+    import numbers
+
+    if not isinstance(value, numbers.Real):
+        hint = ": it would make the script wait for the device; pass .item()" if _is_tensor(value) else ""
+        raise TypeError(f"step({name}=...) takes a number, not {type(value).__name__}{hint}")
+    return float(value)
+
+
+def _is_tensor(value: object) -> bool:
+    return any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__)
+
+
+def _to_name(name: str) -> bytes:
+    return name.encode(errors="replace")[: StatusPage.NAME_BYTES]
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write(f"muster.worker: {line}\n")

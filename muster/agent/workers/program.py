@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from muster.agent.workers.spec import Program
+    from muster.agent.workers.warm.early_end import EarlyEnd
 
 WORKER_FLAG = "--muster-worker"
 """First argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
@@ -121,15 +122,16 @@ def main(argv: "list[str]") -> None:
     """Run as a worker, or as the template that forks them. `argv` is what follows `WORKER_FLAG`."""
     interpreter_argv = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
     own_root = _remove_own_folder(sys.argv[0])
+    record_code = None
     if argv[0] == TEMPLATE:
         serve = _import_template(own_root)
-        kind, error_file, stack_signum, stack_file, crash_file, target, args = serve(
-            argv[1:], prepare_main=prepare_main, rename_process=rename_process
-        )
+        launch, early_end = serve(argv[1:], prepare_main=prepare_main, rename_process=rename_process)
+        kind, error_file, stack_signum, stack_file, crash_file, target, args = launch
+        record_code = early_end.record_code
     else:
         kind, error_file, signum, stack_file, crash_file, target, *args = argv
         stack_signum = int(signum)
-    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file)
+    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file, record_code)
 
 
 def _remove_own_folder(entry: str) -> str:
@@ -140,7 +142,7 @@ def _remove_own_folder(entry: str) -> str:
     return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
 
 
-def _import_template(own_root: str) -> "Callable[..., tuple[str, str, int, str, str, str, list[str]]]":
+def _import_template(own_root: str) -> "Callable[..., tuple[tuple[str, str, int, str, str, str, list[str]], EarlyEnd]]":
     sys.path.insert(0, own_root)
     try:
         from muster.agent.workers.warm.template import serve
@@ -158,6 +160,7 @@ def run(
     stack_file: str,
     interpreter_argv: "list[str]",
     crash_file: str = "",
+    record_code: "Callable[[int | None], None] | None" = None,
 ) -> None:
     """Run the user's program in this process; its exceptions pass through.
 
@@ -170,6 +173,8 @@ def run(
         stack_file: "" for none.
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
         crash_file: "" for stderr.
+        record_code: called with the exit code of a program that ends without an exception or by `sys.exit`; None: only
+            the interpreter can tell.
     """
     for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
         del sys.modules[name]  # ours, from the bundle or the template; the program imports the installed one
@@ -182,7 +187,11 @@ def run(
         prepare_main(kind, target, args)
         call, arguments = choose_call(kind, target)
         call(*arguments)
+        if record_code is not None:
+            record_code(0)
     except SystemExit as stop:
+        if record_code is not None:
+            record_code(_choose_exit_code(stop))
         if error_file and before == (os.getpid(), _stat_file(error_file)):
             if _is_runpy_error(stop.__context__):
                 _write_error_file(ImportError(str(stop.__context__)), None, error_file)
@@ -276,6 +285,18 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
         main_module.__dict__["__cached__"] = None
     main_module.__loader__ = loader
     return loader.get_code("__main__") if compiled else compile(content, path, "exec", dont_inherit=True)
+
+
+def _choose_exit_code(stop: SystemExit) -> "int | None":
+    """The exit code by the interpreter's rules; None for those that differ between its versions or are user code.
+
+    Source: _Py_HandleSystemExit in CPython's Python/pythonrun.c.
+    """
+    if type(stop) is not SystemExit:
+        return None
+    if stop.code is None or isinstance(stop.code, int):
+        return None if stop.code is not None and abs(stop.code) >= 1 << 31 else (stop.code or 0) & 0xFF
+    return 1
 
 
 # -- faults and exceptions --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 In the agent: `starter` starts workers from templates, `template_handle` controls one template process, `head_start`
 lets global rank 0 run first. In the template: `template` is the process, `preload` and `import_sites` choose what it
 imports and how, `fork_safety` checks whether it may be forked. In a forked worker: `forked_worker` and `thread_pools`
-make it equal to a cold worker.
+make it equal to a cold worker, `early_end` ends it without tearing down what the template had imported.
 
 From outside, import `starter.TemplateStarter` and `template_handle`.
 """

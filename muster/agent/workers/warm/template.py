@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster.agent.workers.warm import fork_safety, forked_worker
+from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
 from muster.agent.workers.warm.preload import choose_modules
 
@@ -46,14 +47,18 @@ def serve(
     *,
     prepare_main: Callable[[str, str, list[str]], None],
     rename_process: Callable[[list[str]], None],
-) -> Launch:
+) -> tuple[Launch, EarlyEnd]:
     """Import, then fork on demand; returns only in a worker that has been released and set up.
 
     Args:
         argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments.
         prepare_main: as in `workers.program`, which imports this module.
         rename_process: likewise.
+
+    Returns:
+        The arguments of `program.run`, and what ends the worker when the program has ended.
     """
+    early_end = EarlyEnd()
     control_fd, agent_pid, requested, kind, target, *args = argv
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
@@ -63,6 +68,7 @@ def serve(
     prepare_main(kind, target, args)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, requested, kind, target)
+    early_end.record_template()
     _send(control, ready={"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid()})
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
@@ -70,8 +76,9 @@ def serve(
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     forked_worker.become_worker(release)
+    early_end.record_start()
     spec = release.spec
-    return (
+    launch = (
         spec["kind"],
         spec["error_file"],
         spec["stack_signum"],
@@ -80,6 +87,7 @@ def serve(
         spec["target"],
         spec["args"],
     )
+    return launch, early_end
 
 
 def _exit_with_agent(agent_pid: int) -> None:

@@ -47,7 +47,11 @@ class EarlyEnd:
     """The last exit handler of a warm worker. Without an exit code (`record_code`) it does nothing."""
 
     def __init__(self) -> None:
-        """Register the handler: before any other, so that it runs after all of them."""
+        """Register the handler: before any other, so that it runs after all of them.
+
+        Where a start-up hook (sitecustomize) was faster, the interpreter ends every worker: its handlers come after.
+        """
+        self._is_first = atexit._ncallbacks() == 0  # noqa: SLF001
         self._code: int | None = None
         self._template_modules: dict[str, ModuleType] = {}
         self._libraries: frozenset[bytes] = frozenset()
@@ -79,7 +83,8 @@ class EarlyEnd:
 
     def _can_end_early(self) -> bool:
         return (
-            (sys.stdout, sys.stderr) == self._streams
+            self._is_first
+            and (sys.stdout, sys.stderr) == self._streams
             and len(sys._current_frames()) == 1  # noqa: SLF001  # daemon threads run on until the interpreter ends
             and sys.gettrace() is sys.getprofile() is None
             and not (sys.warnoptions or sys.flags.dev_mode or gc.get_debug() or gc.callbacks)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-AGENT_BUNDLE_LIMIT_BYTES: Final = 200_000
+AGENT_BUNDLE_LIMIT_BYTES: Final = 300_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PARSING: Final = threading.Lock()

@@ -150,11 +150,11 @@ def count_messages(counter):
     send, deliver = TcpLink.send, TcpLink._deliver  # noqa: SLF001 what no owner would count: all that arrives
 
     def counting_send(self, message):
-        counter["sent"] += message["type"] != "heartbeat_reply"
+        counter["sent"] += type(message).__name__ != "HeartbeatReply"
         send(self, message)
 
     def counting_deliver(self, message):
-        counter["received"] += message.get("type") != "heartbeat"
+        counter["received"] += message.get("type") != "Heartbeat"
         deliver(self, message)
 
     TcpLink.send, TcpLink._deliver = counting_send, counting_deliver  # noqa: SLF001

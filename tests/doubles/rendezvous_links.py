@@ -4,7 +4,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.codec import encode_message
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
+from muster.agent.rendezvous.protocol.messages import Message
+
+
+def encode_and_decode(message: Message) -> Any:
+    """What arrives of a message: JSON, not read yet."""
+    return json.loads(encode_message(message, FRAME_LIMIT_BYTES))
 
 
 class StandingClock:
@@ -31,18 +38,22 @@ class FakeLink:
 
     def send(self, message: Message) -> None:
         if not self.closed:
-            self.sent.append(json.loads(json.dumps(message)))
+            self.sent.append(message)
+            encode_and_decode(message)  # it can be sent
+
+    def trust(self) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Message | Frame) -> None:
         """As the network: nothing arrives on a closed link."""
         if not self.closed:
-            self.owner.on_message(self, message)
+            self.owner.on_message(self, message if isinstance(message, dict) else encode_and_decode(message))
 
-    def kinds(self) -> list[str]:
-        return [message["type"] for message in self.sent]
+    def kinds(self) -> list[type]:
+        return [type(message) for message in self.sent]
 
 
 class FakeHandle:
@@ -60,7 +71,7 @@ class FakeNetwork:
 
     def __init__(self) -> None:
         self.dials: list[tuple[str, int, Callable[[FakeLink], None]]] = []
-        self.listeners: list[Callable[[FakeLink, Message], None]] = []
+        self.listeners: list[Callable[[FakeLink, Any], None]] = []
 
     def connect(self, host: str, port: int, on_open: Any, on_failed: Any, timeout_s: float) -> FakeHandle:
         self.dials.append((host, port, on_open))

@@ -19,6 +19,7 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.round import Round
 
 EPHEMERAL = 40000
@@ -102,14 +103,17 @@ class SimLink:
         self.local_host = process.machine.host
         self.peer_host = peer_host
         self.other: SimLink | None = None
-        self.on_link: Callable[[SimLink, dict[str, Any]], None] | None = None
+        self.on_link: Callable[[SimLink, Message], None] | None = None
         self.closed = False
         self.arrives_s = 0.0
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         if not self.closed and self.other is not None:
             self.process.machine.world.sent += 1
             self.transmit(lambda other: other.receive(message))
+
+    def trust(self) -> None:
+        pass
 
     def transmit(self, act: Callable[["SimLink"], None]) -> None:
         """Deliver to the other end: in order, after the delay, not before a partition heals."""
@@ -126,7 +130,7 @@ class SimLink:
 
         world.schedule(at_s - world.now_s, None, arrive)
 
-    def receive(self, message: dict[str, Any]) -> None:
+    def receive(self, message: Message) -> None:
         if self.closed:
             return
         if self.on_link is not None:
@@ -154,7 +158,7 @@ class SimLink:
 class SimListener:
     process: "Process"
     port: int
-    on_link: Callable[[SimLink, dict[str, Any]], None]
+    on_link: Callable[[SimLink, Message], None]
 
     def close(self) -> None:
         self.process.machine.ports.pop(self.port, None)

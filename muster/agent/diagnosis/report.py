@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from muster._contract import REPORT_SCHEMA
+from muster.agent.runtime.fields import Count, Integer, Limit, Line, Lines, Name, Paragraph, Seconds, Traceback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,9 +14,9 @@ class OomEvidence:
 
     certain: bool
     """True when the cgroup's counter went up; False: a guess, and reported as one."""
-    limit_bytes: int | None = None
-    peak_bytes: int | None = None
-    source: str = ""
+    limit_bytes: Count | None = None
+    peak_bytes: Count | None = None
+    source: Line = ""
     """The file the evidence was read from."""
 
 
@@ -23,32 +24,32 @@ class OomEvidence:
 class Failure:
     """One failed worker. `time_s` is from the node's own wall clock: for people, not for ordering."""
 
-    node: int
+    node: Count
     """The node's group rank in the round."""
-    node_index: int
-    host: str
-    local_rank: int
-    global_rank: int
-    attempt: int
-    round: int
-    pid: int
-    time_s: float
-    age_s: float = 0.0
+    node_index: Count
+    host: Name
+    local_rank: Count
+    global_rank: Count
+    attempt: Count
+    round: Count
+    pid: Count
+    time_s: Seconds
+    age_s: Seconds = 0.0
     """Seconds since it happened when it was sent; the leader orders by arrival minus age, never by wall clocks."""
-    exit_code: int | None = None
+    exit_code: Integer | None = None
     """None when a signal ended it."""
-    signal: str | None = None
+    signal: Name | None = None
     """"SIGKILL"; None when it exited."""
-    reason: str = ""
+    reason: Line = ""
     """One line when no process has exited: it could not be started, or hung."""
-    exception: str | None = None
+    exception: Paragraph | None = None
     """"ValueError: the text", from error.json or stderr."""
-    traceback: str | None = None
+    traceback: Traceback | None = None
     """The traceback's text, its last frames when it is long; faulthandler's for a fatal signal."""
-    error_file: str | None = None
-    stderr_tail: tuple[str, ...] = ()
+    error_file: Line | None = None
+    stderr_tail: Lines = ()
     """Last lines of the rank's stderr, oldest first; empty when it was not captured."""
-    log_path: str | None = None
+    log_path: Line | None = None
     oom: OomEvidence | None = None
     stopped_by_us: bool = False
     """Ended after the agent had sent it a signal: always collateral."""
@@ -78,24 +79,28 @@ class Failure:
 class Stack:
     """Python stacks of one rank, collected while it was alive."""
 
-    global_rank: int
-    node: int
-    local_rank: int
-    text: str
+    global_rank: Count
+    node: Count
+    local_rank: Count
+    text: Traceback
+
+
+Failures = Annotated[tuple[Failure, ...], Limit(most=4096)]
+Stacks = Annotated[tuple[Stack, ...], Limit(most=4096)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The one report of a failed job. `failures` is ordered by time on the leader's clock: the root cause first."""
 
-    run_id: str
-    reason: str
+    run_id: Name
+    reason: Paragraph
     """One line that names the root cause, and why the job ended: what console, status and schedulers show."""
-    attempt: int
-    max_restarts: int
-    failures: tuple[Failure, ...] = ()
-    stacks: tuple[Stack, ...] = field(default=())
-    schema: int = REPORT_SCHEMA
+    attempt: Count
+    max_restarts: Count
+    failures: Failures = ()
+    stacks: Stacks = field(default=())
+    schema: Count = REPORT_SCHEMA
 
     def to_json(self) -> dict[str, Any]:
         """A dict of JSON types."""

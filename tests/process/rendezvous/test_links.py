@@ -10,7 +10,8 @@ import pytest
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
-from muster.agent.rendezvous.protocol.framing import ProtocolError
+from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
+from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.tcp_network import PENDING_CONNECTIONS_LIMIT, TcpNetwork
 from muster.agent.runtime.loop import Loop
@@ -253,7 +254,7 @@ def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
 
     wait_for(turn, one)
     links[0].owner = Owner()
-    links[0].send({"type": "join", "run_id": "run", "id": 5})
+    links[0]._socket.sendall(build_frame(b'{"type":"Join","run_id":"run","id":5}'))
     wait_for(lambda: turn() and received, one)
     assert "malformed message" in one.find(Notice).text
     network.close()
@@ -315,10 +316,10 @@ def test_only_reading_can_be_the_other_sides_fault() -> None:
     network.connect("127.0.0.1", listener.port, opened.append, lambda why, refused: None, 5.0)
     while not opened:
         loop.turn(0.1)
-    opened[0].send({"t": "first"})
+    opened[0].send(LeaderQuery(run_id="first"))
     while not arrived:
         loop.turn(0.1)
-    opened[0].send({"t": "second"})
+    opened[0].send(LeaderQuery(run_id="second"))
 
     def turn_often() -> None:
         for _ in range(50):

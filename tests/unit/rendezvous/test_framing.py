@@ -1,17 +1,24 @@
 """Frames and authentication, byte by byte, without sockets."""
 
+import json
 import struct
 
 import pytest
 
+from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import (
+    FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
-    Broadcast,
+    STRANGER_LIMIT_BYTES,
     ProtocolError,
     build_frame,
-    encode_json,
 )
 from muster.agent.rendezvous.protocol.handshake import Codec
+from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye
+from muster.agent.rendezvous.protocol.member_messages import Started
+
+STARTED = Started(round_number=1)
+STARTED_FRAME = {"type": "Started", "round_number": 1}
 
 
 class Wire:
@@ -35,27 +42,29 @@ class Wire:
 
 
 @pytest.mark.parametrize("token", [None, "secret"])
-def test_a_broadcast_reads_like_any_other_message(token) -> None:
-    wire = Wire(token, token)
-    wire.pump()
-    broadcast = Broadcast({"type": "round", "text": 'ü"}', "list": [1]})
-    plain = [{"type": "round", "text": 'ü"}', "list": [1], "rank": rank, "quorum_bases": []} for rank in range(2)]
-    copies = [broadcast.build_copy(), *(broadcast.build_copy(rank=rank, quorum_bases=[]) for rank in range(2))]
-    assert copies[1:] == plain
-    for copy in copies:
-        wire.to_client.extend(wire.server.encode(copy))
-    assert wire.pump() == ([], [broadcast.common, *plain])
-
-
-@pytest.mark.parametrize("token", [None, "secret"])
 def test_messages_pass_both_ways(token) -> None:
     wire = Wire(token, token)
     wire.pump()
     assert wire.client.open
     assert wire.server.open
-    wire.to_server.extend(wire.client.encode({"type": "join", "text": "ü"}))
-    wire.to_client.extend(wire.server.encode({"type": "welcome"}))
-    assert wire.pump() == ([{"type": "join", "text": "ü"}], [{"type": "welcome"}])
+    wire.to_server.extend(wire.client.encode(LeaderQuery(run_id='ü"}')))
+    wire.to_client.extend(wire.server.encode(Exit()))
+    assert wire.pump() == ([{"type": "LeaderQuery", "run_id": 'ü"}'}], [{"type": "Exit"}])
+
+
+def test_frames_are_small_until_the_other_side_is_trusted() -> None:
+    frame = build_frame(b'"' + b"x" * STRANGER_LIMIT_BYTES + b'"')
+    stranger = Wire(None, None)
+    stranger.pump()
+    with pytest.raises(ProtocolError, match=f"at most {STRANGER_LIMIT_BYTES} bytes"):
+        list(stranger.server.receive(frame))
+    member = Wire(None, None)
+    member.pump()
+    member.server.trust()
+    with pytest.raises(ProtocolError, match="not a JSON object"):
+        list(member.server.receive(frame))
+    with pytest.raises(ProtocolError, match=f"at most {FRAME_LIMIT_BYTES} bytes"):
+        list(authenticated().server.receive(struct.pack(">I", FRAME_LIMIT_BYTES + 1)))
 
 
 @pytest.mark.parametrize(("client", "server"), [("a", "b"), ("a", None), (None, "b")])
@@ -68,7 +77,7 @@ def test_a_client_without_the_token_is_refused_with_a_reason(client, server) -> 
 def test_a_server_that_cannot_prove_the_token_is_refused() -> None:
     wire = Wire("secret", "secret")
     wire.to_server.clear()
-    wire.to_client.extend(build_frame(encode_json({"nonce": "00" * 16, "mac": "00" * 32})))
+    wire.to_client.extend(build_frame(json.dumps({"nonce": "00" * 16, "mac": "00" * 32}).encode()))
     with pytest.raises(ProtocolError, match="different job token"):
         list(wire.client.receive(bytes(wire.to_client)))
 
@@ -81,7 +90,7 @@ def authenticated() -> Wire:
 
 def test_a_changed_frame_is_detected() -> None:
     wire = authenticated()
-    frame = bytearray(wire.client.encode({"type": "succeeded", "round": 1}))
+    frame = bytearray(wire.client.encode(STARTED))
     frame[-2] ^= 1
     with pytest.raises(ProtocolError, match="changed"):
         list(wire.server.receive(bytes(frame)))
@@ -89,8 +98,8 @@ def test_a_changed_frame_is_detected() -> None:
 
 def test_a_replayed_frame_is_detected() -> None:
     wire = authenticated()
-    frame = wire.client.encode({"type": "succeeded", "round": 1})
-    assert list(wire.server.receive(frame)) == [{"type": "succeeded", "round": 1}]
+    frame = wire.client.encode(STARTED)
+    assert list(wire.server.receive(frame)) == [STARTED_FRAME]
     with pytest.raises(ProtocolError, match="changed"):
         list(wire.server.receive(frame))
 
@@ -98,7 +107,7 @@ def test_a_replayed_frame_is_detected() -> None:
 def test_a_reflected_frame_is_detected() -> None:
     wire = authenticated()
     with pytest.raises(ProtocolError, match="changed"):
-        list(wire.client.receive(wire.client.encode({"type": "succeeded"})))
+        list(wire.client.receive(wire.client.encode(STARTED)))
 
 
 @pytest.mark.parametrize(
@@ -121,14 +130,14 @@ def test_garbage_is_refused(data, why) -> None:
 def test_single_bytes_make_the_same_messages() -> None:
     wire = Wire("secret", "secret")
     wire.pump()
-    frame = wire.client.encode({"type": "x", "n": list(range(50))})
+    frame = wire.client.encode(Goodbye(reason="x" * 50))
     got = []
     for byte in frame:
         got += wire.server.receive(bytes([byte]))
-    assert got == [{"type": "x", "n": list(range(50))}]
+    assert got == [{"type": "Goodbye", "reason": "x" * 50}]
 
 
 def test_a_refusal_without_text_is_a_refusal() -> None:
-    wire = authenticated()
+    wire = Wire("secret", "secret")
     with pytest.raises(ProtocolError, match="without a reason"):
-        list(wire.client.receive(wire.server.encode({"refused": [["\x1b[2J"]]})))
+        list(wire.client.receive(build_frame(json.dumps({"refused": [["\x1b[2J"]]}).encode())))

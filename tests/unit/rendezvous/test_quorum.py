@@ -7,12 +7,13 @@ import pytest
 
 from muster.agent.rendezvous.consensus.quorum import (
     QuorumRound,
+    RecoveredRound,
     build_quorum_round,
     may_continue,
     may_form_round,
     may_take_over,
 )
-from muster.agent.rendezvous.protocol.payloads import build_recovered_round, read_recovered_round
+from muster.agent.rendezvous.protocol.codec import decode, encode
 from muster.agent.runtime.records import replace
 
 
@@ -119,7 +120,7 @@ def test_a_quorum_round_is_encoded_and_read() -> None:
     )
     recovered = before.build_recovered("a")
     assert recovered.group_rank == 2
-    assert read_recovered_round(json.loads(json.dumps(build_recovered_round(recovered)))) == recovered
+    assert decode(RecoveredRound, json.loads(encode(recovered, 1000))) == recovered
     assert replace(build_quorum_round(recovered), connected={"a": 2}) == before
     assert before.find_group_rank(9) == 2
     assert before.find_group_rank(3) is None

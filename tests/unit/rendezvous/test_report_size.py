@@ -1,11 +1,15 @@
 """The job's report fits into one frame, however many ranks have failed and however long their texts are."""
 
+import json
+
 import pytest
 
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import LEFT_OUT, DatedFailure, build_report
-from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, encode_json
-from muster.agent.rendezvous.protocol.leader_messages import build_job_end
+from muster.agent.rendezvous.protocol.codec import encode_message
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
+from muster.agent.rendezvous.protocol.leader_messages import JobEnd
+from muster.agent.runtime.fields import Shared
 
 
 @pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f40c", "\x1b"])
@@ -33,8 +37,9 @@ def test_a_report_of_thousands_of_ranks_with_long_texts_fits_into_one_frame(char
     ]
     stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=character * 5000) for rank in range(4096))
     report = build_report("run", "why", 0, 1, seen, stacks)
-    frame = encode_json(build_job_end(succeeded=False, report=report).build_copy(prints_report=True))
+    frame = encode_message(JobEnd(succeeded=False, report=Shared(report), prints_report=True), FRAME_LIMIT_BYTES)
     assert len(frame) < FRAME_LIMIT_BYTES
+    assert json.loads(frame)["report"]["failures"][0]["traceback"] == character * 4000
     assert report.failures[0].traceback == character * 4000  # the root cause is whole
     assert (len(report.failures), len(report.stacks)) == (4096, 4096)
     assert report.stacks[-1].text == LEFT_OUT

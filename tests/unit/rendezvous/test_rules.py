@@ -11,13 +11,15 @@ from doubles.rendezvous_world import Process, World
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.member.member import Member
-from muster.agent.rendezvous.protocol.job_rules import (
-    build_job_rules,
-    describe_difference,
-    describe_job_rules,
-    read_job_rules,
-)
+from muster.agent.rendezvous.protocol.codec import encode_message
+from muster.agent.rendezvous.protocol.discovery_messages import Announcement, AnnouncementAcknowledged
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_difference
+from muster.agent.rendezvous.protocol.leader_messages import Welcome
+from muster.agent.rendezvous.protocol.member_messages import Join, RecoveryState
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import replace
 
 SETTINGS: dict[str, Any] = {
     "backend": "muster",
@@ -64,7 +66,6 @@ def test_a_different_setting_is_named_with_both_values(changes, difference) -> N
     own = build_job_rules(RendezvousConfig(**{**SETTINGS, "join_timeout_s": 120.0, **changes}))
     line = describe_difference(own, job)
     assert line == f"{difference}; all agents of a job must be started with the same values"
-    assert read_job_rules(json.loads(json.dumps(describe_job_rules(own)))) == own
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -156,16 +157,16 @@ class LeaderHarness:
             member_id="m0",
         )
         self.member.join()
-        self.rules = describe_job_rules(build_job_rules(config))
+        self.rules = build_job_rules(config)
 
     def form_round(self) -> None:
         self.loop.clock.passed_s += 3.0
         for _ in range(3):
             self.loop.turn(0)
 
-    def receive(self, message: dict[str, Any]) -> FakeLink:
+    def receive(self, frame: Frame | Message) -> FakeLink:
         link = FakeLink()
-        self.network.listeners[-1](link, message)
+        self.network.listeners[-1](link, frame)
         return link
 
     def close(self) -> None:
@@ -184,24 +185,29 @@ def node() -> Iterator[LeaderHarness]:
 def test_a_leader_does_not_resign_in_favour_of_one_with_other_rules(node: LeaderHarness, max_restarts: int) -> None:
     """Two jobs of one name share an endpoint by mistake: the acting leader of one announces itself to the other."""
     node.form_round()
-    rules = {**node.rules, "max_restarts": max_restarts}
-    link = node.receive({"type": "announcement", "run_id": "sim", "id": "m4", "round": 7, "port": 5004, "rules": rules})
-    assert (link.kinds() == ["announcement_acknowledged"]) == (max_restarts == 9)
+    rules = replace(node.rules, max_restarts=max_restarts)
+    link = node.receive(Announcement(run_id="sim", id="m4", round_number=7, port=5004, rules=rules))
+    assert (link.kinds() == [AnnouncementAcknowledged]) == (max_restarts == 9)
     assert (node.member._session.server.leader is not None) == (max_restarts == 9)
 
 
 def test_a_join_without_rules_is_malformed(node: LeaderHarness) -> None:
     """Agents of protocol version 1 sent none; the handshake already refuses them."""
-    join = {"type": "join", "run_id": "sim", "id": "m1", "index": 1, "nproc": 1, "role": "default", "host": "h1"}
-    join |= {"port": 1, "listen_port": 2, "local_addr": None, "is_prepared": True}
-    recovery = {
-        "round": 0,
-        "attempt": 0,
-        "startup_signature": None,
-        "final_reason": None,
-        "leader_id": None,
-        "quorum_bases": [],
-    }
-    refused = node.receive({**join, "recovery_state": recovery})
+    join = Join(
+        run_id="sim",
+        id="m1",
+        index=1,
+        nproc=1,
+        role="default",
+        host="h1",
+        port=1,
+        listen_port=2,
+        local_addr=None,
+        rules=node.rules,
+        recovery_state=RecoveryState(),
+    )
+    frame = json.loads(encode_message(join, FRAME_LIMIT_BYTES))
+    assert node.receive(frame).kinds() == [Welcome]
+    del frame["rules"]
+    refused = node.receive(frame)
     assert (refused.kinds(), refused.closed) == ([], True)
-    assert node.receive({**join, "recovery_state": recovery, "rules": node.rules}).kinds() == ["welcome"]

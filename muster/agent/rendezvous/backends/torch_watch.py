@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.protocol.fields import MalformedMessageError, mapping, optional, read_field, text
-from muster.agent.rendezvous.protocol.payloads import read_failure
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
+from muster.agent.runtime.fields import Line
 from muster.agent.runtime.records import record
 
 HEARTBEAT_S = 1.0
 HEARTBEATS_PER_SILENCE = 5
+FAILED_LIMIT_BYTES = 1 << 20
 
 
 @record
@@ -35,7 +36,7 @@ class AllDone:
 class FailedElsewhere:
     """The job has failed for good on another node."""
 
-    reason: str
+    reason: Line
     root: Failure | None
 
 
@@ -98,8 +99,8 @@ class RoundWatch:
 
     def post_failed(self, reason: str, root: Failure | None) -> None:
         """Write that the job has failed for good here."""
-        data = {"reason": reason, "root": None if root is None else root.to_json()}
-        self._store.set(self._key("failed"), json.dumps(data))
+        failed = encode(FailedElsewhere(reason=reason, root=root), FAILED_LIMIT_BYTES)
+        self._store.set(self._key("failed"), failed)
 
     def post_seen(self) -> None:
         """Write that this node knows the job's end."""
@@ -133,10 +134,7 @@ class RoundWatch:
         if not self._store.check([key]):
             return None
         try:
-            data = mapping(json.loads(self._store.get(key)))
-            return FailedElsewhere(
-                reason=read_field(data, "reason", text), root=read_field(data, "root", optional(read_failure))
-            )
+            return decode(FailedElsewhere, json.loads(self._store.get(key)))
         except (ValueError, RecursionError, MalformedMessageError):
             return FailedElsewhere(reason="the job has failed on another node", root=None)
 

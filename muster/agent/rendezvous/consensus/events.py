@@ -1,7 +1,11 @@
-"""Events of the leader: what it feeds to `decisions.decide`."""
+"""Events of the leader: what it feeds to `decisions.decide`.
 
-from muster.agent.diagnosis.report import Failure, Stack
+Those that a member reports are also the messages that it sends, with the limits of `runtime.fields`.
+"""
+
+from muster.agent.diagnosis.report import Failures, Stacks
 from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.runtime.fields import Line, Name, Port, RoundNumber, Seconds
 from muster.agent.runtime.records import record
 
 
@@ -31,33 +35,33 @@ class ProcessEnded:
 class Leaving:
     """A member announced that it leaves. Its workers may still be stopping: `MemberLost` follows when it is gone."""
 
-    id: str
-    reason: str
+    id: Name
+    reason: Line
 
 
 @record
 class Prepared:
     """A member has imported what its workers need."""
 
-    id: str
+    id: Name
 
 
 @record
 class RoundAcknowledged:
     """A member has received a round."""
 
-    id: str
-    round_number: int
+    id: Name
+    round_number: RoundNumber
 
 
 @record
 class Failed:
     """Workers of a member failed."""
 
-    id: str
-    round_number: int
-    failures: tuple[Failure, ...]
-    suspicion_s: float = 0.0
+    id: Name
+    round_number: RoundNumber
+    failures: Failures
+    suspicion_s: Seconds = 0.0
     """How long until the leader declares every node lost that it suspects now; 0: it suspects none. A suspected node's
     guard kills its workers before that, which makes the workers of other nodes fail."""
 
@@ -66,28 +70,28 @@ class Failed:
 class Idle:
     """All workers of a member are idle. Without failures: one of them is active again."""
 
-    id: str
-    round_number: int
-    failures: tuple[Failure, ...]
+    id: Name
+    round_number: RoundNumber
+    failures: Failures
 
 
 @record
 class Succeeded:
     """All workers of a member succeeded."""
 
-    id: str
-    round_number: int
+    id: Name
+    round_number: RoundNumber
 
 
 @record
 class Stopped:
     """No worker of the round is left on a member; it is ready for the next one."""
 
-    id: str
-    round_number: int
-    port: int
-    failures: tuple[Failure, ...] = ()
-    stacks: tuple[Stack, ...] = ()
+    id: Name
+    round_number: RoundNumber
+    port: Port
+    failures: Failures = ()
+    stacks: Stacks = ()
 
 
 @record

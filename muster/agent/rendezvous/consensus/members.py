@@ -2,6 +2,7 @@
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
+from muster.agent.runtime.fields import Count, Line, Name, Paragraph, RoundNumber
 from muster.agent.runtime.records import record
 
 FENCE_S = 0.3
@@ -39,12 +40,12 @@ class ConsensusRules:
 class RecoveryState:
     """What a member knows of the job and brings when it joins, so that no state is lost with a leader."""
 
-    round_number: int = 0
-    attempt: int = 0
-    startup_signature: str | None = None
-    final_reason: str | None = None
+    round_number: RoundNumber = 0
+    attempt: Count = 0
+    startup_signature: Paragraph | None = None
+    final_reason: Line | None = None
     """Why the job failed for good in its last round; None while it may continue."""
-    leader_id: str | None = None
+    leader_id: Name | None = None
     """The last leader that it joined. That leader may have formed rounds that this member never received."""
     quorum_rounds: tuple[RecoveredRound, ...] = ()
 

@@ -27,27 +27,36 @@ that made the takeover possible could be counted again, and two sides could cont
 """
 
 from collections.abc import Iterable
+from typing import Annotated
 
 from muster.agent.rendezvous.consensus.persistent import PersistentMap
+from muster.agent.runtime.fields import Count, GroupRank, Limit, Name, RoundNumber, Size
 from muster.agent.runtime.records import record, replace
 
 INDICES_KEPT = 64
 """What every member knows of a round must not grow with the number of members."""
+EndedRanks = Annotated[frozenset[GroupRank], Limit(most=512)]
+"""Group ranks whose process end was seen. A member that is told of fewer only needs more others to take over."""
 
 
 @record
 class RecoveredRound:
     """What one member knows of a quorum round and brings to its next leader."""
 
-    round_number: int
-    leader_id: str
-    size: int
-    leader_group_rank: int
-    node_indices: tuple[int | None, ...] = ()
-    group_rank: int | None
+    round_number: RoundNumber
+    leader_id: Name
+    size: Size
+    leader_group_rank: GroupRank
+    node_indices: Annotated[tuple[Count | None, ...], Limit(most=INDICES_KEPT)] = ()
+    group_rank: GroupRank | None
     """The member's own; None: it had no assignment."""
-    ended: frozenset[int]
+    ended: EndedRanks
     """Group ranks whose process end was seen."""
+
+    def find_contradiction(self) -> str | None:
+        """A rank that was not in the round."""
+        highest = max(self.leader_group_rank, self.group_rank or 0, *self.ended)
+        return None if highest < self.size else f"rank {highest} in a round of {self.size}"
 
 
 @record

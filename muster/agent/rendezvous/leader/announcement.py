@@ -6,14 +6,10 @@ returned look the same.
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.protocol.discovery_messages import (
-    Announcement,
-    AnnouncementRefused,
-    build_announcement,
-    read_announcement_reply,
-)
-from muster.agent.rendezvous.protocol.fields import MalformedMessageError
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError
+from muster.agent.rendezvous.protocol.discovery_messages import ANNOUNCEMENT_ANSWERS, Announcement, AnnouncementRefused
+from muster.agent.rendezvous.protocol.framing import Frame
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import Closing, Link, Network
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -50,7 +46,7 @@ class TakeoverAnnouncer:
             self._link.close()
             self._link = None
         if self._link is not None:
-            self._link.send(build_announcement(self._build()))
+            self._link.send(self._build())
         elif self._dial is None:
             host, port = self._endpoint
             self._dial = self._network.connect(host, port, self._on_open, self._on_failed, DIAL_LIMIT_S)
@@ -61,22 +57,22 @@ class TakeoverAnnouncer:
         self._link = link
         self._received_s = self._loop.clock.now_s()
         link.owner = self
-        link.send(build_announcement(self._build()))
+        link.send(self._build())
 
     def _on_failed(self, _why: str, _refused: bool) -> None:
         self._dial = None
 
-    def on_message(self, link: Link, message: Message) -> None:
+    def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`."""
         self._received_s = self._loop.clock.now_s()
         try:
-            reply = read_announcement_reply(message)
+            answer = ANNOUNCEMENT_ANSWERS.read(frame)
         except MalformedMessageError:
             link.close()
             self._link = None
             return
-        if isinstance(reply, AnnouncementRefused):
-            self._on_other_leader(link.peer_host, reply.port)
+        if isinstance(answer, AnnouncementRefused):
+            self._on_other_leader(link.peer_host, answer.port)
 
     def on_closed(self, _link: Link, _reason: str) -> None:
         """See `LinkOwner`."""

@@ -8,7 +8,20 @@ from collections.abc import Callable
 
 from muster.agent.rendezvous.consensus.actions import FormRound
 from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
-from muster.agent.rendezvous.consensus.events import Event, Failed, Joined, MemberLost, ProcessEnded, Tick
+from muster.agent.rendezvous.consensus.events import (
+    Event,
+    Failed,
+    Idle,
+    Joined,
+    Leaving,
+    MemberLost,
+    Prepared,
+    ProcessEnded,
+    RoundAcknowledged,
+    Stopped,
+    Succeeded,
+    Tick,
+)
 from muster.agent.rendezvous.consensus.members import MemberRecord, find_margin_s
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, find_quorum_size
 from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
@@ -20,31 +33,23 @@ from muster.agent.rendezvous.leader.connections import (
     describe_newcomer,
 )
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
-from muster.agent.rendezvous.protocol.fields import MalformedMessageError
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError
+from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import (
-    HeartbeatReply,
-    build_goodbye,
-    build_heartbeat_reply,
-    build_redirect,
-    build_rejection,
-    build_welcome,
-)
+from muster.agent.rendezvous.protocol.leader_messages import Goodbye, HeartbeatReply, Redirect, Rejected, Welcome
 from muster.agent.rendezvous.protocol.member_messages import (
+    MEMBER_MESSAGES,
     EndAcknowledged,
     Heartbeat,
     Join,
     MemberMessage,
     Started,
-    read_member_message,
 )
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import replace
+from muster.agent.runtime.records import assert_never, replace
 
-MAX_ROUND_NUMBER = 1 << 40
-"""No job has so many rounds. The round number only grows, so a number that is far too high could never be undone."""
 PAUSE_S = 1.0
 """Without activity for this long, this process may have been stopped."""
 RETRY_S = 0.05
@@ -87,16 +92,13 @@ class Leader:
         link.owner = self
         run_id = self._options.rules.run_id
         if join.run_id != run_id:
-            link.send(build_rejection(f"this is run {run_id!r}, not {join.run_id[:80]!r}"))
+            link.send(Rejected(reason=f"this is run {run_id!r}, not {join.run_id[:80]!r}"))
             link.close()
-            return
-        if join.recovery_state.round_number > MAX_ROUND_NUMBER and not isinstance(link, LocalLink):
-            self._reject_malformed(link, f"round {join.recovery_state.round_number}")
             return
         difference = describe_difference(join.rules, self._options.job_rules)
         if difference is not None:
             self._options.notify(f"refused {describe_newcomer(join)}: it was started with {difference}")
-            link.send(build_rejection(f"this agent was started with {difference}", usage=True))
+            link.send(Rejected(reason=f"this agent was started with {difference}", usage=True))
             link.close()
             return
         holder = None if join.index is None else self._connections.find_index(join.index)
@@ -116,7 +118,8 @@ class Leader:
             self._remove_member(old, "it reconnected")
         connection = MemberConnection(join, link, self._clock.boottime_s())
         self._connections.add(connection)
-        link.send(build_welcome(self._options.own_id, self._options.listen_port))
+        link.trust()
+        link.send(Welcome(leader_id=self._options.own_id, listen_port=self._options.listen_port))
         member = MemberRecord(
             id=join.id,
             index=join.index,
@@ -135,20 +138,19 @@ class Leader:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def on_message(self, link: Link, message: Message) -> None:
-        """See `LinkOwner`. A malformed message ends the connection; from this node itself it is a bug in muster."""
+    def on_message(self, link: Link, frame: Frame | Message) -> None:
+        """See `LinkOwner`. A malformed message ends the connection."""
         connection = self._connections.find_link(link)
+        known = {} if connection is None else {"id": connection.id, "suspicion_s": 0.0}
         try:
-            received = read_member_message("" if connection is None else connection.id, message)
+            message = MEMBER_MESSAGES.read(frame, **known)
         except MalformedMessageError as error:
-            if isinstance(link, LocalLink):
-                raise
             self._reject_malformed(link, str(error))
             return
         if connection is not None:
-            self._handle_message(connection, received)
-        elif isinstance(received, Join):
-            self.admit(link, received)
+            self._handle_message(connection, message)
+        elif isinstance(message, Join):
+            self.admit(link, message)
 
     def _reject_malformed(self, link: Link, why: str) -> None:
         self._options.notify(f"disconnected {link.peer_host}: invalid message ({why})")
@@ -161,16 +163,21 @@ class Leader:
         connection.received_s = self._clock.boottime_s()
         if self._claims:
             self._settle_claim(connection)
-        if isinstance(message, Heartbeat):
-            self._reply_to_heartbeat(connection, message)
-        elif isinstance(message, EndAcknowledged):
-            self._outgoing.record_acknowledgement(connection.id)
-        elif isinstance(message, Started):
-            self._outgoing.send_rank0_started(message.round, connection.id, self.state)
-        elif isinstance(message, Failed) and not self.state.failures:
-            self._apply(replace(message, suspicion_s=self._compute_suspicion_s()))
-        elif message is not None and not isinstance(message, Join):
-            self._apply(message)
+        match message:
+            case Heartbeat():
+                self._reply_to_heartbeat(connection, message)
+            case EndAcknowledged():
+                self._outgoing.record_acknowledgement(connection.id)
+            case Started():
+                self._outgoing.send_rank0_started(message.round_number, connection.id, self.state)
+            case Failed() if not self.state.failures:
+                self._apply(replace(message, suspicion_s=self._compute_suspicion_s()))
+            case Failed() | Idle() | Leaving() | Prepared() | RoundAcknowledged() | Stopped() | Succeeded():
+                self._apply(message)
+            case Join() | None:  # it has joined already; a message of a newer version
+                return
+            case _:
+                assert_never(message)
 
     def _compute_suspicion_s(self) -> float:
         """How long until every member that may already be fenced has been removed.
@@ -195,7 +202,7 @@ class Leader:
                 self._retry_timer = self._loop.call_later(RETRY_S, self._retry_round)
         last = self.state.quorum_rounds[-1] if self.state.quorum_rounds else None
         ended = (last.round_number, last.ended) if last is not None and last.ended else None
-        connection.link.send(build_heartbeat_reply(HeartbeatReply(number=heartbeat.number, at_s=now_s, ended=ended)))
+        connection.link.send(HeartbeatReply(number=heartbeat.number, at_s=now_s, ended=ended))
 
     def _retry_round(self) -> None:
         self._retry_timer = None
@@ -208,7 +215,7 @@ class Leader:
         del self._claims[connection.id]
         taken = f"node rank {connection.index} is already taken by {connection.host}"
         reason = f"{taken}: every node needs its own --node-rank"
-        claim.link.send(build_rejection(reason, usage=True))
+        claim.link.send(Rejected(reason=reason, usage=True))
         claim.link.close()
 
     def on_closed(self, link: Link, reason: str) -> None:
@@ -245,7 +252,7 @@ class Leader:
     def _disconnect(self, link: Link, reason: str) -> None:
         """Close a link from this side. `Goodbye` tells the member that this process has not ended."""
         connection = self._connections.find_link(link)
-        link.send(build_goodbye(reason))
+        link.send(Goodbye(reason=reason))
         link.close()
         self._remove_claim(link)
         if connection is not None:
@@ -342,7 +349,7 @@ class Leader:
     def redirect(self, host: str, port: int) -> None:
         """Redirect every member to another leader, which knows a later round."""
         for connection in self._connections.list_remote():
-            connection.link.send(build_redirect(host, port))
+            connection.link.send(Redirect(host=host, port=port))
         self.close()
 
     def close(self) -> None:

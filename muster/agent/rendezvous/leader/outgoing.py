@@ -12,22 +12,26 @@ from muster.agent.rendezvous.consensus.actions import (
     FormRound,
     Notify,
 )
+from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobPhase, JobState
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
-from muster.agent.rendezvous.protocol.framing import Broadcast, Message
 from muster.agent.rendezvous.protocol.leader_messages import (
+    Exit,
+    JobEnd,
+    LeaderMessage,
+    Rank0Started,
+    RendezvousFailure,
+    RoundBreak,
+    RoundCommitted,
+    RoundFacts,
+    RoundStart,
+    RoundSummary,
     Successor,
-    build_exit,
-    build_job_end,
-    build_rank0_started,
-    build_rendezvous_failure,
-    build_round_break,
-    build_round_committed,
-    build_round_starts,
-    build_round_summary,
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback
+from muster.agent.runtime.fields import Shared
 from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.records import assert_never
 
 SUCCESSORS = 8
 ACKNOWLEDGE_SILENCES = 3
@@ -42,32 +46,34 @@ class OutgoingMessages:
         self._loop = loop
         self._connections = connections
         self._options = options
-        self._running_round: tuple[FormRound, tuple[Successor, ...]] | None = None
-        """The running round and its successors, for members that join late."""
+        self._running_round: tuple[FormRound, Shared[RoundFacts]] | None = None
+        """The running round, for members that join late."""
         self._unacknowledged: set[str] | None = None
         self._end_timer: Timer | None = None
 
     def send_action(self, action: Action, state: JobState) -> None:
         """Send one action. `state` is the state that `decide` returned with it."""
-        if isinstance(action, FormRound):
-            self._send_round(action, state)
-        elif isinstance(action, BreakRound):
-            self._send(action.ids, build_round_break(action))
-        elif isinstance(action, CommitRound):
-            self._send(tuple(state.assignments), build_round_committed(action.round_number))
-        elif isinstance(action, EndJob):
-            self._send_end(action)
-        elif isinstance(action, FailRendezvous):
-            self._send(self._connections.list_ids(), build_rendezvous_failure(action.reason))
-        elif isinstance(action, Notify):
-            self._options.notify(action.text)
+        match action:
+            case FormRound():
+                self._send_round(action, state)
+            case BreakRound():
+                self._send(action.ids, _build_round_break(action))
+            case CommitRound():
+                self._send(tuple(state.assignments), RoundCommitted(round_number=action.round_number))
+            case EndJob():
+                self._send_end(action)
+            case FailRendezvous():
+                self._send(self._connections.list_ids(), RendezvousFailure(reason=action.reason))
+            case Notify():
+                self._options.notify(action.text)
+            case _:
+                assert_never(action)
 
-    def _send(self, ids: tuple[str, ...], message: Message) -> None:
-        copy = Broadcast(message).build_copy()
+    def _send(self, ids: tuple[str, ...], message: LeaderMessage) -> None:
         for member_id in ids:
             connection = self._connections.find(member_id)
             if connection is not None:
-                connection.link.send(copy)
+                connection.link.send(message)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -81,12 +87,21 @@ class OutgoingMessages:
             for assignment, host, connection in zip(form.assignments, hosts, connections, strict=True)
             if not connection.is_local
         )[:SUCCESSORS]
-        for connection, message in zip(connections, build_round_starts(form, hosts[0], successors), strict=True):
-            connection.link.send(message)
-        self._running_round = (form, successors)
-        is_full = len(state.assignments) >= state.rules.max_nodes
+        facts = Shared(_build_facts(form, hosts[0], successors))
+        for connection, assignment in zip(connections, form.assignments, strict=True):
+            connection.link.send(
+                RoundStart(
+                    facts=facts,
+                    quorum_rounds=_list_recovered_rounds(form, assignment.id),
+                    group_rank=assignment.group_rank,
+                    rank_offset=assignment.rank_offset,
+                    role_rank_offset=assignment.role_rank_offset,
+                    role_world_size=assignment.role_world_size,
+                )
+            )
+        self._running_round = (form, facts)
         for spare_id in [each for each in self._connections.list_ids() if each not in state.assignments]:
-            self._send((spare_id,), build_round_summary(form, spare_id, successors, is_spare=is_full))
+            self._send((spare_id,), _build_round_summary(form, facts, spare_id, state))
 
     def send_rank0_started(self, round_number: int, member_id: str, state: JobState) -> None:
         """A member has started its workers. When it has global rank 0, the other members may start theirs."""
@@ -95,15 +110,14 @@ class OutgoingMessages:
             return
         if round_number != state.round_number or state.phase is not JobPhase.RUNNING:
             return
-        self._send(tuple(other for other in state.assignments if other != member_id), build_rank0_started(round_number))
+        others = tuple(other for other in state.assignments if other != member_id)
+        self._send(others, Rank0Started(round_number=round_number))
 
     def send_running_round(self, connection: MemberConnection, state: JobState) -> None:
         """Send the running round to a member that joins during it: it needs the successors to find the next leader."""
         if self._running_round is None or state.phase is not JobPhase.RUNNING or connection.id in state.assignments:
             return
-        form, successors = self._running_round
-        is_full = len(state.assignments) >= state.rules.max_nodes
-        connection.link.send(build_round_summary(form, connection.id, successors, is_spare=is_full))
+        connection.link.send(_build_round_summary(*self._running_round, connection.id, state))
 
     def _find_own_host(self) -> str:
         """This node's address as the other nodes see it; loopback when all are on this machine."""
@@ -122,17 +136,16 @@ class OutgoingMessages:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _send_end(self, end: EndJob) -> None:
-        broadcast = build_job_end(succeeded=end.succeeded, report=end.report)
+        report = None if end.report is None else Shared(end.report)
         for member_id in end.ids:
-            connection = self._connections.find(member_id)
-            if connection is not None:
-                connection.link.send(broadcast.build_copy(prints_report=member_id == end.printer_id))
+            is_printer = member_id == end.printer_id
+            self._send((member_id,), JobEnd(succeeded=end.succeeded, report=report, prints_report=is_printer))
         if self._unacknowledged is None:
             self._unacknowledged = set(end.ids)
             limit_s = ACKNOWLEDGE_SILENCES * self._options.silence_s
             self._end_timer = self._loop.call_later(limit_s, self._send_exit)
         elif not self._unacknowledged:
-            self._send(end.ids, build_exit())  # the other members have exited already
+            self._send(end.ids, Exit())  # the other members have exited already
 
     def record_acknowledgement(self, member_id: str) -> None:
         """Record that a member has acknowledged the end, or that its process has ended."""
@@ -145,9 +158,46 @@ class OutgoingMessages:
     def _send_exit(self) -> None:
         """Let all members exit together, when all have acknowledged the end or the limit has passed."""
         self._unacknowledged = set()
-        self._send(self._connections.list_ids(), build_exit())
+        self._send(self._connections.list_ids(), Exit())
 
     def close(self) -> None:
         """Stop the timer. Idempotent."""
         if self._end_timer is not None:
             self._end_timer.cancel()
+
+
+def _build_facts(form: FormRound, master_addr: str, successors: tuple[Successor, ...]) -> RoundFacts:
+    return RoundFacts(
+        round_number=form.round_number,
+        attempt=form.attempt,
+        startup_signature=form.startup_signature,
+        successors=successors,
+        restarts_left=form.restarts_left,
+        group_world_size=len(form.assignments),
+        world_size=form.world_size,
+        master_addr=master_addr,
+        master_port=form.master_port,
+    )
+
+
+def _build_round_summary(form: FormRound, facts: Shared[RoundFacts], member_id: str, state: JobState) -> RoundSummary:
+    return RoundSummary(
+        facts=facts,
+        quorum_rounds=_list_recovered_rounds(form, member_id),
+        is_spare=len(state.assignments) >= state.rules.max_nodes,
+    )
+
+
+def _list_recovered_rounds(form: FormRound, member_id: str) -> tuple[RecoveredRound, ...]:
+    return tuple(each.build_recovered(member_id) for each in form.quorum_rounds)
+
+
+def _build_round_break(action: BreakRound) -> RoundBreak:
+    return RoundBreak(
+        round_number=action.round_number,
+        kind=action.kind,
+        reason=action.reason,
+        want_stacks=action.want_stacks,
+        next_attempt=action.next_attempt,
+        startup_signature=action.startup_signature,
+    )

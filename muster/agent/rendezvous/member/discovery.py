@@ -8,7 +8,7 @@ from typing import Protocol
 
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
-from muster.agent.rendezvous.protocol.discovery_messages import QueryReply, build_leader_query
+from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery, QueryReply, Role
 from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
 from muster.agent.rendezvous.transport.links import Link, Network
 from muster.agent.runtime.loop import Loop, Timer
@@ -96,7 +96,7 @@ class Discovery:
         self._search = Search(
             self._loop,
             self._network,
-            build_leader_query(self._options.run_id),
+            LeaderQuery(run_id=self._options.run_id),
             self._on_query_reply,
             self._on_search_progress,
             self._owner.fail,
@@ -160,7 +160,7 @@ class Discovery:
         It was restarted with the wrong flags; the leader of the last round's members is elsewhere. A node that was
         never part of a round joins, and is refused.
         """
-        if reply.role != "leader" or reply.round >= self._recovery.round_number:
+        if reply.role is not Role.LEADER or reply.round_number >= self._recovery.round_number:
             return False
         difference = describe_difference(reply.rules, self._options.job_rules)
         if difference is not None and not self._has_reported_rules:
@@ -171,13 +171,14 @@ class Discovery:
         return difference is not None
 
     def _is_better(self, reply: QueryReply) -> bool:
-        if reply.role == "leader":
+        if reply.role is Role.LEADER:
             return True
-        if reply.role != "candidate" or reply.round < self._recovery.round_number:
+        if reply.role is not Role.CANDIDATE or reply.round_number < self._recovery.round_number:
             return False
         own_group_rank = self._recovery.group_rank
-        is_later = reply.round > self._recovery.round_number
-        return is_later or own_group_rank is None or (reply.rank is not None and reply.rank < own_group_rank)
+        if reply.round_number > self._recovery.round_number or own_group_rank is None:
+            return True
+        return reply.group_rank is not None and reply.group_rank < own_group_rank
 
     def _on_search_progress(self) -> None:
         """Attempt a takeover when no member of a lower rank answers."""

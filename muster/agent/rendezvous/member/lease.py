@@ -11,7 +11,7 @@ from collections.abc import Callable
 from muster.agent.rendezvous.consensus.members import find_margin_s
 from muster.agent.rendezvous.interface import Lease
 from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
-from muster.agent.rendezvous.protocol.member_messages import build_heartbeat
+from muster.agent.rendezvous.protocol.member_messages import Heartbeat
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -70,7 +70,7 @@ class FollowerLease:
             self._timer.cancel()
         self._count += 1
         self._sent_s[self._count] = self._clock.boottime_s()
-        self._link.send(build_heartbeat(self._count, self._echo))
+        self._link.send(Heartbeat(number=self._count, echo_s=self._echo))
         self._timer = self._loop.call_later(self._interval_s, self.send_heartbeat)
 
     def record_reply(self, reply: HeartbeatReply) -> None:

@@ -5,10 +5,18 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.rendezvous.consensus.events import (
+    Failed,
+    Idle,
+    Leaving,
+    Prepared,
+    RoundAcknowledged,
+    Stopped,
+    Succeeded,
+)
 from muster.agent.rendezvous.interface import (
     BreakKind,
     GlobalRank0Started,
@@ -25,11 +33,12 @@ from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol.codec import clean_name
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import replace
+from muster.agent.runtime.records import assert_never, replace
 
 FIRST_WAIT_LINE_S = 3.0
 """After this long, a node that waits for a round says why; then after each `NEXT_WAIT_LINE_S`."""
@@ -94,24 +103,24 @@ class Member:
     def report_started(self, round_number: int) -> None:
         """See `Rendezvous`. Only global rank 0's node reports it; a round was acknowledged when it was received."""
         if self._is_current(round_number) and self._round is not None and self._hosts_rank_0(self._round):
-            self._session.send(up.build_started(round_number))
+            self._session.send(up.Started(round_number=round_number))
 
     def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._session.check_expiry():
             return  # the guard killed these workers: they did not fail
         if self._is_current(round_number):
-            self._session.send(up.build_failed(round_number, failures))
+            self._session.send(Failed(id=self._id, round_number=round_number, failures=failures))
 
     def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
-            self._session.send(up.build_idle(round_number, failures))
+            self._session.send(Idle(id=self._id, round_number=round_number, failures=failures))
 
     def report_succeeded(self, round_number: int) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
-            self._session.send(up.build_succeeded(round_number))
+            self._session.send(Succeeded(id=self._id, round_number=round_number))
 
     def report_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
@@ -123,11 +132,11 @@ class Member:
         self._begin_wait()
         self._session.end_round()
         self._ports.offer()
-        self._session.report_or_rejoin(up.build_stopped(round_number, self._ports.offered, failures, stacks))
+        self._session.report_or_rejoin(self._build_stopped(round_number, failures, stacks))
 
     def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`."""
-        self._session.send(up.build_leaving(reason))
+        self._session.send(Leaving(id=self._id, reason=reason))
 
     def close(self) -> None:
         """See `Rendezvous`."""
@@ -183,7 +192,7 @@ class Member:
         """See `SessionOwner`."""
         self._has_reported_prepared = self._is_prepared
         return up.Join(
-            run_id=self._config.run_id,
+            run_id=clean_name(self._config.run_id),
             id=self._id,
             index=self._config.node_index,
             nproc=self._nproc,
@@ -201,12 +210,31 @@ class Member:
         """See `SessionOwner`."""
         if self._is_prepared and not self._has_reported_prepared and self._session.is_accepted:
             self._has_reported_prepared = True
-            self._session.send(up.build_prepared())
+            self._session.send(Prepared(id=self._id))
 
-    def handle_message(self, message: down.LeaderMessage) -> None:
+    def handle_message(self, message: down.JobMessage) -> None:
         """See `SessionOwner`."""
-        handler: Callable[[Any], None] = getattr(self, _HANDLERS[type(message)])
-        handler(message)
+        match message:
+            case down.RoundStart():
+                self._on_round_start(message)
+            case down.RoundSummary():
+                self._on_round_summary(message)
+            case down.Rank0Started():
+                self._on_rank_0_started(message)
+            case down.RoundCommitted():
+                self._recovery.record_commit(message.round_number)
+            case down.RoundBreak():
+                self._on_round_break(message)
+            case down.JobEnd():
+                self._on_job_end(message)
+            case down.Exit():
+                self.post_job_end()
+            case down.RendezvousFailure():
+                self.fail(message.reason)
+            case down.Rejected():
+                self.fail(message.reason, usage=message.usage)
+            case _:
+                assert_never(message)
 
     def fence(self, reason: str) -> None:
         """See `SessionOwner`."""
@@ -215,52 +243,67 @@ class Member:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _on_round_start(self, start: down.RoundStart) -> None:
-        self._round = self._localize(start.round)
-        self._recovery.record_round(start.summary, self._round.group_rank)
+        self._round = self._build_round(start)
+        self._recovery.record_round(start.facts.value, start.quorum_rounds, start.group_rank)
         self._is_running = True
         self._end_wait()
         self._has_reported_spare = False
         self._kinds_posted = set()
         self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
         self._session.begin_round(
-            alone=self._round.group_world_size == 1, acknowledgement=up.build_round_acknowledgement(self._round.number)
+            alone=self._round.group_world_size == 1,
+            acknowledgement=RoundAcknowledged(id=self._id, round_number=self._round.number),
         )
         self._post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
 
-    def _localize(self, round_: Round) -> Round:
+    def _build_round(self, start: down.RoundStart) -> Round:
         """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
-        index, config = self._config.node_index or 0, self._config
-        if config.lends_endpoint:
-            round_ = replace(round_, master_addr=config.master_addr, master_port=config.master_port)
-        return replace(round_, node_index=index)
+        facts, config = start.facts.value, self._config
+        return Round(
+            number=facts.round_number,
+            attempt=facts.attempt,
+            restarts_left=facts.restarts_left,
+            group_rank=start.group_rank,
+            group_world_size=facts.group_world_size,
+            rank_offset=start.rank_offset,
+            world_size=facts.world_size,
+            role_rank_offset=start.role_rank_offset,
+            role_world_size=start.role_world_size,
+            master_addr=config.master_addr if config.lends_endpoint else facts.master_addr,
+            master_port=config.master_port if config.lends_endpoint else facts.master_port,
+            node_index=config.node_index or 0,
+        )
+
+    def _build_stopped(
+        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
+    ) -> Stopped:
+        port = self._ports.offered
+        return Stopped(id=self._id, round_number=round_number, port=port, failures=failures, stacks=stacks)
 
     @staticmethod
     def _hosts_rank_0(round_: Round) -> bool:
         return round_.group_rank == 0
 
     def _on_rank_0_started(self, started: down.Rank0Started) -> None:
-        if self._is_current(started.round):
-            self._post(GlobalRank0Started(number=started.round))
+        if self._is_current(started.round_number):
+            self._post(GlobalRank0Started(number=started.round_number))
 
     def _on_round_summary(self, summary: down.RoundSummary) -> None:
         """A round formed without this node. Posted once, not with every round that the others form meanwhile."""
-        self._recovery.record_round(summary, None)
+        self._recovery.record_round(summary.facts.value, summary.quorum_rounds, None)
         if summary.is_spare and not self._has_reported_spare:
             self._has_reported_spare = True
             self._end_wait()
             self.post_notice(f"all {self._config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare")
 
-    def _on_round_committed(self, committed: down.RoundCommitted) -> None:
-        self._recovery.record_commit(committed.round)
-
     def _on_round_break(self, broken: down.RoundBreak) -> None:
-        if broken.round != self._recovery.round_number:
+        if broken.round_number != self._recovery.round_number:
             return
         self._recovery.record_break(broken)
         if self._is_running:
             self._post_break(broken.kind, broken.reason, want_stacks=broken.want_stacks)
         else:
-            self._session.send(up.build_stopped(broken.round, self._ports.offered))
+            self._session.send(self._build_stopped(broken.round_number))
 
     def _post_break(self, kind: BreakKind, reason: str, *, want_stacks: bool = False) -> None:
         if self._round is None or not self._is_running or kind in self._kinds_posted:
@@ -272,16 +315,7 @@ class Member:
 
     def _on_job_end(self, job_end: down.JobEnd) -> None:
         self._job_end = self._session.server.job_end = job_end
-        self._session.send(up.build_end_acknowledgement())
-
-    def _on_exit(self, _exit: down.Exit) -> None:
-        self.post_job_end()
-
-    def _on_rendezvous_failure(self, failure: down.RendezvousFailure) -> None:
-        self.fail(failure.reason)
-
-    def _on_rejected(self, rejected: down.Rejected) -> None:
-        self.fail(rejected.reason, usage=rejected.usage)
+        self._session.send(up.EndAcknowledged())
 
     def post_job_end(self) -> None:
         """See `SessionOwner`."""
@@ -291,7 +325,8 @@ class Member:
         self._has_ended = True
         self._end_wait()
         self._session.stop()
-        self._post(JobEnded(succeeded=job_end.succeeded, report=job_end.report, prints_report=job_end.prints_report))
+        report = None if job_end.report is None else job_end.report.value
+        self._post(JobEnded(succeeded=job_end.succeeded, report=report, prints_report=job_end.prints_report))
 
     def fail(self, reason: str, *, usage: bool = False) -> None:
         """See `SessionOwner`."""
@@ -301,16 +336,3 @@ class Member:
         self._end_wait()
         self._session.stop()
         self._post(RendezvousFailed(reason=reason, usage=usage))
-
-
-_HANDLERS: dict[type, str] = {
-    down.RoundStart: "_on_round_start",
-    down.RoundSummary: "_on_round_summary",
-    down.Rank0Started: "_on_rank_0_started",
-    down.RoundCommitted: "_on_round_committed",
-    down.RoundBreak: "_on_round_break",
-    down.JobEnd: "_on_job_end",
-    down.Exit: "_on_exit",
-    down.RendezvousFailure: "_on_rendezvous_failure",
-    down.Rejected: "_on_rejected",
-}

@@ -1,9 +1,9 @@
 """What one node knows of the job and sends to its next leader, so that nothing is lost when a leader ends."""
 
 from muster.agent.rendezvous.consensus.members import RecoveryState
-from muster.agent.rendezvous.consensus.quorum import build_quorum_round
+from muster.agent.rendezvous.consensus.quorum import RecoveredRound, build_quorum_round
 from muster.agent.rendezvous.interface import BreakKind
-from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundSummary, Successor
+from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundFacts, Successor
 from muster.agent.runtime.records import replace
 
 
@@ -32,10 +32,17 @@ class RecoveryTracker:
             self.leader_id = leader_id
             self.led_rounds = set()
 
-    def record_round(self, summary: RoundSummary, group_rank: int | None) -> None:
+    def record_round(
+        self, facts: RoundFacts, quorum_rounds: tuple[RecoveredRound, ...], group_rank: int | None
+    ) -> None:
         """A round was formed; `group_rank` is None when this node does not take part in it."""
-        self.state = summary.recovery_state
-        self.successors = summary.successors
+        self.state = RecoveryState(
+            round_number=facts.round_number,
+            attempt=facts.attempt,
+            startup_signature=facts.startup_signature,
+            quorum_rounds=quorum_rounds,
+        )
+        self.successors = facts.successors
         self.group_rank = group_rank
         self.led_rounds.add(self.round_number)
 

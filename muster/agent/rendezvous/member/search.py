@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.protocol.discovery_messages import QueryReply, read_query_reply
-from muster.agent.rendezvous.protocol.fields import MalformedMessageError
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError
+from muster.agent.rendezvous.protocol.discovery_messages import QUERY_ANSWERS, LeaderQuery, QueryReply
+from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import Closing, Link, Network
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import assert_never, record
 
 FIRST_INTERVAL_S = 0.05
 LAST_INTERVAL_S = 0.5
@@ -74,23 +75,29 @@ class _Query:
         self.has_result = True
         self._search.record_failure(f"{self.target.host}:{self.target.port}: {why}", self.target)
 
-    def on_message(self, link: Link, message: Message) -> None:
+    def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`."""
         self.has_result = True
         self._is_waiting = False
         try:
-            reply = read_query_reply(message)
+            answer = QUERY_ANSWERS.read(frame)
         except MalformedMessageError as error:
             link.close()
             self.link = None
             self._report_failure(f"it sent a malformed answer ({error})")
             return
-        if isinstance(reply, Rejected):
-            if self.target.group_rank is None:
-                self._search.on_reject(reply.reason)
-        elif reply is not None and self._search.on_reply(link, reply, self.target):
-            self.link = None
-            self._search.close()
+        match answer:
+            case Rejected():
+                if self.target.group_rank is None:
+                    self._search.on_reject(answer.reason)
+            case QueryReply():
+                if self._search.on_reply(link, answer, self.target):
+                    self.link = None
+                    self._search.close()
+            case None:  # a message of a newer version
+                return
+            case _:
+                assert_never(answer)
 
     @property
     def is_unanswered(self) -> bool:
@@ -116,7 +123,7 @@ class Search:
         self,
         loop: Loop,
         network: Network,
-        query: Message,
+        query: LeaderQuery,
         on_reply: Callable[[Link, QueryReply, Target], bool],
         on_progress: Callable[[], None],
         on_reject: Callable[[str], None],

@@ -13,31 +13,24 @@ from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name
 from muster.agent.rendezvous.protocol.discovery_messages import (
+    FIRST_MESSAGES,
     Announcement,
+    AnnouncementAcknowledged,
+    AnnouncementRefused,
     LeaderQuery,
     QueryReply,
-    build_announcement_acknowledgement,
-    build_announcement_refusal,
-    build_query_reply,
-    read_first_message,
-    read_run_id,
+    Role,
 )
-from muster.agent.rendezvous.protocol.fields import MalformedMessageError, text
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import (
-    JobEnd,
-    build_exit,
-    build_goodbye,
-    build_job_end,
-    build_rejection,
-    build_welcome,
-)
+from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, JobEnd, Rejected, Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import Link, Listener, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import assert_never, record, replace
 
 ENDPOINT_RETRY_S = 0.2
 """How soon an endpoint in use is tried again where the workers' store listens there too."""
@@ -61,7 +54,7 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
     """The job's rules from one node's configuration."""
     silence_s = find_silence_s(config)
     return ConsensusRules(
-        run_id=text(config.run_id),
+        run_id=clean_name(config.run_id),
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
@@ -229,56 +222,59 @@ class Server:
         return Announcement(
             run_id=self._options.rules.run_id,
             id=self._options.own_id,
-            round=0 if self.leader is None else self.leader.state.round_number,
+            round_number=0 if self.leader is None else self.leader.state.round_number,
             port=self.port,
             rules=self._options.job_rules,
         )
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def _on_link(self, link: Link, message: Message) -> None:
+    def _on_link(self, link: Link, frame: Frame | Message) -> None:
         link.owner = self
         self._connections[link] = False
-        self.on_message(link, message)
+        self.on_message(link, frame)
 
-    def on_message(self, link: Link, message: Message) -> None:
+    def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`. A connection that sends a malformed message is closed."""
         if self._connections.get(link):
             return
         run_id = self._options.rules.run_id
         try:
-            sent_run_id = read_run_id(message)
-            request = read_first_message(message) if sent_run_id == run_id else None
+            request = FIRST_MESSAGES.read(frame)
         except MalformedMessageError as error:
             self._post_notice(f"closed the connection from {link.peer_host}: malformed message ({error})")
             self._close_link(link)
             return
-        if sent_run_id != run_id:
-            link.send(build_rejection(f"this is run {run_id!r}, not {sent_run_id[:80]!r}"))
+        if request is not None and request.run_id != run_id:
+            link.send(Rejected(reason=f"this is run {run_id!r}, not {request.run_id[:80]!r}"))
             self._close_link(link)
-        elif isinstance(request, LeaderQuery):
-            link.send(build_query_reply(self._build_reply()))
-        elif isinstance(request, Join):
-            self._answer_join(link, request)
-        elif isinstance(request, Announcement):
-            self._answer_announcement(link, request)
-        else:
-            self._close_link(link)
+            return
+        match request:
+            case LeaderQuery():
+                link.send(self._build_reply())
+            case Join():
+                self._answer_join(link, request)
+            case Announcement():
+                self._answer_announcement(link, request)
+            case None:  # a message of a newer version
+                self._close_link(link)
+            case _:
+                assert_never(request)
 
     def _build_reply(self) -> QueryReply:
         if self.leader is not None:
-            role, round_number = "candidate" if self.is_candidate else "leader", self.leader.state.round_number
+            role, round_number = Role.CANDIDATE if self.is_candidate else Role.LEADER, self.leader.state.round_number
         else:
             role, round_number = (
-                "following" if self.leader_address is not None else "seeking",
+                Role.FOLLOWING if self.leader_address is not None else Role.SEEKING,
                 self._recovery.round_number,
             )
         if self.job_end is not None:
-            role = "leader"  # the node that asks will join, and is sent the end
+            role = Role.LEADER  # the node that asks will join, and is sent the end
         return QueryReply(
             role=role,
-            round=round_number,
-            rank=self._recovery.group_rank,
+            round_number=round_number,
+            group_rank=self._recovery.group_rank,
             id=self._options.own_id,
             index=self._options.own_index,
             leader=self.leader_address,
@@ -290,16 +286,16 @@ class Server:
         if self.leader is not None:
             self.leader.admit(link, join)
         elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
-            link.send(build_rejection(f"this agent was started with {difference}", usage=True))
+            link.send(Rejected(reason=f"this agent was started with {difference}", usage=True))
             link.close()
         elif self.job_end is not None:
-            link.send(build_welcome(self._options.own_id, self.port))
-            job_end = build_job_end(succeeded=self.job_end.succeeded, report=self.job_end.report)
-            link.send(job_end.build_copy(prints_report=False))
-            link.send(build_exit())
+            link.trust()
+            link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port))
+            link.send(replace(self.job_end, prints_report=False))
+            link.send(Exit())
             self._connections[link] = True
         else:
-            link.send(build_goodbye("it is not the leader"))
+            link.send(Goodbye(reason="it is not the leader"))
             link.close()
 
     def _answer_announcement(self, link: Link, announcement: Announcement) -> None:
@@ -308,14 +304,14 @@ class Server:
         A leader in a round does not join one with other rules; a leader without a round does, and is refused.
         """
         if self.leader is None or announcement.id == self._options.own_id:
-            link.send(build_announcement_acknowledgement())
+            link.send(AnnouncementAcknowledged())
             return
         state = self.leader.state
         if state.has_formed_round and describe_difference(announcement.rules, self._options.job_rules) is not None:
-            link.send(build_announcement_acknowledgement())
+            link.send(AnnouncementAcknowledged())
             return
-        if state.has_formed_round and state.round_number > announcement.round:
-            link.send(build_announcement_refusal(self.port))
+        if state.has_formed_round and state.round_number > announcement.round_number:
+            link.send(AnnouncementRefused(port=self.port))
         else:
             self._on_other_leader(link.peer_host, announcement.port)
 

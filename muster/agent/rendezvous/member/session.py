@@ -16,9 +16,10 @@ from muster.agent.rendezvous.member.search import Target
 from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, build_server_options, find_endpoint
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.fields import MalformedMessageError, host, text
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name, read_host
+from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
@@ -57,7 +58,7 @@ class SessionOwner(Protocol):
         """The leader has accepted this node: report that it is prepared, if the join did not."""
         ...
 
-    def handle_message(self, message: down.LeaderMessage) -> None:
+    def handle_message(self, message: down.JobMessage) -> None:
         """Handle a message of the leader about rounds, or about the job's end."""
         ...
 
@@ -100,7 +101,7 @@ class Session:
         server_options = build_server_options(config, own_id)
         self.server = Server(loop, network, server_options, recovery, owner.post_notice, self._on_other_leader)
         options = DiscoveryOptions(
-            run_id=text(config.run_id),
+            run_id=clean_name(config.run_id),
             own_id=own_id,
             endpoint=find_endpoint(config),
             join_timeout_s=config.join_timeout_s,
@@ -128,7 +129,7 @@ class Session:
         """Find the leader, or lead."""
         if self._config.local_addr:
             try:
-                host(self._config.local_addr)
+                read_host(self._config.local_addr)
             except MalformedMessageError as error:
                 self._owner.fail(f"--local-addr {self._config.local_addr!r}: {error}", usage=True)
                 return
@@ -192,7 +193,7 @@ class Session:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def begin_round(self, *, alone: bool, acknowledgement: Message) -> None:
+    def begin_round(self, *, alone: bool, acknowledgement: up.MemberMessage) -> None:
         """Start the lease, and stop searching: this node's workers of a new round are about to start."""
         self._heartbeats.start_lease(alone=alone)
         self.send(acknowledgement)
@@ -284,7 +285,7 @@ class Session:
         if self._link is None:
             return
         self._join_sent_s = self._loop.clock.boottime_s()
-        self._link.send(up.build_join(self._owner.build_join(self.server.port)))
+        self._link.send(self._owner.build_join(self.server.port))
         if not isinstance(self._link, LocalLink):
             self._join_timer = self._loop.call_later(JOIN_ANSWER_LIMIT_S, self._on_join_timeout)
 
@@ -293,7 +294,7 @@ class Session:
         """True while this node has a leader that has accepted it."""
         return self._is_accepted
 
-    def send(self, message: Message) -> None:
+    def send(self, message: up.MemberMessage) -> None:
         """Send to the leader; nothing happens while there is none."""
         if self._link is not None and self._is_accepted:
             self._link.send(message)
@@ -310,7 +311,7 @@ class Session:
         )
         return describe_wait(self._config, find_endpoint(self._config), facts, waited_s)
 
-    def report_or_rejoin(self, message: Message) -> None:
+    def report_or_rejoin(self, message: up.MemberMessage) -> None:
         """No worker is left: report it to the leader, or join the new one, or search again."""
         if self._is_accepted:
             self.send(message)
@@ -323,29 +324,30 @@ class Session:
         if self._link is not None and not self._is_accepted:
             self._drop_link("it does not answer", promise_until_s=-NEVER)
 
-    def on_message(self, link: Link, message: Message) -> None:
-        """See `LinkOwner`. A malformed message drops the leader; one of this node's own leader is a bug of ours."""
+    def on_message(self, link: Link, frame: Frame | Message) -> None:
+        """See `LinkOwner`. A malformed message drops the leader."""
         if link is not self._link or self._owner.has_ended or not self._heartbeats.record_receipt():
             return
         try:
-            sent = down.read_leader_message(message)
+            message = down.LEADER_MESSAGES.read(frame)
         except MalformedMessageError as error:
-            if isinstance(link, LocalLink):
-                raise
             self._owner.post_notice(f"the leader sent a malformed message ({error})")
             why = "it sent a malformed message"
             self._drop_link(why, promise_until_s=self._heartbeats.promise_until_s, pause_s=MALFORMED_PAUSE_S)
             return
-        if isinstance(sent, down.Welcome):
-            self._on_accepted(sent)
-        elif isinstance(sent, down.HeartbeatReply):
-            self._on_heartbeat_reply(sent)
-        elif isinstance(sent, down.Redirect):
-            self._on_other_leader(sent.host, sent.port)
-        elif isinstance(sent, down.Goodbye):
-            self._drop_link(sent.reason, promise_until_s=-NEVER)
-        elif sent is not None:
-            self._owner.handle_message(sent)
+        match message:
+            case down.Welcome():
+                self._on_accepted(message)
+            case down.HeartbeatReply():
+                self._on_heartbeat_reply(message)
+            case down.Redirect():
+                self._on_other_leader(message.host, message.port)
+            case down.Goodbye():
+                self._drop_link(message.reason, promise_until_s=-NEVER)
+            case None:  # a message of a newer version
+                return
+            case _:
+                self._owner.handle_message(message)
 
     def _on_accepted(self, welcome: down.Welcome) -> None:
         self._is_accepted = True
@@ -353,6 +355,7 @@ class Session:
         self._cancel_timers()
         if self._link is None:
             return
+        self._link.trust()
         if not isinstance(self._link, LocalLink):
             address = self._recovery.leader_address = (self._link.peer_host, welcome.listen_port)
             self.server.leader_address = address if address[1] else None

@@ -14,63 +14,29 @@ Without a token the handshake is the hello alone.
 
 import json
 import struct
-from typing import Any
 
-Message = dict[str, Any]
+Frame = dict[str, object]
+"""What a frame holds: a JSON object, not validated."""
 
 HEADER_BYTES = 4
 MAC_BYTES = 32
 HANDSHAKE_LIMIT_BYTES = 1024
 """Limit for a frame before the handshake is complete."""
+STRANGER_LIMIT_BYTES = 64 * 1024
+"""Limit for a frame without a token, until its sender is a member."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 """The job's report with the stacks of thousands of ranks fits."""
-VERSION = 3
+VERSION = 4
 
 
 class ProtocolError(Exception):
     """The other side does not follow the protocol, or could not prove the job token. `str()` says which."""
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` with separators makes an encoder every time
 _decode = json.JSONDecoder().decode
 
 
-class Broadcast:
-    """The common part of a message to many members, encoded only once."""
-
-    def __init__(self, common: Message) -> None:
-        self.common = common
-        self._text = ""
-
-    def build_copy(self, **own: Any) -> Message:
-        """The message to one member: the common part and its own fields."""
-        return AddressedCopy(self, own)
-
-    def encode(self, own: Message) -> bytes:
-        """Like `encode_json` of both parts together."""
-        self._text = self._text or _encode(self.common)
-        return (f"{self._text[:-1]},{_encode(own)[1:]}" if own else self._text).encode()
-
-
-class AddressedCopy(dict[str, Any]):
-    """One member's copy of a broadcast. It reads like any other message; never changed."""
-
-    def __init__(self, broadcast: Broadcast, own: Message) -> None:
-        super().__init__(broadcast.common, **own)
-        self._broadcast = broadcast
-        self._own = own
-
-    def encode(self) -> bytes:
-        """Like `encode_json`."""
-        return self._broadcast.encode(self._own)
-
-
-def encode_json(message: Message) -> bytes:
-    """Compact UTF-8 JSON."""
-    return message.encode() if isinstance(message, AddressedCopy) else _encode(message).encode()
-
-
-def decode_json(payload: bytes) -> Message:
+def decode_json(payload: bytes) -> Frame:
     """Parse a JSON object.
 
     Raises:

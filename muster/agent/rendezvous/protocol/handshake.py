@@ -4,18 +4,20 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 
+from muster.agent.rendezvous.protocol.codec import encode_message, to_json
 from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
     MAC_BYTES,
+    STRANGER_LIMIT_BYTES,
     VERSION,
+    Frame,
     FrameReader,
-    Message,
     ProtocolError,
     build_frame,
     decode_json,
-    encode_json,
 )
+from muster.agent.rendezvous.protocol.messages import Message
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
@@ -62,23 +64,21 @@ class Codec:
         if self._is_server:
             return
         hello = {"hello": VERSION, "auth": self._key is not None, "nonce": self._nonce.hex()}
-        self._write(build_frame(encode_json(hello)))
+        self._write(build_frame(_encode(hello)))
         self._has_hello = True
         if self._key is None:
             self._open()
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message, with its MAC when there is a token."""
-        payload = encode_json(message)
-        if len(payload) + MAC_BYTES > FRAME_LIMIT_BYTES:
-            raise ProtocolError(f"a message of {len(payload)} bytes is too long to send")
+        payload = encode_message(message, self._reader.limit_bytes - MAC_BYTES).encode()
         if self._key is None:
             return build_frame(payload)
         mac = _hmac(self._send_key, struct.pack(">Q", self._sent), payload)
         self._sent += 1
         return build_frame(mac + payload)
 
-    def receive(self, data: bytes) -> Iterator[Message]:
+    def receive(self, data: bytes) -> Iterator[Frame]:
         """The messages that are complete with these bytes.
 
         Raises:
@@ -91,7 +91,7 @@ class Codec:
             else:
                 self._handle_handshake(decode_json(payload))
 
-    def _unpack(self, payload: bytes) -> Message:
+    def _unpack(self, payload: bytes) -> Frame:
         if self._key is not None:
             mac, payload = payload[:MAC_BYTES], payload[MAC_BYTES:]
             right = _hmac(self._receive_key, struct.pack(">Q", self._received), payload)
@@ -103,7 +103,7 @@ class Codec:
             raise ProtocolError(_read_refusal(message))
         return message
 
-    def _handle_handshake(self, message: Message) -> None:
+    def _handle_handshake(self, message: Frame) -> None:
         if "refused" in message:
             raise ProtocolError(_read_refusal(message))
         if not self._is_server:
@@ -114,7 +114,7 @@ class Codec:
             self._check_mac(message, b"client")
             self._open()
 
-    def _handle_hello(self, message: Message) -> None:
+    def _handle_hello(self, message: Frame) -> None:
         if message.get("hello") != VERSION:
             self._refuse(f"this node uses version {VERSION} of the protocol, not {str(message.get('hello'))[:20]!r}")
         if bool(message.get("auth")) != (self._key is not None):
@@ -125,33 +125,41 @@ class Codec:
             return
         self._nonces = (_read_hex(message, "nonce"), self._nonce)
         mac = _hmac(self._key, b"server", *self._nonces)
-        self._write(build_frame(encode_json({"nonce": self._nonce.hex(), "mac": mac.hex()})))
+        self._write(build_frame(_encode({"nonce": self._nonce.hex(), "mac": mac.hex()})))
 
     def _refuse(self, why: str) -> None:
-        self._write(build_frame(encode_json({"refused": why})))
+        self._write(build_frame(_encode({"refused": why})))
         raise ProtocolError(why)
 
-    def _check_server(self, message: Message) -> None:
+    def _check_server(self, message: Frame) -> None:
         self._nonces = (self._nonce, _read_hex(message, "nonce"))
         self._check_mac(message, b"server")
         mac = _hmac(self._key or b"", b"client", *self._nonces)
-        self._write(build_frame(encode_json({"mac": mac.hex()})))
+        self._write(build_frame(_encode({"mac": mac.hex()})))
         self._open()
 
-    def _check_mac(self, message: Message, side: bytes) -> None:
+    def _check_mac(self, message: Frame, side: bytes) -> None:
         if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
             self._refuse("the other node has a different job token (MUSTER_TOKEN)")
 
+    def trust(self) -> None:
+        """Allow long frames both ways: the other side is a member or the leader now."""
+        self._reader.limit_bytes = FRAME_LIMIT_BYTES
+
     def _open(self) -> None:
         self.open = True
-        self._reader.limit_bytes = FRAME_LIMIT_BYTES
+        self._reader.limit_bytes = STRANGER_LIMIT_BYTES if self._key is None else FRAME_LIMIT_BYTES
         if self._key is not None:
             to_server = _hmac(self._key, b"to server", *self._nonces)
             to_client = _hmac(self._key, b"to client", *self._nonces)
             self._send_key, self._receive_key = (to_client, to_server) if self._is_server else (to_server, to_client)
 
 
-def _read_hex(message: Message, key: str) -> bytes:
+def _encode(message: Frame) -> bytes:
+    return to_json(message).encode()
+
+
+def _read_hex(message: Frame, key: str) -> bytes:
     value = message.get(key)
     try:
         return bytes.fromhex(value) if isinstance(value, str) else b""
@@ -159,6 +167,6 @@ def _read_hex(message: Message, key: str) -> bytes:
         raise ProtocolError(f"{key!r} of the handshake is not hexadecimal") from error
 
 
-def _read_refusal(message: Message) -> str:
+def _read_refusal(message: Frame) -> str:
     why = message["refused"]
     return why[:200] if isinstance(why, str) and why.isprintable() else "it refused without a reason"

@@ -6,15 +6,16 @@ The real network is `tcp_network.TcpNetwork`; the simulation of the tests has it
 from collections.abc import Callable
 from typing import Protocol
 
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.framing import Frame
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.loop import Loop
 
 
 class LinkOwner(Protocol):
     """Receives a link's messages."""
 
-    def on_message(self, link: "Link", message: Message) -> None:
-        """A message has arrived."""
+    def on_message(self, link: "Link", frame: Frame | Message) -> None:
+        """A message has arrived: not read yet, or a record when it comes from this same process."""
         ...
 
     def on_closed(self, link: "Link", reason: str) -> None:
@@ -33,6 +34,10 @@ class Link(Protocol):
 
     def send(self, message: Message) -> None:
         """Queue a message. Sending on a closed link does nothing."""
+        ...
+
+    def trust(self) -> None:
+        """The other side is a member, or the leader: the limits for strangers do not apply to it any more."""
         ...
 
     def close(self) -> None:
@@ -60,6 +65,9 @@ class Listener(Closing, Protocol):
     port: int
 
 
+OnLink = Callable[[Link, Frame | Message], None]
+
+
 class Network(Protocol):
     """Makes links. No call blocks; callbacks come on the loop, never before the call returns."""
 
@@ -74,7 +82,7 @@ class Network(Protocol):
         """Open a link. `on_failed(why, refused)`; closing what is returned cancels it without a callback."""
         ...
 
-    def listen(self, host: str | None, port: int, on_link: Callable[[Link, Message], None]) -> Listener:
+    def listen(self, host: str | None, port: int, on_link: OnLink) -> Listener:
         """Accept links on an address (None: all). `on_link` gets a link with its first message.
 
         Raises:
@@ -82,7 +90,7 @@ class Network(Protocol):
         """
         ...
 
-    def adopt(self, fd: int, on_link: Callable[[Link, Message], None]) -> Listener:
+    def adopt(self, fd: int, on_link: OnLink) -> Listener:
         """Accept links on an inherited listening socket."""
         ...
 
@@ -120,6 +128,9 @@ class LocalLink:
         other = self._other
         if other is not None:
             self._loop.call_soon(lambda: other.deliver(message))
+
+    def trust(self) -> None:
+        """See `Link`. This process trusts itself."""
 
     def deliver(self, message: Message) -> None:
         """Hand a message of the other end to the owner."""

@@ -3,8 +3,9 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from muster.agent.rendezvous.protocol.framing import Message, ProtocolError
+from muster.agent.rendezvous.protocol.framing import Frame, ProtocolError
 from muster.agent.rendezvous.protocol.handshake import Codec
+from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.addresses import normalise
 from muster.agent.rendezvous.transport.links import LinkOwner
 from muster.agent.runtime.loop import Loop
@@ -20,7 +21,7 @@ class TcpLink:
     def __init__(self, loop: Loop, sock: socket.socket, token: str | None, *, is_server: bool) -> None:
         self.owner: LinkOwner | None = None
         self.on_open: Callable[[], None] | None = None
-        self.on_first_message: Callable[[Message], None] | None = None
+        self.on_first_message: Callable[[Frame], None] | None = None
         self._loop = loop
         self._socket = sock
         self._out = bytearray()
@@ -43,6 +44,10 @@ class TcpLink:
         """See `Link`."""
         if not self._closed:
             self._queue(self._codec.encode(message))
+
+    def trust(self) -> None:
+        """See `Link`."""
+        self._codec.trust()
 
     def _queue(self, data: bytes) -> None:
         self._out += data
@@ -86,7 +91,7 @@ class TcpLink:
             self._deliver(message)
         self._report_open(was_open)
 
-    def _read_next(self, messages: Iterator[Message]) -> Message | None:
+    def _read_next(self, messages: Iterator[Frame]) -> Frame | None:
         """Only an error of reading is the other side's fault; one raised while a message is handled is ours."""
         if self._closed:
             return None
@@ -101,7 +106,7 @@ class TcpLink:
             on_open, self.on_open = self.on_open, None
             on_open()
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: Frame) -> None:
         if self.on_first_message is not None:
             on_first_message, self.on_first_message = self.on_first_message, None
             on_first_message(message)

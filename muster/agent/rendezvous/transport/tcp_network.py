@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from muster.agent.rendezvous.protocol.framing import Message
+from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.transport.addresses import (
     Address,
     Resolver,
@@ -18,7 +18,7 @@ from muster.agent.rendezvous.transport.addresses import (
     parse_numeric,
     resolve,
 )
-from muster.agent.rendezvous.transport.links import Closing, Link, Listener
+from muster.agent.rendezvous.transport.links import Closing, Link, Listener, OnLink
 from muster.agent.rendezvous.transport.probe import Probe, is_self_connected
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
@@ -32,9 +32,7 @@ ACCEPTS_PER_TURN = 256
 class TcpListener:
     """Accepts connections, and passes on those whose first message is valid. Close it."""
 
-    def __init__(
-        self, loop: Loop, sock: socket.socket, token: str | None, on_link: Callable[[Link, Message], None]
-    ) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, token: str | None, on_link: OnLink) -> None:
         self._loop = loop
         self._socket = sock
         self._token = token
@@ -66,7 +64,7 @@ class TcpListener:
         link.on_first_message = lambda message: self._pass_on(link, message)
         self._pending[link] = self._loop.call_later(PENDING_LIMIT_S, lambda: self._close_pending(link))
 
-    def _pass_on(self, link: TcpLink, message: Message) -> None:
+    def _pass_on(self, link: TcpLink, message: Frame) -> None:
         self._remove_pending(link)
         link.owner = None
         self._on_link(link, message)
@@ -80,7 +78,7 @@ class TcpListener:
         if timer is not None:
             timer.cancel()
 
-    def on_message(self, link: Link, _message: Message) -> None:
+    def on_message(self, link: Link, _frame: object) -> None:
         """Never called: the first message goes to `on_first_message`, and the link gets another owner."""
         link.close()
 
@@ -186,7 +184,7 @@ class _Dial:
             link.owner = None
             self.on_open(link)
 
-    def on_message(self, link: Link, _message: Message) -> None:
+    def on_message(self, link: Link, _frame: object) -> None:
         """Never called: no message arrives before the link is open."""
         link.close()
 
@@ -247,7 +245,7 @@ class TcpNetwork:
         """See `Network`. Numeric addresses only: a name may resolve to another address by now."""
         return Probe(self.loop, parse_numeric(host), port, on_result)
 
-    def listen(self, host: str | None, port: int, on_link: Callable[[Link, Message], None]) -> Listener:
+    def listen(self, host: str | None, port: int, on_link: OnLink) -> Listener:
         """See `Network`."""
         addresses = [None] if host is None else [parse_numeric(host)] if parse_numeric(host) else resolve(host)
         for address in addresses:
@@ -259,7 +257,7 @@ class TcpNetwork:
             return TcpListener(self.loop, sock, self.token, on_link)
         raise last
 
-    def adopt(self, fd: int, on_link: Callable[[Link, Message], None]) -> Listener:
+    def adopt(self, fd: int, on_link: OnLink) -> Listener:
         """See `Network`."""
         return TcpListener(self.loop, socket.socket(fileno=fd), self.token, on_link)
 

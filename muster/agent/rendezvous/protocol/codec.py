@@ -1,0 +1,312 @@
+"""Records to JSON and back, from their annotated fields alone: see `runtime.fields` for the types and their limits.
+
+Any process that can reach the port may write to it, and Python's JSON parser accepts infinite numbers and NaN, integers
+of any length, and text that cannot be printed. What `decode` returns needs no further check: every number is in range,
+no text or list is longer than declared, lone surrogates (from a byte of a file name that is not UTF-8) are replaced.
+A record whose fields may contradict each other has a method `find_contradiction` that returns what is wrong.
+
+Codecs are made from the annotations when a record is first sent or received: an agent that is starting pays for none.
+"""
+
+import json
+import types
+from collections.abc import Callable, Hashable, Iterable
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+
+from muster.agent.runtime.fields import HOST_NAME, NAME_LIMIT_BYTES, Limit, Range, Shared
+
+T = TypeVar("T")
+
+Read = Callable[[object], Any]
+Write = Callable[[Any, "_Budget"], str]
+
+TEXT_BUDGET_BYTES = 8 * 1024 * 1024
+"""What the texts of one message may take together; those that come later are cut to `_SHORT_BYTES`."""
+SHARED_LIMIT_BYTES = 15 * 1024 * 1024
+"""The own parts of each message need the rest of its frame."""
+_SHORT_BYTES = 64
+_SHORTEST_BYTES = 8
+"""What is kept of each text when the message is too long all the same."""
+_CUT = "..."
+_REQUIRED = object()
+
+to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # `dumps` makes an encoder every time
+
+
+class MalformedMessageError(Exception):
+    """A field of a message is missing, of a wrong type, or out of range. `str()` says which.
+
+    The only error that a message may cause: its sender is disconnected. Every other error is a bug in muster.
+    """
+
+
+class _Budget:
+    """How much text one message may still hold."""
+
+    def __init__(self, left_bytes: int, short_bytes: int) -> None:
+        self.left_bytes = left_bytes
+        self.short_bytes = short_bytes
+
+    def write_text(self, text: str, limit: Limit) -> str:
+        """Encode a text, shortened to its limit and to what is left."""
+        allowed = min(limit.most, max(self.short_bytes, self.left_bytes))
+        encoded = to_json(text if len(text) * 4 <= allowed else shorten(text, allowed, keeps_end=limit.keeps_end))
+        self.left_bytes -= len(encoded)
+        return encoded
+
+
+def shorten(text: str, limit_bytes: int, *, keeps_end: bool = False) -> str:
+    """Cut a text to a number of bytes of UTF-8, marked with dots where there is room for them."""
+    part = text[-limit_bytes:] if keeps_end else text[:limit_bytes]  # no more characters than bytes fit
+    data = part.encode(errors="replace")
+    if len(part) == len(text) and len(data) <= limit_bytes:
+        return text
+    mark = _CUT if limit_bytes > _SHORTEST_BYTES else ""
+    left = limit_bytes - len(mark)
+    kept = (data[-left:] if keeps_end else data[:left]).decode(errors="ignore")
+    return mark + kept if keeps_end else kept + mark
+
+
+def clean_name(text: str) -> str:
+    """A `Name` as the other side will read it, to be compared with what it sends."""
+    return shorten(text.encode(errors="replace").decode(), NAME_LIMIT_BYTES)
+
+
+# -- what is called -----------------------------------------------------------------------------------------------
+
+
+def encode(value: object, limit_bytes: int) -> str:
+    """Encode a record as JSON of at most `limit_bytes`: texts are shortened until it fits."""
+    kind: Any = type(value)
+    _, write = _build_codec(kind)
+    text = ""
+    for left_bytes, short_bytes in ((TEXT_BUDGET_BYTES, _SHORT_BYTES), (0, _SHORTEST_BYTES)):
+        text = write(value, _Budget(min(left_bytes, limit_bytes // 2), short_bytes))
+        if len(text) <= limit_bytes:
+            break
+    return text
+
+
+def encode_message(message: object, limit_bytes: int) -> str:
+    """Encode a record with its class's name as `type`."""
+    head = f'{{"type":"{type(message).__name__}"'
+    fields = encode(message, limit_bytes - len(head))[1:]
+    return f"{head},{fields}" if len(fields) > 1 else head + fields
+
+
+def decode(kind: type[T], data: object) -> T:
+    """Read a record from what a JSON parser returned. Unknown fields are ignored; those with a default may be missing.
+
+    Raises:
+        MalformedMessageError: a field is invalid.
+    """
+    annotation: Any = kind
+    made: T = _build_codec(annotation)[0](data)
+    return made
+
+
+class MessageUnion(Generic[T]):
+    """Reads the messages of one direction."""
+
+    def __init__(self, union: object) -> None:
+        self.kinds: tuple[type[T], ...] = get_args(union)
+        self._by_name = {kind.__name__: kind for kind in self.kinds}
+
+    def read(self, frame: object, **known: object) -> T | None:
+        """Read what arrived: JSON, or a record from this same process. None for messages of newer versions.
+
+        Args:
+            frame: the message.
+            known: fields that the sender has no say in.
+
+        Raises:
+            MalformedMessageError: it is malformed.
+        """
+        if not isinstance(frame, dict):
+            return frame if isinstance(frame, self.kinds) else None
+        name = frame.get("type")
+        if not isinstance(name, str):
+            raise MalformedMessageError("'type' is missing or not text")
+        kind = self._by_name.get(name)
+        return None if kind is None else decode(kind, {**frame, **known})
+
+
+# -- from annotation to codec -------------------------------------------------------------------------------------
+
+
+@cache
+def _build_codec(annotation: Hashable) -> tuple[Read, Write]:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _build_limited(args[0], args[1:])
+    if origin in (Union, types.UnionType):
+        return _build_optional(args)
+    if origin is Shared:
+        return _build_shared(args[0])
+    if origin is tuple and args[-1] is not ...:
+        return _build_fixed(args)
+    if origin in (tuple, frozenset):
+        return _build_many(origin, args[0], Limit(most=1 << 20))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _build_enum(annotation)
+    if annotation is bool:
+        return _read_bool, lambda value, _budget: "true" if value else "false"
+    if not getattr(annotation, "__annotations__", None) and annotation.__module__ == "builtins":
+        raise TypeError(f"a field of type {annotation!r} declares no limit: use the types of runtime.fields")
+    return _build_record(annotation)
+
+
+def _build_limited(base: Any, marks: tuple[object, ...]) -> tuple[Read, Write]:
+    limits = [mark for mark in marks if isinstance(mark, Limit)]
+    ranges = [mark for mark in marks if isinstance(mark, Range)]
+    if base is str and limits:
+        limit = min(limits, key=lambda each: each.most)
+        read = read_host if HOST_NAME in marks else _read_text
+        return lambda value: read(value, limit.most), lambda value, budget: budget.write_text(value, limit)
+    if base in (int, float) and ranges:
+        return _build_number(base, ranges[0])
+    if get_origin(base) in (tuple, frozenset) and limits:
+        return _build_many(get_origin(base), get_args(base)[0], limits[0])
+    raise TypeError(f"{base!r} is not limited by {marks!r}")
+
+
+def _build_number(base: type, allowed: Range) -> tuple[Read, Write]:
+    accepted = (int,) if base is int else (int, float)
+    what = "an integer" if base is int else "a number"
+
+    def read(value: object) -> object:
+        # `type`, not isinstance: a boolean is no number. NaN is in no range.
+        if type(value) not in accepted or not allowed.least <= value <= allowed.most:  # type: ignore[operator]
+            raise MalformedMessageError(f"not {what} from {allowed.least:.0f} to {allowed.most:.0f}")
+        return base(value)
+
+    return read, lambda value, _budget: to_json(value)
+
+
+def _read_bool(value: object) -> bool:
+    """True or False; no value that is merely truthy or falsy."""
+    if not isinstance(value, bool):
+        raise MalformedMessageError("not true or false")
+    return value
+
+
+def _read_text(value: object, limit_bytes: int) -> str:
+    if not isinstance(value, str):
+        raise MalformedMessageError("not text")
+    text = value if value.isascii() else value.encode(errors="replace").decode()
+    if len(text) * 4 > limit_bytes and len(text.encode()) > limit_bytes:
+        raise MalformedMessageError(f"longer than {limit_bytes} bytes")
+    return text
+
+
+def read_host(value: object, limit_bytes: int = NAME_LIMIT_BYTES) -> str:
+    """Read a host name or an address.
+
+    Raises:
+        MalformedMessageError: it is neither.
+    """
+    name = _read_text(value, limit_bytes)
+    if not name or not name.isprintable() or " " in name:
+        raise MalformedMessageError("not a host name or address")
+    return name
+
+
+def _build_optional(args: tuple[Any, ...]) -> tuple[Read, Write]:
+    (some,) = (arg for arg in args if arg is not types.NoneType)
+    read, write = _build_codec(some)
+    return (
+        lambda value: None if value is None else read(value),
+        lambda value, budget: "null" if value is None else write(value, budget),
+    )
+
+
+def _build_shared(kind: Any) -> tuple[Read, Write]:
+    read, _ = _build_codec(kind)
+
+    def write_once(shared: Shared[object], _budget: _Budget) -> str:
+        if shared.encoded is None:
+            shared.encoded = encode(shared.value, SHARED_LIMIT_BYTES)
+        return shared.encoded
+
+    return lambda value: Shared(read(value)), write_once
+
+
+def _build_fixed(args: tuple[Any, ...]) -> tuple[Read, Write]:
+    codecs = [_build_codec(arg) for arg in args]
+
+    def read(value: object) -> tuple[object, ...]:
+        if not isinstance(value, list) or len(value) != len(codecs):
+            raise MalformedMessageError(f"not a list of {len(codecs)}")
+        return tuple(codec[0](item) for codec, item in zip(codecs, value, strict=True))
+
+    def write(value: Iterable[object], budget: _Budget) -> str:
+        return f"[{','.join(codec[1](item, budget) for codec, item in zip(codecs, value, strict=True))}]"
+
+    return read, write
+
+
+def _build_many(build: Callable[[Iterable[object]], object], item: Any, limit: Limit) -> tuple[Read, Write]:
+    read_item, write_item = _build_codec(item)
+
+    def read(value: object) -> object:
+        if not isinstance(value, list):
+            raise MalformedMessageError("not a list")
+        if len(value) > limit.most:
+            raise MalformedMessageError(f"more than {limit.most} items")
+        return build(map(read_item, value))
+
+    def write(value: Any, budget: _Budget) -> str:
+        items = sorted(value) if build is frozenset else value
+        if len(items) > limit.most:
+            items = items[-limit.most :] if limit.keeps_end else items[: limit.most]
+        if budget.left_bytes <= 0 and items and isinstance(items[0], str):
+            return "[]"
+        return f"[{','.join([write_item(each, budget) for each in items])}]"
+
+    return read, write
+
+
+def _build_enum(kind: type[Enum]) -> tuple[Read, Write]:
+    values = {member.value: member for member in kind}
+
+    def read(value: object) -> Enum:
+        member = values.get(value) if isinstance(value, str) else None
+        if member is None:
+            raise MalformedMessageError(f"not one of {', '.join(values)}")
+        return member
+
+    return read, lambda value, _budget: to_json(value.value)
+
+
+def _build_record(kind: Any) -> tuple[Read, Write]:
+    fields = [
+        (name, getattr(kind, name, _REQUIRED) is _REQUIRED, *_build_codec(annotation))
+        for name, annotation in kind.__annotations__.items()
+    ]
+    find_contradiction: Callable[[Any], str | None] | None = getattr(kind, "find_contradiction", None)
+
+    def read(value: object) -> object:
+        if not isinstance(value, dict):
+            raise MalformedMessageError("not an object")
+        found = {}
+        for name, is_required, read_field, _ in fields:
+            if name in value:
+                try:
+                    found[name] = read_field(value[name])
+                except MalformedMessageError as error:
+                    raise MalformedMessageError(f"{name!r}: {error}") from None
+            elif is_required:
+                raise MalformedMessageError(f"{name!r} is missing")
+        made = kind(**found)
+        wrong = None if find_contradiction is None else find_contradiction(made)
+        if wrong is not None:
+            raise MalformedMessageError(wrong)
+        return made
+
+    def write(value: object, budget: _Budget) -> str:
+        parts = [f'"{name}":{write_field(getattr(value, name), budget)}' for name, _, _, write_field in fields]
+        return f"{{{','.join(parts)}}}"
+
+    return read, write

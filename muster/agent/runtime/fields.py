@@ -1,0 +1,70 @@
+"""Types of the fields of messages, with the limits that `protocol.codec` enforces.
+
+`count: Count` is the whole declaration: a value that was read needs no further check. Numbers out of range are
+refused. A text that is too long is shortened before it is sent; one that arrives too long is refused, like a list.
+"""
+
+from typing import Annotated, Generic, TypeVar
+
+from muster.agent.runtime.records import record
+
+T = TypeVar("T")
+
+
+@record
+class Range:
+    """The least and the greatest number, both allowed."""
+
+    least: float
+    most: float
+
+
+@record
+class Limit:
+    """How many bytes of UTF-8 a text may have, or how many items a list."""
+
+    most: int
+    keeps_end: bool = False
+    """What is too long loses its beginning."""
+
+
+class Shared(Generic[T]):
+    """A part that messages to many members have in common: `protocol.codec` encodes it once."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self.encoded: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shared) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return f"Shared({self.value!r})"
+
+
+HOST_NAME = "a host name or an address"
+"""Marks a text that must be one."""
+NAME_LIMIT_BYTES = 255
+MOST = 2**53 - 1
+"""Integers up to here are exact in every JSON implementation."""
+MOST_NODES = MOST_PROCESSES = 1 << 20
+
+Count = Annotated[int, Range(least=0, most=MOST)]
+Integer = Annotated[int, Range(least=-MOST, most=MOST)]
+Size = Annotated[int, Range(least=1, most=MOST)]
+Processes = Annotated[int, Range(least=1, most=MOST_PROCESSES)]
+"""Of one node."""
+GroupRank = Annotated[int, Range(least=0, most=MOST_NODES)]
+RoundNumber = Annotated[int, Range(least=0, most=1 << 40)]
+"""No job has so many rounds. The number only grows, so that one that is far too high could never be undone."""
+Port = Annotated[int, Range(least=0, most=65535)]
+Seconds = Annotated[float, Range(least=-1e12, most=1e12)]
+Name = Annotated[str, Limit(most=NAME_LIMIT_BYTES)]
+Host = Annotated[str, Limit(most=NAME_LIMIT_BYTES), HOST_NAME]
+Line = Annotated[str, Limit(most=4096)]
+Paragraph = Annotated[str, Limit(most=8192)]
+Traceback = Annotated[str, Limit(most=65536, keeps_end=True)]
+Lines = Annotated[tuple[Line, ...], Limit(most=64, keeps_end=True)]

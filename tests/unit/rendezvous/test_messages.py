@@ -1,0 +1,333 @@
+"""Every message of every union arrives as it was sent, and garbage is refused: a new message is covered as it is.
+
+The values are made from the declared types by this module alone, not by the codec that is tested.
+"""
+
+import contextlib
+import json
+import types
+from enum import Enum
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pytest
+from doubles.rendezvous_links import encode_and_decode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
+from muster.agent.rendezvous.consensus.events import Failed, Stopped
+from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.protocol import discovery_messages as discovery
+from muster.agent.rendezvous.protocol import leader_messages as down
+from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, STRANGER_LIMIT_BYTES
+from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.runtime.fields import HOST_NAME, Limit, Range, Shared
+from muster.agent.runtime.records import record, replace
+
+UNIONS: list[MessageUnion] = [
+    up.MEMBER_MESSAGES,
+    down.LEADER_MESSAGES,
+    discovery.FIRST_MESSAGES,
+    discovery.QUERY_ANSWERS,
+    discovery.ANNOUNCEMENT_ANSWERS,
+]
+PLACES = [(union, kind) for union in UNIONS for kind in union.kinds]
+
+
+def name(place: Any) -> str:
+    return place.__name__ if isinstance(place, type) else ""
+
+
+def build_values(annotation: Any) -> st.SearchStrategy[Any]:
+    """Valid values of a declared type."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return build_limited(args[0], args[1:])
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(build_values, args))
+    if annotation in (None, types.NoneType):
+        return st.none()
+    if origin is Shared:
+        return build_values(args[0]).map(Shared)
+    if origin is tuple and args[-1] is ...:
+        return st.lists(build_values(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(build_values, args))
+    if origin is frozenset:
+        return st.frozensets(build_values(args[0]), max_size=3)
+    if annotation is bool:
+        return st.booleans()
+    if issubclass(annotation, Enum):
+        return st.sampled_from(annotation)
+    return build_records(annotation)
+
+
+def build_limited(base: Any, marks: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    mark = marks[0]
+    if isinstance(mark, Range) and base is int:
+        return st.integers(int(mark.least), int(mark.most))
+    if isinstance(mark, Range):
+        return st.floats(mark.least, mark.most)
+    assert isinstance(mark, Limit)
+    if base is not str:
+        return build_values(base).filter(lambda value: len(value) <= mark.most)
+    if HOST_NAME in marks:
+        return st.text("abcxyz.-:%ü", min_size=1, max_size=60)
+    texts = st.text(max_size=60) | st.just("x" * mark.most) | st.just("\U0001f40c" * (mark.most // 4))
+    return texts.map(lambda text: text.encode(errors="replace").decode())
+
+
+def build_records(kind: type) -> st.SearchStrategy[Any]:
+    fields = {field: build_values(annotation) for field, annotation in kind.__annotations__.items()}
+    return st.fixed_dictionaries(fields).map(lambda values: kind(**values)).filter(is_consistent)
+
+
+def is_consistent(made: Any) -> bool:
+    return not hasattr(made, "find_contradiction") or made.find_contradiction() is None
+
+
+@pytest.mark.parametrize(("union", "kind"), PLACES, ids=name)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_every_message_arrives_as_it_was_sent(union: MessageUnion, kind: type, data: st.DataObject) -> None:
+    sent = data.draw(build_records(kind))
+    frame = encode_and_decode(sent)
+    assert frame["type"] == kind.__name__
+    assert union.read(frame) == sent
+    assert union.read(sent) is sent  # within one process it is not encoded
+
+
+def test_each_message_has_a_name_of_its_own() -> None:
+    kinds = set(get_args(Message))
+    assert len({kind.__name__ for kind in kinds}) == len(kinds)
+    assert kinds == {kind for union in UNIONS for kind in union.kinds}
+
+
+def test_a_message_of_another_direction_or_a_newer_version_is_none() -> None:
+    assert up.MEMBER_MESSAGES.read({"type": "News", "x": 1}) is None
+    assert up.MEMBER_MESSAGES.read(encode_and_decode(down.Exit())) is None
+    assert up.MEMBER_MESSAGES.read(down.Exit()) is None
+    assert up.MEMBER_MESSAGES.read({**encode_and_decode(up.Started(round_number=1)), "new": [1]}) is not None
+
+
+def test_what_the_receiver_knows_replaces_what_the_sender_says() -> None:
+    sent = Failed(id="another", round_number=1, failures=(), suspicion_s=99.0)
+    received = up.MEMBER_MESSAGES.read(encode_and_decode(sent), id="m1", suspicion_s=0.0)
+    assert received == Failed(id="m1", round_number=1, failures=())
+
+
+# -- garbage ------------------------------------------------------------------------------------------------------
+
+ATOMS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from([-1, 65536, 2**53, 10**400, 1e300, "\ud800", "a\0b", "x" * 300, "\x1b[2J\n", "x" * 10_000]),
+)
+JUNK = st.recursive(ATOMS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner))
+
+
+@st.composite
+def garbled(draw: Any, kind: type) -> dict[str, Any]:
+    """A message of which one to three places are not what they should be."""
+    message: dict[str, Any] = encode_and_decode(draw(build_records(kind)))
+    for _ in range(draw(st.integers(1, 3))):
+        container: Any = message
+        while True:
+            keys = list(container) if isinstance(container, dict) else range(len(container))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(container[key], dict | list) and draw(st.booleans()):
+                container = container[key]
+                continue
+            if isinstance(container, dict) and draw(st.booleans()):
+                del container[key]
+            else:
+                container[key] = draw(JUNK)
+            break
+    return message
+
+
+@pytest.mark.parametrize(("union", "kind"), PLACES, ids=name)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_garbage_is_read_or_refused_and_what_is_read_can_be_sent(
+    union: MessageUnion, kind: type, data: st.DataObject
+) -> None:
+    try:
+        received = union.read(data.draw(garbled(kind)))
+    except MalformedMessageError:
+        return
+    if received is not None:
+        assert union.read(encode_and_decode(received)) == received
+
+
+@settings(max_examples=30)
+@given(frame=st.dictionaries(st.text(max_size=5), JUNK) | JUNK.map(lambda junk: {"type": junk}))
+def test_any_object_is_read_or_refused(frame: dict[str, Any]) -> None:
+    for union in UNIONS:
+        with contextlib.suppress(MalformedMessageError):
+            assert union.read(frame) is None or frame["type"] in {kind.__name__ for kind in union.kinds}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"port": 65536}, "'port': not an integer from 0 to 65535"),
+        ({"nproc": True}, "'nproc': not an integer from 1 to 1048576"),
+        ({"id": 5}, "'id': not text"),
+        ({"id": "x" * 256}, "'id': longer than 255 bytes"),
+        ({"local_addr": "two words"}, "'local_addr': not a host name or address"),
+        ({"is_prepared": 1}, "'is_prepared': not true or false"),
+        ({"recovery_state": []}, "'recovery_state': not an object"),
+        ({"recovery_state": {"round_number": 2**41}}, "'recovery_state': 'round_number': not an integer from 0 to "),
+        ({"rules": {"backend": "other"}}, "'rules': 'backend': not one of muster, static"),
+    ],
+)
+def test_an_error_names_the_field_and_what_is_allowed(changes: dict[str, Any], why: str) -> None:
+    join = up.Join(
+        run_id="run",
+        id="m1",
+        index=None,
+        nproc=1,
+        role="r",
+        host="h",
+        port=1,
+        listen_port=2,
+        local_addr=None,
+        rules=decode(discovery.JobRules, RULES),
+        recovery_state=up.RecoveryState(),
+    )
+    with pytest.raises(MalformedMessageError) as caught:
+        up.MEMBER_MESSAGES.read({**encode_and_decode(join), **changes})
+    assert str(caught.value).startswith(why)
+
+
+RULES = {
+    "backend": "muster",
+    "min_nodes": 1,
+    "max_nodes": 2,
+    "max_restarts": 3,
+    "join_timeout_s": 1,
+    "last_call_s": 0.5,
+    "keep_alive_interval_s": 1.0,
+    "keep_alive_max_attempt": 5,
+}
+
+
+def test_a_field_without_a_limit_is_a_mistake_in_the_declaration() -> None:
+    @record
+    class Careless:
+        number: int
+
+    with pytest.raises(TypeError, match="declares no limit"):
+        encode(Careless(number=1), 100)
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+UNACKNOWLEDGED = 8
+"""Rounds that not all of their members have acknowledged: the only list without a limit, since none may be left out."""
+
+
+def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
+    """The value whose JSON is longest: texts that JSON escapes, and more items and bytes than are allowed."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated and isinstance(args[1], Range):
+        return int(args[1].most) if args[0] is int else 1 / 3 * args[1].most
+    if origin is Annotated and args[0] is str:
+        return ("h" if HOST_NAME in args else "\x01") * (args[1].most + 100)
+    if origin is Annotated:
+        return build_longest(args[0], args[1].most + 1)
+    if origin in (Union, types.UnionType):
+        return build_longest(next(arg for arg in args if arg is not types.NoneType), items)
+    if origin is Shared:
+        return Shared(build_longest(args[0], items))
+    if origin is tuple and args[-1] is ...:
+        return (build_longest(args[0]),) * items
+    if origin is tuple:
+        return tuple(map(build_longest, args))
+    if origin is frozenset:
+        return frozenset(range(2**20 - items, 2**20))
+    if annotation is bool:
+        return False
+    if issubclass(annotation, Enum):
+        return max(annotation, key=lambda member: len(member.value))
+    return annotation(**{field: build_longest(kind) for field, kind in annotation.__annotations__.items()})
+
+
+@pytest.mark.parametrize(("union", "kind"), PLACES, ids=name)
+def test_the_longest_message_fits_into_a_frame(union: MessageUnion, kind: type) -> None:
+    longest = build_longest(kind)
+    if not is_consistent(longest):
+        longest = replace(longest, rank_offset=0)
+    limit_bytes = STRANGER_LIMIT_BYTES if union is discovery.FIRST_MESSAGES else FRAME_LIMIT_BYTES - MAC_BYTES
+    text = encode_message(longest, limit_bytes)
+    assert len(text) <= limit_bytes
+    assert union.read(json.loads(text)) is not None
+
+
+def build_failure(local_rank: int, character: str) -> Failure:
+    return Failure(
+        node=1,
+        node_index=1,
+        host=character * 1000,
+        local_rank=local_rank,
+        global_rank=local_rank,
+        attempt=0,
+        round=1,
+        pid=77,
+        time_s=1.7e9,
+        reason=character * 100_000,
+        exception=character * 100_000,
+        traceback=character * 3_500_000 + "the end",
+        stderr_tail=(character * 100_000,) * 99 + ("last line",),
+        oom=OomEvidence(certain=True, source=character * 5000),
+    )
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f40c", "\x1b", "\ud800"])
+def test_late_failures_with_long_texts_are_shortened_and_the_first_is_nearly_whole(character: str) -> None:
+    failures = tuple(build_failure(rank, character) for rank in range(64))
+    stacks = tuple(Stack(global_rank=rank, node=1, local_rank=rank, text=character * 1_000_000) for rank in range(64))
+    stopped = Stopped(id="m1", round_number=1, port=1, failures=failures, stacks=stacks)
+    text = encode_message(stopped, FRAME_LIMIT_BYTES - MAC_BYTES)
+    assert len(text) <= FRAME_LIMIT_BYTES - MAC_BYTES
+    received = up.MEMBER_MESSAGES.read(json.loads(text))
+    assert isinstance(received, Stopped)
+    assert [failure.local_rank for failure in received.failures] == list(range(64))
+    assert len(received.stacks) == 64
+    first = received.failures[0]
+    assert first.traceback is not None
+    assert first.traceback.startswith("...")
+    assert first.traceback.endswith("the end")
+    assert 60_000 < len(first.traceback.encode()) <= 65_536
+    assert len(first.stderr_tail) == 64
+    assert first.stderr_tail[-1] == "last line"
+    assert first.exception is not None
+    assert first.exception.endswith("...")
+
+
+def test_a_broadcast_is_encoded_once_and_reads_like_any_other_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Shared(Report(run_id="run", reason="why", attempt=0, max_restarts=1))
+    first = down.JobEnd(succeeded=False, report=report, prints_report=True)
+    frame = encode_and_decode(first)
+    encoded = report.encoded
+    assert encoded is not None
+    second = down.JobEnd(succeeded=False, report=report, prints_report=False)
+    assert encode_and_decode(second) == {**frame, "prints_report": False}
+    assert report.encoded is encoded
+    assert down.LEADER_MESSAGES.read(frame) == first
+
+
+def test_enums_travel_by_value() -> None:
+    broken = down.RoundBreak(
+        round_number=1, kind=BreakKind.FINAL, reason="r", want_stacks=False, next_attempt=1, startup_signature=None
+    )
+    assert encode_and_decode(broken)["kind"] == "final"

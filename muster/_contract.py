@@ -83,6 +83,9 @@ class Env:
     ADAPTER: Final = "MUSTER_ADAPTER"
     """Which adapter started this node: local_cwd, local_docker, kubernetes. For reports only."""
 
+    POD_NAMESPACE: Final = "MUSTER_POD_NAMESPACE"
+    """The namespace of the pod (Kubernetes)."""
+
     APP_ID: Final = "MUSTER_APP_ID"
     """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
 

@@ -131,3 +131,5 @@ class AgentConfig:
     node_name: str = ""
     """This machine's name in reports."""
     termination_log: str | None = None
+    log_command: str | None = None
+    """What shows the logs from outside this node's container; None: they are in a folder of this machine."""

@@ -122,7 +122,7 @@ def _run_supervisor(
             children,
             CommandStarter(),
             warm,
-            on_notice=logs.print_line,
+            on_notice=logs.print_notice,
             on_record=event_log.write,
             early=template,
         )

@@ -187,7 +187,11 @@ class FakeLogs:
         return 0
 
     def print_line(self, line: str) -> None:
-        self._bench.lines.append(line)
+        is_last = line.startswith(("succeeded after ", "failed after "))
+        (self._bench.last_lines if is_last else self._bench.lines).append(line)
+
+    def mute_notices(self) -> None:
+        self._bench.lines_muted = True
 
     def print_text(self, text: str) -> None:
         self._bench.lines.append(text)
@@ -298,6 +302,8 @@ class Bench:
         self.starter = FakeStarter(self)
         self.logs = FakeLogs(self, folder)
         self.lines: list[str] = []
+        self.last_lines: list[str] = []
+        self.lines_muted = False
         self.calls: list[tuple[str, int | None, Any]] = []
         self.answers: dict[tuple[str, int | None], Callable[[], None]] = {}
         self.records: list[EventRecord] = []

@@ -25,6 +25,7 @@ from muster.agent.workers.spec import Program, ProgramKind
 _START_METHODS = ("spawn", "fork", "forkserver")
 _STARTS = ("auto", "cold", "warm")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_LOCAL_ADAPTERS = ("local_cwd", "detached")
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
 
@@ -88,6 +89,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or host_name,
         termination_log=_find_termination_log(environ),
+        log_command=_build_log_command(environ),
     )
 
 
@@ -189,6 +191,15 @@ def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | Non
     if "OMP_NUM_THREADS" in environ or nproc == 1:
         return None
     return max(1, count_usable_cores() // nproc)
+
+
+def _build_log_command(environ: Mapping[str, str]) -> str | None:
+    """`torchx log kubernetes://torchx/NAMESPACE:APP` for the adapters whose nodes are containers."""
+    adapter, app_id = environ.get(Env.ADAPTER), environ.get(Env.APP_ID)
+    if not app_id or adapter is None or adapter in _LOCAL_ADAPTERS:
+        return None
+    namespace = environ.get(Env.POD_NAMESPACE)
+    return f"torchx log {adapter}://torchx/{f'{namespace}:' if namespace else ''}{app_id}"
 
 
 def _find_termination_log(environ: Mapping[str, str]) -> str | None:

@@ -70,6 +70,7 @@ class LogRouter:
         self._child_fds: dict[int, list[int]] = {}
         self._filtered: dict[str, LogFile] = {}
         self._reported_incomplete = False
+        self._is_muted = False
         self._layout = self._make_layout()
 
     @property
@@ -171,6 +172,15 @@ class LogRouter:
     def print_line(self, line: str) -> None:
         """Print a line of the agent on standard error, with its prefix; never within a worker's line."""
         self._console.print_line(line)
+
+    def print_notice(self, line: str) -> None:
+        """Print a line about a part of the agent, unless this node is leaving: then it explains nothing."""
+        if not self._is_muted:
+            self.print_line(line)
+
+    def mute_notices(self) -> None:
+        """The node leaves: print no notices from now on."""
+        self._is_muted = True
 
     def report_incomplete_logs(self, line: str) -> None:
         """Print once that log files will be incomplete: a full disk affects all of them. Any thread may call it.

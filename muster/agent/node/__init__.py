@@ -4,7 +4,8 @@
 round's workers; `events`, `actions` and `state` are its data.
 
 `supervisor` passes events to it and carries out its actions: `round_workers` those on workers. `evidence` reads why
-workers failed, and their stacks; `transition_log` records what happens, `outcome` reports how the job ended.
+workers failed, and their stacks; `transition_log` records what happens, `outcome` reports how the job ended, `summary`
+in one last line.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`). From outside, import
 `supervisor.Supervisor`.

@@ -114,7 +114,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
             return _end_with(state, Finish(code=code, rendezvous_failed=event))
         case Notice():
-            return state, (PrintLine(text=event.text),)
+            # What a node hears of the others while it leaves explains nothing to the user who stopped it.
+            return state, () if _is_leaving(state) else (PrintLine(text=event.text),)
         case WorkerStarted():
             return on_worker_started(state, event)
         case WorkerExited():
@@ -201,10 +202,11 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
         return state, ()
     else:
         state, actions = _break_round(state, event, state.round)
+    told: tuple[Action, ...] = () if _is_leaving(state) else _describe_break(event, state.round)
     is_followed = event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP)
     # Forked while the old ones are being stopped.
     park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
-    return state, (*_describe_break(event), *park, *actions)
+    return state, (*told, *park, *actions)
 
 
 def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decision:
@@ -217,11 +219,21 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
     return _report_stopped(state, broken)  # no worker was started, or none is left
 
 
-def _describe_break(event: RoundBroken) -> tuple[Action, ...]:
-    if event.kind is BreakKind.FINAL:  # the report shows that one
+def _is_leaving(state: NodeState) -> bool:
+    """Whether a signal, or the job's end, ends this node."""
+    return isinstance(state.phase, Stopping) and isinstance(state.phase.then, Finish)
+
+
+def _describe_break(event: RoundBroken, broken: Round | None) -> tuple[Action, ...]:
+    """The lines about it. Only node 0 speaks of a failure, which every node hears of in the same words."""
+    if event.kind is BreakKind.FINAL or broken is None:  # the report shows that one
         return ()
-    after = "; restarting all workers" if event.kind is BreakKind.FAILURE else ""
-    return (PrintLine(text=event.reason + after),)
+    if event.kind is not BreakKind.FAILURE:
+        return (PrintLine(text=event.reason),)
+    if broken.group_rank > 0:
+        return ()
+    number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
+    return (PrintLine(text=f"{event.reason}; restart {number} of {allowed}"),)
 
 
 def _report_stopped(state: NodeState, stopped: Round) -> Decision:
@@ -318,5 +330,20 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
         state, actions = kill_now(state, phase) if event.guard_died else end_stacks_wait(state, phase)
     else:
         state, actions = _end(state, finish)
-    reason = f"received {name_signal(event.signum)}"
-    return state, (PrintLine(text=f"{reason}: stopping"), LeaveJob(reason=reason), *actions)
+    reason = "its guard (the launched process) was killed" if event.guard_died else _name_cause(event.signum)
+    return state, (PrintLine(text=_describe_stop(state, event)), LeaveJob(reason=reason), *actions)
+
+
+def _name_cause(signum: int) -> str:
+    return "Ctrl-C (SIGINT)" if signum == signal.SIGINT else f"received {name_signal(signum)}"
+
+
+def _describe_stop(state: NodeState, event: SignalReceived) -> str:
+    """What happens now, and what the user can do about it."""
+    if event.guard_died:
+        return "the guard of this node (the launched process) was killed: its workers are killed, too"
+    cause = "" if event.signum == signal.SIGINT else f"received {name_signal(event.signum)}: "
+    if isinstance(state.phase, Ended):
+        return f"{cause}stopping"
+    again = "; Ctrl-C again kills" if event.signum == signal.SIGINT else ""
+    return f"{cause}stopping, up to {state.rules.shutdown_timeout_s:g} s{again}"

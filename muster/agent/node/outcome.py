@@ -9,6 +9,7 @@ from muster._contract import ExitCode, LogNames
 from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
+from muster.agent.runtime.event_log import RunTimes
 
 if TYPE_CHECKING:
     from muster.agent.diagnosis.report import Report
@@ -17,8 +18,10 @@ COMMON_EXIT_S = 0.5
 """An agent on Kubernetes exits this long after it has learned of the job's failure: every report is written by then."""
 
 
-def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
-    """Print and write the reports; the agent's exit code.
+def report_outcome(
+    finish: Finish, config: AgentConfig, logs: LogRouter, times: RunTimes, *, is_first_node: bool
+) -> int:
+    """Print and write the reports, and the job's last line; the agent's exit code.
 
     Nothing here may keep the agent from ending: a file that cannot be written is named in one line.
     """
@@ -27,6 +30,11 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter) -> int:
         _write_termination_log(config, finish.rendezvous_failed.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
         _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
+    ended = finish.ended
+    if ended is not None and (ended.prints_report if ended.report is not None else is_first_node):
+        from muster.agent.node.summary import describe_job  # only one node of the job prints it
+
+        logs.print_line(describe_job(times, config, logs.run_dir, succeeded=ended.succeeded))
     return int(finish.code)
 
 

@@ -138,6 +138,7 @@ class Supervisor:
         return self._code
 
     def _on_signal(self, signum: int) -> None:
+        self._logs.mute_notices()
         self._events.append(events.SignalReceived(signum=signum, guard_died=os.getppid() != self._guard_pid))
 
     def _on_guard_gone(self) -> None:
@@ -268,7 +269,13 @@ class Supervisor:
             case actions.Finish():
                 from muster.agent.node import outcome
 
-                self._code = outcome.report_outcome(action, self._config, self._logs)
+                self._code = outcome.report_outcome(
+                    action,
+                    self._config,
+                    self._logs,
+                    self._event_log.times,
+                    is_first_node=self._state.round is not None and self._state.round.group_rank == 0,
+                )
             case _:
                 assert_never(action)
 

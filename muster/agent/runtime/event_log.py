@@ -161,6 +161,35 @@ class StampedRound(Protocol):
         ...
 
 
+class RunTimes:
+    """What the job's last line needs of all records, however many there were."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        """How often workers were started again, whatever the reason."""
+        self.without_workers_s = 0.0
+        """From the ends of rounds to the starts of the next ones."""
+        self._began_s: float | None = None
+        self._last_s = 0.0
+        self._broken_s: float | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """From the first record to the last."""
+        return self._last_s - (self._began_s or 0.0)
+
+    def add(self, what: str, now_s: float) -> None:
+        """Count one record."""
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self._last_s = now_s
+        if what in ("round_broken", "fenced") and self._broken_s is None:
+            self._broken_s = now_s
+        elif what == "workers_started" and self._broken_s is not None:
+            self.restarts += 1
+            self.without_workers_s += now_s - self._broken_s
+            self._broken_s = None
+
+
 class EventLog:
     """Builds records and passes each to every sink."""
 
@@ -169,6 +198,7 @@ class EventLog:
         self._sinks = list(sinks)
         self._since: dict[str, float] = {}
         self._kept: list[EventRecord] = []
+        self.times = RunTimes()
         self.find_round: Callable[[], StampedRound | None] = lambda: None
         """Finds the current round, for every record; None before the first."""
 
@@ -186,6 +216,7 @@ class EventLog:
     def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: Any) -> None:
         """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
+        self.times.add(what, now_s)
         began_s = self._since.get(since) if since else None
         current = self.find_round()
         record = EventRecord(

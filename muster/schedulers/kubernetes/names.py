@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from muster._contract import Env
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.naming import build_role_labels
 
@@ -15,7 +16,7 @@ CONTAINER: Final = "main"
 INDEX_VARIABLE: Final = "MUSTER_POD_INDEX"
 """Environment variable with the index that the pod's controller assigned."""
 
-NAMESPACE_VARIABLE: Final = "MUSTER_POD_NAMESPACE"
+NAMESPACE_VARIABLE: Final = Env.POD_NAMESPACE
 """Environment variable with the pod's namespace."""
 
 LEADER_TASK: Final = "lead"

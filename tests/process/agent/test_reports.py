@@ -255,7 +255,7 @@ def test_a_program_that_cannot_be_run_is_not_retried(start: str, program: list[s
     flags = ["--max-restarts", "3", "--log-dir", str(tmp_path), *(["--start", start] if "-m" in program else [])]
     outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, *program])
     assert outcome.exit_code == 1, outcome.explain()
-    assert outcome.stderr.count("restarting all workers") == 1, outcome.explain()
+    assert outcome.stderr.count("; restart 1 of 3") == 1, outcome.explain()
     assert "twice in a row: not retried" in outcome.stderr
 
 

@@ -487,10 +487,15 @@ def lines(*events: Event) -> list[str]:
 
 def test_what_is_printed() -> None:
     assert lines(Notice(text="searching")) == ["searching"]
-    assert lines(*RUNNING, broken()) == ["why; restarting all workers"]
+    assert lines(*RUNNING, broken()) == ["why; restart 1 of 3"]
     assert lines(*RUNNING, broken(kind=BreakKind.MEMBERSHIP)) == ["why"]
     assert lines(*RUNNING, broken(kind=BreakKind.FINAL)) == []  # the report shows it
     assert lines(SIGTERM) == ["received SIGTERM: stopping"]
+    assert lines(*RUNNING, SIGTERM, Notice(text="lost the leader"), broken()) == [
+        "received SIGTERM: stopping, up to 30 s"
+    ]
+    interrupt = SignalReceived(signum=signal.SIGINT)
+    assert lines(*RUNNING, interrupt, interrupt) == ["stopping, up to 30 s; Ctrl-C again kills"]
     assert lines(SignalReceived(signum=signal.SIGRTMIN + 6)) == [f"received signal {signal.SIGRTMIN + 6}: stopping"]
     assert lines(*RUNNING, JobEnded(succeeded=True), WorkersNotEnded(number=1, pids=(7, 8))) == [
         "cannot end processes 7, 8, killed but in an uninterruptible sleep: this node leaves the job without them"

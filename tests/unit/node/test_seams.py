@@ -48,6 +48,9 @@ def test_a_job_that_succeeds(bench: Bench) -> None:
     assert bench.run() == 0
     assert bench.names() == [("join", None), ("started", 1), ("succeeded", 1), ("closed", None)]
     assert bench.lines == []
+    [last] = bench.last_lines
+    assert last.startswith("succeeded after ")
+    assert "; no restarts; " in last
     assert [record.what for record in bench.records] == [
         "agent_started",
         "round_formed",
@@ -79,7 +82,8 @@ def test_a_failure_restarts_all_workers(bench: Bench) -> None:
     [[[late], stacks]] = bench.details("stopped")
     assert (late.global_rank, late.signal, late.stopped_by_us, stacks) == (0, "SIGTERM", True, ())
     assert bench.signals == [(0, signal.SIGTERM)]
-    assert bench.lines == ["why; restarting all workers"]
+    assert bench.lines == ["why; restart 1 of 3"]
+    assert "; 1 restart (0.0 s without workers); " in bench.last_lines[0]
     assert bench.starter.parked == 1
     restarts = [process.spec.env["TORCHELASTIC_RESTART_COUNT"] for process in bench.processes]
     assert restarts == ["0", "0", "1", "1"]
@@ -174,7 +178,8 @@ def test_a_request_for_stacks_without_workers_does_nothing(build: Build) -> None
     bench.at(1.0, send_to_self(signal.SIGUSR2))
     bench.at(2.0, send_to_self(signal.SIGINT))
     assert bench.run() == 130
-    assert bench.lines == ["received SIGINT: stopping"]
+    assert bench.lines == ["stopping"]
+    assert bench.lines_muted
 
 
 def test_a_worker_that_gives_no_stacks_delays_a_stop_by_a_limited_time(bench: Bench) -> None:

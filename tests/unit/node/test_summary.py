@@ -1,0 +1,54 @@
+"""The last line of a job."""
+
+import pytest
+
+from muster.agent.cli.arguments import parse_args
+from muster.agent.node.summary import describe_logs, format_duration, format_size
+from muster.agent.runtime.event_log import RunTimes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.44, "0.4 s"), (12.4, "12 s"), (185.0, "3 min 5 s"), (7800.0, "2 h 10 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_sizes() -> None:
+    assert format_size(14 << 20) == "14 MiB"
+    assert format_size(3 << 29) == "1.5 GiB"
+
+
+def test_what_restarts_cost() -> None:
+    times = RunTimes()
+    story = [("agent_started", 1.0), ("workers_started", 2.0), ("round_broken", 5.0), ("fenced", 5.5)]
+    for what, now_s in [*story, ("workers_started", 7.0), ("round_broken", 9.0), ("agent_ended", 10.0)]:
+        times.add(what, now_s)
+    assert (times.duration_s, times.restarts, times.without_workers_s) == (9.0, 1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "succeeded", "text"),
+    [
+        ("--log-dir /l", {}, True, "logs: /run"),
+        ("--tee 3", {}, True, "logs: /run"),
+        ("", {}, True, "no log files (--log-dir and --tee 3 keep them)"),  # the temporary folder is removed
+        ("", {}, False, "logs: /run"),  # it has the report
+        ("--tee 3", {"MUSTER_ADAPTER": "local_cwd", "MUSTER_APP_ID": "a-1"}, True, "logs: /run"),
+        (
+            "--tee 3",
+            {"MUSTER_ADAPTER": "local_docker", "MUSTER_APP_ID": "a-1"},
+            True,
+            "logs: torchx log local_docker://torchx/a-1",
+        ),
+        (
+            "",
+            {"MUSTER_ADAPTER": "kubernetes", "MUSTER_APP_ID": "a-1", "MUSTER_POD_NAMESPACE": "ns"},
+            False,
+            "logs: torchx log kubernetes://torchx/ns:a-1",
+        ),
+    ],
+)
+def test_where_the_logs_are(flags: str, environ: dict[str, str], succeeded: bool, text: str) -> None:
+    config = parse_args([*flags.split(), "main.py"], environ)
+    assert describe_logs(config, "/run", succeeded=succeeded) == text

@@ -14,8 +14,7 @@ from muster import __version__
 from muster._contract import Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
-from muster.agent.cli.stream_flags import parse_ranks, parse_std_choice, parse_texts
-from muster.agent.config import AgentConfig, LogConfig
+from muster.agent.config import AgentConfig, LogConfig, Std, StdChoice
 from muster.agent.errors import UsageError
 from muster.agent.placement.device_count import count_usable_cores, count_workers
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
@@ -28,6 +27,8 @@ _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
+_STD_CHOICES = {str(int(std)): std for std in (Std.NONE, Std.OUT, Std.ERR, Std.ALL)}
+_ALLOWED_STD = "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or by local rank, as in 0:3,1:1"
 
 
 def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
@@ -207,3 +208,48 @@ def _find_termination_log(environ: Mapping[str, str]) -> str | None:
     if named is not None:
         return named or None
     return _TERMINATION_LOG if os.path.exists(_TERMINATION_LOG) else None
+
+
+# -- the streams' own grammar ------------------------------------------------------------------------------------------
+
+
+def parse_std_choice(text: str, *, origin: str) -> StdChoice:
+    """`3` for all ranks, or `0:3,12:1` for some and none for the others; any rank number, unlike torchrun's one digit.
+
+    Args:
+        text: the flag's value.
+        origin: `--tee` or `PET_TEE`, for the error.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if text in _STD_CHOICES:
+        return StdChoice(default=_STD_CHOICES[text])
+    by_rank: dict[int, Std] = {}
+    for pair in text.split(","):
+        rank, colon, choice = pair.partition(":")
+        if not (colon and rank.isdecimal() and choice in _STD_CHOICES):
+            raise UsageError(f"{origin} {text!r}: must be {_ALLOWED_STD}")
+        by_rank[int(rank)] = _STD_CHOICES[choice]
+    return StdChoice(by_rank=by_rank)
+
+
+def parse_ranks(text: str, *, origin: str) -> frozenset[int] | None:
+    """`0,2` as a set of local ranks; None, which is all of them, for an empty text.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if not text:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"{origin} {text!r}: must be local ranks separated by commas, as in 0,2")
+    return frozenset(int(word) for word in words)
+
+
+def parse_texts(text: str) -> tuple[str, ...]:
+    """Split texts at commas; `,,` is a comma within a text. An empty text gives no texts."""
+    if not text:
+        return ()
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))

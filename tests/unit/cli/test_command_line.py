@@ -61,7 +61,7 @@ def assert_same(argv: list[str], **env: str) -> None:
     for name, value in ours(argv, **env).items():
         expected = theirs[name]
         if name.startswith("duplicate_"):
-            from muster.agent.cli.stream_flags import parse_texts
+            from muster.agent.cli.arguments import parse_texts
 
             assert list(parse_texts(str(value))) == expected
         elif isinstance(expected, (list, bool)):

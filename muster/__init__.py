@@ -4,11 +4,13 @@
     schedulers/   how an AppDef becomes running replicas: local_cwd, Docker, Kubernetes
     agent/        the process that starts and supervises the workers of one node
     worker        what a training script imports: step, should_stop, should_checkpoint, saved
+    elastic/      the Python API: functions and commands as workers, started from a program
+    run           torchrun's module: what programs call of torch.distributed.run
     _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     _contract     what components, schedulers and the agent must agree on: variables, exit codes, file names
     _processes    process trees, and the system calls that Python lacks
 
-Components and schedulers never import the agent: they know its command.
+Components and schedulers never import the agent: they know its command. Nothing imports `elastic` and `run`.
 """
 
 __version__ = "0.1.0"

@@ -20,6 +20,9 @@ AGENT_SHORT_SWITCHES: Final = "m"
 AGENT_ENTRY_NAME: Final = "agent/entry.py"
 """The same as a file of the package `muster`; its docstring says why adapters prefer it."""
 
+DRIVEN_FLAG: Final = "--muster-driven"
+"""First argument of an agent that a Python program starts and drives, see `agent.driven`."""
+
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 """The agent as one runnable file; built by `schedulers/bundle.py`, copied into containers and pods."""
 
@@ -102,10 +105,19 @@ class Env:
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one agreed step."""
 
+    CONTROL_FD: Final = "MUSTER_CONTROL_FD"
+    """Number of an inherited socket to the Python program that drives this agent: records and errors are sent there,
+    and no PET_ variable is read. Set by `agent.driven` only."""
+
+    REPORT_FILE: Final = "MUSTER_REPORT_FILE"
+    """Set beside `CONTROL_FD`: a failed job's report is also written to this file."""
+
+    ROUND: Final = "MUSTER_ROUND"
+    """The round's number, in the workers of an agent that has a `CONTROL_FD`: results are kept by round."""
+
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        STOPS_TOGETHER,
-        NODE_INDEX,
+        *(STOPS_TOGETHER, NODE_INDEX, CONTROL_FD, REPORT_FILE),
     )
     """What the agent removes from its workers' environment."""
 

@@ -160,8 +160,10 @@ class GuardLease:
 class Guard:
     """Waits for its charge, passes signals on, fences, and sweeps at the end. One use."""
 
-    def __init__(self, lease: GuardLease) -> None:
+    def __init__(self, lease: GuardLease, caller_fd: int | None = None) -> None:
+        """`caller_fd` becomes readable when the program that the job belongs to ends; None: there is none."""
         self._lease = lease
+        self._caller_fd = caller_fd
         self._parent = os.getppid()
         self._ends_with_parent = _processes.read_death_signal() != 0
         self._charge = 0
@@ -212,6 +214,8 @@ class Guard:
         poller.register(self._wake_read, select.POLLIN)
         if self._lease.fd is not None:
             poller.register(self._lease.fd, select.POLLIN)
+        if self._caller_fd is not None:
+            poller.register(self._caller_fd, select.POLLIN)
         poll_ms = None if self._lease.fd is not None else _POLL_S * 1000
         while self._code is None:
             ready = [fd for fd, _ in poller.poll(poll_ms)]
@@ -220,6 +224,10 @@ class Guard:
                     self._handle_signal(signum)
             if poll_ms is not None or self._lease.fd in ready:
                 self._fence()
+            if self._caller_fd is not None and self._caller_fd in ready:
+                poller.unregister(self._caller_fd)
+                # No grace period: no process waits for results any more.
+                _processes.send_signal([self._charge], signal.SIGKILL)
 
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
@@ -339,15 +347,19 @@ def _open_standard_descriptors() -> None:
     os.close(fd)
 
 
-def run_guarded(body: Callable[[GuardLease], int]) -> int:
+def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = None) -> int:
     """Run `body` under a guard; its exit code.
 
     Call it early and from a single-threaded process: what has been imported stays in the guard's memory.
+
+    Args:
+        body: gets the lease; runs in the charge.
+        caller_fd: a pidfd of the program that the job belongs to, whose end ends the job; None: there is none.
     """
     try:
         _open_standard_descriptors()
         lease = GuardLease()
-        guard = Guard(lease)
+        guard = Guard(lease, caller_fd)
     except OSError as error:
         return _report_shortage(error)
     return guard.run(lambda: body(lease))

@@ -12,6 +12,7 @@ if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
     del sys.path[0]
 
 from muster import _guard
+from muster._contract import DRIVEN_FLAG
 
 _WORKER_FLAG = "--muster-worker"
 """As in `workers.program`, which is imported only for this flag: in the bundle, cold workers start through here."""
@@ -25,6 +26,10 @@ def main(argv: list[str] | None = None) -> int:
 
         program.main(args[1:])
         return 0
+    if args[:1] == [DRIVEN_FLAG]:
+        from muster.agent import driven
+
+        return driven.main(args[1:])
     return _guard.run_guarded(lambda lease: _run_agent(args, lease))
 
 

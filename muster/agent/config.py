@@ -133,3 +133,7 @@ class AgentConfig:
     termination_log: str | None = None
     log_command: str | None = None
     """What shows the logs from outside this node's container; None: they are in a folder of this machine."""
+    control_fd: int | None = None
+    """A socket to the program that drives this agent, see `control_socket`; None: there is none."""
+    report_file: str | None = None
+    """Where that program reads the report of a failed job."""

@@ -39,11 +39,16 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
         environ: the agent's environment.
         lease: the guard's.
     """
+    control_fd = environ.get(Env.CONTROL_FD)
     try:
         return _run(args, environ, lease)
     except InternalError as error:
         return _report_error(f"{error}: this is a bug in muster; please report it", ExitCode.WORKERS_FAILED)
     except MusterError as error:
+        if control_fd is not None:
+            from muster.agent.control_socket import send_error
+
+            return send_error(int(control_fd), str(error), error.exit_code)
         return _report_error(str(error), error.exit_code)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
@@ -112,6 +117,10 @@ def _run_supervisor(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
     event_log = EventLog(loop.clock, open_sinks(config.event_log_handler))
+    if config.control_fd is not None:
+        from muster.agent.control_socket import ControlSink
+
+        event_log.add_sink(ControlSink(config.control_fd))
     children = ChildWatch(loop)
     starter: WorkerStarter
     if warm is None:

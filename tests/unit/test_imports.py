@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 import muster
+import muster.elastic
 
 PACKAGE = Path(muster.__file__).parent
-ROOMS = ("agent", "components", "schedulers")
+ROOMS = ("agent", "components", "elastic", "schedulers")
+START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic")}
+"""The Python API: it uses the agent's flags, configuration and reports, and starts the agent as a process."""
 LAZY = {"docker", "kubernetes", "torch", "urllib3"}
 
 
@@ -105,7 +108,8 @@ def test_no_room_imports_another(imports: list[Import]) -> None:
         if found.place == "cli" and found.module.startswith("muster.schedulers."):
             return False  # the commands for people know the adapters' public operations
         target = found.module.split(".")[1:2]
-        return found.top == "muster" and target[0] in ROOMS and target[0] != found.place
+        allowed = START_THE_AGENT.get(found.place or found.path, ())
+        return found.top == "muster" and target[0] in ROOMS and target[0] not in (found.place, *allowed)
 
     assert offenders(found for found in imports if found.module != "muster" and crosses(found)) == []
 
@@ -114,6 +118,8 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
     allowed = set(sys.stdlib_module_names) | {"muster"}
 
     def torch_is_allowed(found: Import) -> bool:
+        if (found.path, found.top) == ("agent/workers/function.py", "cloudpickle"):
+            return True  # for results of functions, where it is installed
         return found.top == "torch" and (found.path.startswith("agent/workers/") or is_for_torch(found.path))
 
     def is_for_types(found: Import) -> bool:
@@ -121,13 +127,31 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
         return found.module.startswith("typing_extensions.") and not found.at_import
 
     places = {"agent", ""}
-    foreign = (found for found in imports if found.place in places and found.top not in allowed)
+    ours = (found for found in imports if found.place in places and found.path != "run.py")
+    foreign = (found for found in ours if found.top not in allowed)
     assert offenders(found for found in foreign if not torch_is_allowed(found) and not is_for_types(found)) == []
 
 
 def test_worker_imports_the_contract_and_nothing_else_of_muster(imports: list[Import]) -> None:
     own = (found for found in imports if found.path == "worker.py" and found.top == "muster")
     assert offenders(found for found in own if not found.module.startswith("muster._contract")) == []
+
+
+def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
+    data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "placement.device_count.", "runtime.event_log.")
+    allowed = tuple(f"muster.agent.{name}" for name in data)
+    program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
+    api = (found for found in imports if found.place == "elastic" or found.path == "run.py")
+    used = (found for found in api if found.module.startswith("muster.agent") and found.module not in program)
+    assert offenders(found for found in used if not found.module.startswith(allowed)) == []
+
+
+def test_the_python_api_imports_torch_only_when_a_class_of_torch_is_needed(imports: list[Import]) -> None:
+    lazy = {f"elastic/{name.rpartition('.')[2]}.py" for name in muster.elastic._LAZY.values() if "muster" in name}
+    api = (found for found in imports if found.place == "elastic" or found.path == "run.py")
+    assert (
+        offenders(found for found in api if found.top == "torch" and found.at_import and found.path not in lazy) == []
+    )
 
 
 def test_components_know_torchx_and_nothing_heavier(imports: list[Import]) -> None:

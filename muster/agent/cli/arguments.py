@@ -53,7 +53,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         raise SystemExit(0)
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")
-    values = FlagValues(line.given, environ)
+    control_fd = environ.get(Env.CONTROL_FD)
+    values = FlagValues(line.given, environ if control_fd is None else {})
     program = _choose_program(values, line.script, line.script_args, environ)
     host_name = os.uname().nodename
     rendezvous = build_rendezvous_config(values, environ, host_name=host_name)
@@ -91,6 +92,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         node_name=environ.get(Env.NODE_NAME) or host_name,
         termination_log=_find_termination_log(environ),
         log_command=_build_log_command(environ),
+        control_fd=None if control_fd is None else int(control_fd),
+        report_file=environ.get(Env.REPORT_FILE),
     )
 
 

@@ -46,6 +46,9 @@ def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: L
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
         _write_or_report(path, logs, lambda: report_files.write_report(report, path))
+    report_file = config.report_file
+    if report_file is not None:
+        _write_or_report(report_file, logs, lambda: report_files.write_report(report, report_file))
     error_file = config.agent_error_file
     if error_file is not None:
         _write_or_report(error_file, logs, lambda: report_files.write_torch_error_file(report, error_file))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from muster._contract import Env
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program, ProgramKind
@@ -49,6 +50,8 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(config.signals_to_handle),
         TORCHELASTIC_ERROR_FILE=error_file or "",
     )
+    if config.control_fd is not None:
+        env[Env.ROUND] = str(round.number)
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)

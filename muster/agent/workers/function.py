@@ -1,105 +1,135 @@
-"""Functions as workers, for programs that start a job from Python.
+"""The program of a worker that runs a Python function; `muster.elastic` starts it.
 
-    results = launch_function(train, 0.1, flags=["--standalone", "--nproc-per-node", "4", "--max-restarts", "3"])
-    results[0]  # what rank 0 returned
+Its arguments are the job's folder and the local rank. It connects to the program that started the job, gets the pickled
+call, imports that program's `__main__` as multiprocessing's spawn does, calls the function and sends back a descriptor
+of an unnamed file with the result. What the function raises is the worker's failure; the exception is sent too.
 
-The agent runs as a process of its own, as always: a program that starts a job keeps its signal handlers and children.
-In the workers this file is the program: it imports the caller's `__main__` as multiprocessing's spawn does, calls the
-function and writes its result to a file. Function, arguments and results must be picklable with every start method.
+The worker ends when all workers of the node have returned.
 """
 
+import sys
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder
+
+import contextlib
+import io
 import json
 import os
 import pickle
-import sys
+import socket
 import tempfile
-from collections.abc import Callable, Sequence
-from multiprocessing import spawn
-from pathlib import Path
+from collections.abc import Callable
+from multiprocessing import forkserver, process, resource_tracker, spawn
 from typing import Any
 
-from muster.agent.errors import MusterError, UsageError
-
-_START_BY_METHOD = {"spawn": "cold", "fork": "warm", "forkserver": "warm"}
-
-
-class FunctionFailed(MusterError):
-    """The job did not succeed; the agent has printed the report. `str()` has the root cause."""
-
-    def __init__(self, line: str, agent_exit_code: int) -> None:
-        super().__init__(line)
-        self.agent_exit_code = agent_exit_code
-        """As in `_contract.ExitCode`; negative: this signal ended the agent itself."""
+SOCKET_NAME = "workers"
+_MAX_FDS = 253
+_ROUND = "MUSTER_ROUND"
 
 
-def launch_function(
-    function: Callable[..., Any], *args: Any, flags: Sequence[str] = (), start_method: str = "spawn"
-) -> dict[int, Any]:
-    """Run `function(*args)` in every worker of this node; blocks until the job has ended.
+class _PositionedFile(io.RawIOBase):
+    """Reads a file that other processes read through the same description: each from a position of its own."""
 
-    Args:
-        function: importable by name, from a module or from the caller's `__main__`.
-        args: its arguments, the same in every worker.
-        flags: flags of the agent's command line.
-        start_method: "spawn": each worker is a new interpreter. "fork" or "forkserver": workers are forked from a
-            process that has imported torch, if the caller has.
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._at = 0
 
-    Returns:
-        The function's results by global rank, for the ranks of this node.
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = os.preadv(self._fd, [buffer], self._at)
+        self._at += count
+        return count
+
+
+def main(folder: str, local_rank: str) -> None:
+    """Run the worker."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.path.join(folder, SOCKET_NAME))
+    global_rank = int(os.environ["RANK"])
+    hello = {"round": int(os.environ.pop(_ROUND)), "local_rank": int(local_rank), "global_rank": global_rank}
+    connection.send(json.dumps(hello).encode())
+    call_fd, tracker_fd, *fds = _receive_descriptors(connection)
+    resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]  # noqa: SLF001  # as spawn_main
+    forkserver._forkserver._inherited_fds = fds  # type: ignore[attr-defined]  # noqa: SLF001  # where _DupFd looks
+    with io.BufferedReader(_PositionedFile(call_fd), 1 << 20) as file:
+        preparation = pickle.load(file)  # noqa: S301  # the program that started the job wrote it
+        process.current_process().authkey = preparation.pop("authkey")
+        spawn.prepare(preparation)
+        function, args, kwargs = pickle.load(file)  # noqa: S301  # its modules can be imported only now
+    os.close(call_fd)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        _send_exception(connection, error)
+        raise
+    _send(connection, {"returned": True}, _write(result, f"the result of {_name(function)} on rank {global_rank}"))
+    with contextlib.suppress(OSError):  # a function may close what it did not open
+        connection.recv(1)  # until all have returned, or the program that waits for results is gone
+
+
+def _receive_descriptors(connection: socket.socket) -> list[int]:
+    announced = connection.recv(4096)
+    if not announced:
+        sys.exit("muster: the program that started this worker is gone")
+    wanted = json.loads(announced)["fds"]
+    found: list[int] = []
+    while len(found) < wanted:
+        data, fds, _flags, _address = socket.recv_fds(connection, 1, _MAX_FDS)
+        if not data or not fds:
+            sys.exit("muster: no descriptors left for the arguments of this worker's function")
+        found += fds
+    return found
+
+
+def _send(connection: socket.socket, message: dict[str, Any], fd: int) -> None:
+    try:
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(connection, [json.dumps(message).encode()], [fd])
+    finally:
+        os.close(fd)
+
+
+def _send_exception(connection: socket.socket, error: BaseException) -> None:
+    with contextlib.suppress(Exception):  # many exceptions cannot be pickled; the report has their text
+        _send(connection, {"failed": True}, _write(error, "the exception"))
+
+
+def _write(value: Any, what: str) -> int:
+    """Pickle into an unnamed file; its descriptor.
 
     Raises:
-        UsageError: an unknown start method, or arguments that cannot be pickled.
-        FunctionFailed: the job did not succeed.
+        PicklingError: names what cannot be pickled.
     """
-    if start_method not in _START_BY_METHOD:
-        raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(_START_BY_METHOD)}")
-    with tempfile.TemporaryDirectory(prefix="muster_function_") as folder:
-        payload = Path(folder, "payload")
-        payload.write_bytes(_pickle_call(function, args))
-        own = ["--start", _START_BY_METHOD[start_method], *(("--preload", "torch") if "torch" in sys.modules else ())]
-        # Files, not modules: with -m a types.py in the working directory would be imported, see `agent/entry.py`.
-        agent = str(Path(__file__).parents[1] / "entry.py")
-        command = [sys.executable, agent, *own, *flags, __file__, str(payload)]
-        error_file = Path(folder, "error.json")
-        _run_agent(command, error_file)
-        return {int(path.suffix[1:]): pickle.loads(path.read_bytes()) for path in Path(folder).glob("result.*")}  # noqa: S301  # our own workers wrote it
+    with tempfile.TemporaryFile(prefix="muster_result_") as file:
+        try:
+            pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+            file.seek(0)
+            file.truncate()
+            if not _dump_by_value(value, file):
+                kind = type(value).__qualname__
+                raise pickle.PicklingError(f"{what}, of type {kind}, cannot be sent back: {error}") from error
+        file.flush()
+        return os.dup(file.fileno())
 
 
-def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    preparation = spawn.get_preparation_data("worker")
-    del preparation["authkey"]  # cannot be pickled outside a spawn, and no worker connects to the caller's children
+def _dump_by_value(value: Any, file: Any) -> bool:
+    """Pickle with cloudpickle, where it is installed; False when that does not help."""
     try:
-        return pickle.dumps((preparation, pickle.dumps((function, args))))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(f"cannot send {function!r} and its arguments to workers: {error}") from error
+        import cloudpickle
+
+        cloudpickle.dump(value, file)
+    except (ImportError, pickle.PicklingError, AttributeError, TypeError, RecursionError):
+        return False
+    return True
 
 
-def _run_agent(command: list[str], error_file: Path) -> None:
-    import subprocess
-
-    code = subprocess.run(
-        command, env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file)}, check=False
-    ).returncode
-    if code == 0:
-        return
-    cause = f"the agent ended with exit code {code}"
-    if error_file.exists():
-        message = json.loads(error_file.read_text(encoding="utf-8"))["message"]
-        cause = message["message"] if isinstance(message, dict) else str(message)
-    raise FunctionFailed(cause, code)
-
-
-def call(payload: str) -> None:
-    """In a worker: call the function, write its result beside the payload. What it raises is the worker's failure."""
-    preparation, call_data = pickle.loads(Path(payload).read_bytes())  # noqa: S301  # the launching program wrote it
-    spawn.prepare(preparation)
-    function, args = pickle.loads(call_data)  # noqa: S301  # likewise; its module is importable only now
-    result = function(*args)
-    path = Path(payload).with_name(f"result.{os.environ['RANK']}")
-    unfinished = path.with_name(f"unfinished.{os.environ['RANK']}")
-    unfinished.write_bytes(pickle.dumps(result))
-    unfinished.replace(path)
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", function))
 
 
 if __name__ == "__main__":
-    call(sys.argv[1])
+    main(*sys.argv[1:])

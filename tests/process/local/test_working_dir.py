@@ -120,16 +120,16 @@ def test_other_roles_have_a_guard_that_imports_nothing_of_it(folder: Path, bare:
     assert f"path {folder} safe None program main.py\n" in outcome.stderr, outcome.explain()
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_functions_as_workers(folder: Path, bare: Path, method: str) -> None:
     program = folder.parent / "launches.py"
     program.write_text(
         "import os\n"
-        "from muster.agent.workers.function import launch_function\n"
+        "from muster.elastic.launcher import run_program\n"
         "def rank(): return int(os.environ['RANK'])\n"
         "if __name__ == '__main__':\n"
         "    flags = ['--standalone', '--nproc-per-node', '2']\n"
-        f"    print(sorted(launch_function(rank, flags=flags, start_method={method!r}).items()))\n"
+        f"    print(sorted(run_program(flags, rank, (), nproc=2, start_method={method!r}).items()))\n"
     )
     outcome = run_tree([str(bare / "bin" / "python"), str(program)], cwd=folder)
     assert outcome.exit_code == 0, outcome.explain()

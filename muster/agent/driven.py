@@ -1,0 +1,74 @@
+"""An agent that a Python program starts and drives: `muster.elastic` is the other side.
+
+The program runs `entry.py --muster-driven CONTROL CALLER FOLDER FLAGS ...` with two inherited descriptors::
+
+    caller --starts--> intermediate --forks--> guard --forks--> agent
+             waits for     ends
+
+The guard is no child of the caller, so no `waitpid(-1)` of the caller can take it; it leads a process group of its
+own, so a terminal's Ctrl-C reaches the caller only. It watches CALLER, a pidfd, and kills the job when the caller ends.
+Not a death signal: that follows the *thread* that started the process. Not the end of file of CONTROL: other forks of
+the caller may hold that socket.
+
+CONTROL carries one JSON object a line, from guard and agent to the caller: {"guard": pid} and {"agent": pid}, each with
+its own pidfd attached; the event log's records; {"error": line, "code": n} when the agent could not start; and, last of
+all, {"ended": exit code} from the guard, when no process of the job is left. The other way there are only signals, sent
+to the guard by its pidfd.
+"""
+
+import os
+import select
+import shutil
+import signal
+import socket
+
+from muster import _guard
+from muster._contract import Env
+from muster.agent.control_socket import encode_message, send_message
+
+REPORT_NAME = "report.json"
+"""In FOLDER, which the caller made and removes (the guard, if the caller has ended): a failed job's report."""
+
+_RESET_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+
+
+def main(args: list[str]) -> int:
+    """Run the guard and the agent; the exit code. Returns in the guard only."""
+    control_fd, caller_fd, folder, *flags = args
+    if os.fork() != 0:
+        os._exit(0)
+    os.setpgid(0, 0)
+    _reset_signals()
+    control = socket.socket(fileno=int(control_fd))
+    _send_identity(control, "guard")
+    code = _guard.run_guarded(lambda lease: _run_agent(control, folder, flags, lease), caller_fd=int(caller_fd))
+    send_message(control.fileno(), ended=code)
+    if select.select([int(caller_fd)], [], [], 0)[0]:  # the caller has ended; else it reads the report there
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _reset_signals() -> None:
+    """Default dispositions and an empty mask: the caller's are the caller's own, and a thread may block everything."""
+    for name in _RESET_SIGNALS:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _send_identity(control: socket.socket, who: str) -> None:
+    """Send this process's id, and a descriptor by which it is signalled and watched without a race."""
+    fd = os.pidfd_open(os.getpid())
+    try:
+        socket.send_fds(control, [encode_message({who: os.getpid()})], [fd])
+    except OSError:
+        os._exit(1)  # the caller is gone already
+    finally:
+        os.close(fd)
+
+
+def _run_agent(control: socket.socket, folder: str, flags: list[str], lease: _guard.GuardLease) -> int:
+    from muster.agent.launch import run_agent
+
+    _send_identity(control, "agent")
+    own = {Env.CONTROL_FD: str(control.fileno()), Env.REPORT_FILE: os.path.join(folder, REPORT_NAME)}
+    return run_agent(flags, {**os.environ, **own}, lease)

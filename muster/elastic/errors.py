@@ -1,0 +1,32 @@
+"""What `muster.elastic` raises where torch has no class of its own for it."""
+
+import pickle
+
+from muster.agent.errors import EnvironmentFault, MusterError, UsageError
+
+
+class PickleFault(UsageError, pickle.PicklingError):
+    """Something cannot be sent to the workers, or come back: `str()` names the object."""
+
+
+class AgentLost(EnvironmentFault):
+    """The agent or its guard was killed; no process of the job is left on this node."""
+
+
+class JobFailed(MusterError):
+    """Stands for torch's ChildFailedError, SignalException and rendezvous errors where torch cannot be imported."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in a worker, as text: the cause of the exception that is raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text.rstrip()}\n"""'
+
+
+class WorkerFailed(Exception):
+    """Stands for a worker's failure that is no exception which could be sent: a signal, `os._exit`."""

@@ -1,0 +1,135 @@
+"""From the agent's outcome to what torch's launcher raises: ChildFailedError, SignalException, rendezvous errors."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from muster._contract import ExitCode
+from muster.agent.diagnosis.report import Failure
+from muster.agent.diagnosis.root_cause import find_root
+from muster.agent.errors import UsageError
+from muster.elastic.errors import AgentLost, JobFailed, RemoteTraceback, WorkerFailed
+from muster.elastic.job import Outcome
+
+LoadException = Callable[[int], BaseException | None]
+"""From a global rank of this node to the exception that its worker sent."""
+
+
+def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadException | None = None) -> None:
+    """Raise what torch's launcher raises for this outcome; nothing when the job succeeded.
+
+    Args:
+        outcome: of the job, on this node.
+        name: of the program, for the exception's text.
+        load_exception: for function workers; the root cause's exception becomes `__cause__`.
+
+    Raises:
+        ChildFailedError: workers failed (torch's class).
+        SignalException: a signal to this process ended the job (torch's class).
+        RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
+        UsageError: the agent refused its configuration; it is a ValueError.
+        AgentLost: the agent or its guard was killed.
+    """
+    if outcome.code == ExitCode.SUCCEEDED:
+        return
+    if outcome.code == ExitCode.USAGE:
+        raise UsageError(outcome.error or "the agent refused its command line")
+    if outcome.signum is not None:
+        raise build_signal_exception(outcome.signum)
+    if outcome.code == ExitCode.RENDEZVOUS:
+        raise _build_rendezvous_error(outcome.error or "the nodes did not find each other in time")
+    if outcome.report is not None and outcome.report.failures:
+        root = find_root(outcome.report) or outcome.report.failures[0]
+        raise build_child_failed_error(outcome, name) from _build_cause(root, load_exception)
+    if outcome.error is not None:
+        raise AgentLost(outcome.error)
+    if outcome.code is not None and outcome.code > 128:
+        ended = signal.Signals(outcome.code - 128).name
+        raise AgentLost(f"the agent was ended by {ended}; no process of the job is left on this node")
+    how = "the guard was killed" if outcome.code is None else f"the agent ended with exit code {outcome.code}"
+    raise AgentLost(f"{how}; no process of the job is left on this node")
+
+
+def build_signal_exception(signum: int) -> Exception:
+    """Torch's SignalException for a signal that ended the job."""
+    sigval = signal.Signals(signum)
+    text = f"Process {os.getpid()} got signal: {sigval}"
+    try:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+    except ImportError:
+        return JobFailed(text)
+    error: Exception = SignalException(text, sigval=sigval)
+    return error
+
+
+def _build_rendezvous_error(line: str) -> Exception:
+    try:
+        from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+    except ImportError:
+        return JobFailed(line)
+    error: Exception = RendezvousTimeoutError(line)
+    return error
+
+
+def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
+    """Torch's ChildFailedError with this node's failures; with the job's root cause when no worker failed here."""
+    try:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except ImportError:
+        root = outcome.report and find_root(outcome.report)
+        return JobFailed(f"{name} failed: {describe_failure(root) if root else outcome.error}")
+    error: Exception = ChildFailedError(name=name, failures=build_process_failures(outcome))
+    return error
+
+
+def build_process_failures(outcome: Outcome) -> dict[int, Any]:
+    """Torch's ProcessFailure by global rank, the root cause first.
+
+    Workers that the agent stopped because of another's failure are left out, as in torch's function mode.
+    """
+    assert outcome.report is not None  # noqa: S101  # only a failed job has failures
+    root = find_root(outcome.report) or outcome.report.failures[0]
+    own = [each for each in outcome.report.failures if each.global_rank in outcome.ranks and not each.stopped_by_us]
+    if root in own or not own:
+        own = [root, *(each for each in own if each is not root)]
+    failures = {failure.global_rank: build_process_failure(failure) for failure in own}
+    first_s = failures[own[0].global_rank].timestamp
+    for failure in failures.values():  # torch takes the earliest whole second for the root cause
+        failure.timestamp = max(failure.timestamp, first_s)
+    return failures
+
+
+def build_process_failure(failure: Failure) -> Any:
+    """Torch's ProcessFailure of one worker; its message is read from the error file, where there is one."""
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    exitcode = failure.exit_code
+    if exitcode is None:
+        exitcode = -signal.Signals[failure.signal or "SIGKILL"] if _is_known(failure.signal) else 1
+    found = ProcessFailure(
+        local_rank=failure.local_rank, pid=failure.pid, exitcode=int(exitcode), error_file=failure.error_file or ""
+    )
+    found.timestamp = int(failure.time_s)
+    if found.error_file == "<N/A>" and (failure.exception or failure.reason):
+        found.message = failure.traceback or failure.exception or failure.reason
+    return found
+
+
+def _is_known(name: str | None) -> bool:
+    return name in signal.Signals.__members__
+
+
+def _build_cause(root: Failure, load_exception: LoadException | None) -> BaseException:
+    """The exception that the worker raised, with the worker's traceback as its own cause."""
+    error = load_exception(root.global_rank) if load_exception is not None else None
+    if error is None:
+        return WorkerFailed(describe_failure(root))
+    error.__cause__ = RemoteTraceback(root.traceback or "")
+    return error
+
+
+def describe_failure(failure: Failure) -> str:
+    """One line: which worker, and why."""
+    how = failure.exception or failure.reason or failure.signal or f"exit code {failure.exit_code}"
+    return f"rank {failure.global_rank} (local rank {failure.local_rank} on {failure.host}): {how}"

@@ -1,0 +1,85 @@
+"""From torch's configuration objects to the agent's command line: one grammar, and one place that checks values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.agent.errors import UsageError
+
+_OWN_BACKENDS = ("muster", "c10d", "static")
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+
+def build_flags(config: Any) -> list[str]:
+    """The agent's flags for a `LaunchConfig`, torch's or ours.
+
+    Raises:
+        UsageError: a value that no flag can carry. What a flag does not allow, the agent refuses.
+    """
+    flags = [
+        f"--nnodes={config.min_nodes}:{config.max_nodes}",
+        f"--nproc-per-node={config.nproc_per_node}",
+        f"--rdzv-id={config.run_id}",
+        f"--role={config.role}",
+        f"--max-restarts={config.max_restarts}",
+        f"--monitor-interval={config.monitor_interval}",
+        *_build_rendezvous_flags(config),
+        *_build_log_flags(config.logs_specs),
+    ]
+    optional = {
+        "local-addr": getattr(config, "local_addr", None),
+        "event-log-handler": getattr(config, "event_log_handler", None),
+        "signals-to-handle": getattr(config, "signals_to_handle", None),
+        "shutdown-timeout": getattr(config, "shutdown_timeout", None),
+        "duplicate-stdout-filters": _join_texts(getattr(config, "duplicate_stdout_filters", None)),
+        "duplicate-stderr-filters": _join_texts(getattr(config, "duplicate_stderr_filters", None)),
+        "numa-binding": _name_binding(getattr(config, "numa_options", None)),
+    }
+    flags += [f"--{name}={value}" for name, value in optional.items() if value is not None and value != ""]
+    return [*flags, *(["--virtual-local-rank"] if getattr(config, "virtual_local_rank", False) else [])]
+
+
+def _build_rendezvous_flags(config: Any) -> list[str]:
+    backend = config.rdzv_backend
+    flags = [f"--rdzv-backend={backend}"]
+    conf: dict[str, Any] = dict(config.rdzv_configs)
+    if backend in _OWN_BACKENDS and "rank" in conf:
+        flags.append(f"--node-rank={conf.pop('rank')}")
+    if config.rdzv_endpoint and not _is_any_local_port(config):
+        flags.append(f"--rdzv-endpoint={config.rdzv_endpoint}")
+    pairs = [f"{key}={value}" for key, value in conf.items()]
+    if any("," in pair for pair in pairs):
+        raise UsageError(f"rdzv_configs={config.rdzv_configs!r}: a value with a comma cannot be passed on")
+    return [*flags, *([f"--rdzv-conf={','.join(pairs)}"] if pairs else [])]
+
+
+def _is_any_local_port(config: Any) -> bool:
+    """`localhost:0`, as programs write it for torch's c10d on one node: there is no other node to find."""
+    return bool(config.rdzv_backend in ("muster", "c10d") and config.max_nodes == 1)
+
+
+def _build_log_flags(specs: Any) -> list[str]:
+    if specs is None:
+        return []
+    ranks = specs._local_ranks_filter  # noqa: SLF001  # torch has no public name for what it was made with
+    flags = {
+        "log-dir": specs._root_log_dir,  # noqa: SLF001
+        "redirects": format_std(specs._redirects),  # noqa: SLF001
+        "tee": format_std(specs._tee),  # noqa: SLF001
+        "local-ranks-filter": ",".join(map(str, sorted(ranks))) if ranks else None,
+    }
+    return [f"--{name}={value}" for name, value in flags.items() if value]
+
+
+def format_std(choice: Any) -> str:
+    """`3`, or `0:3,1:1`."""
+    if isinstance(choice, Mapping):
+        return ",".join(f"{rank}:{int(std)}" for rank, std in choice.items())
+    return str(int(choice))
+
+
+def _join_texts(texts: list[str] | None) -> str | None:
+    return ",".join(text.replace(",", ",,") for text in texts) if texts else None
+
+
+def _name_binding(options: Any) -> str | None:
+    return None if options is None else str(getattr(options.affinity_mode, "value", options.affinity_mode))

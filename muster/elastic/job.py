@@ -1,0 +1,249 @@
+"""One job as the program that started it sees it: start the agent, wait, collect output, records and results."""
+
+import codecs
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from muster.agent.diagnosis.report import Report
+from muster.agent.driven import REPORT_NAME
+from muster.elastic.process import AgentProcess
+from muster.elastic.results import WorkerServer
+
+_DRAIN_LIMIT_S = 1.0
+"""After the job's end: how long to read output that a process outside the job holds open."""
+
+Record = Mapping[str, Any]
+"""One record of the agent's event log, see `muster.agent.runtime.event_log.EventRecord`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended on this node."""
+
+    code: int | None
+    """The agent's exit code, see `_contract.ExitCode`; None: the guard was killed, and the agent ended with it."""
+    error: str | None = None
+    """One line, when the agent could not start or the nodes did not find each other."""
+    report: Report | None = None
+    """The failure report of the whole job."""
+    ranks: tuple[int, ...] = ()
+    """This node's global ranks in the last round, in order of local rank."""
+    signum: int | None = None
+    """The last signal that this process received for the job and passed on."""
+    records: tuple[Record, ...] = field(default=(), repr=False)
+    """The last few."""
+
+
+class Job:
+    """One node of a job. Call `run` once, in any thread; `stop` and `kill` may be called from any other."""
+
+    def __init__(
+        self,
+        flags: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        server: WorkerServer | None = None,
+        on_record: Callable[[Record], None] | None = None,
+        handled_signals: Sequence[str] = (),
+    ) -> None:
+        """Start the agent.
+
+        Args:
+            flags: its command line, from the first flag to the program's last argument.
+            environ: its environment, and that of its workers.
+            server: serves function workers; `run` ends its listening. None: the program is a command.
+            on_record: called in `run`'s thread with each record of the agent's event log.
+            handled_signals: names; while `run` waits in the main thread, those that have their default effect are
+                passed on to the job instead.
+
+        Raises:
+            EnvironmentFault: the agent cannot be started.
+        """
+        self._server = server
+        self._on_record = on_record
+        self._handled_signals = handled_signals
+        self._selector = selectors.DefaultSelector()
+        self._outputs: dict[int, tuple[TextIO, codecs.IncrementalDecoder]] = {}
+        self._records: list[Record] = []
+        self._ranks: tuple[int, ...] = ()
+        self._error: str | None = None
+        self._code: int | None = None
+        self._has_ended = False
+        self._signum: int | None = None
+        with contextlib.ExitStack() as child_ends:
+            stdout_fd, stderr_fd = (self._open_output(name, child_ends) for name in ("stdout", "stderr"))
+            self._process = AgentProcess(flags, environ=environ, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
+
+    def _open_output(self, name: str, child_ends: contextlib.ExitStack) -> int | None:
+        """Make a pipe for one of the job's streams when `sys.<name>` is not this process's own descriptor.
+
+        In a notebook, or under a test runner, the program's text goes elsewhere: the job's must go there too.
+        """
+        stream = getattr(sys, name)
+        number = 1 if name == "stdout" else 2
+        if stream is None or stream is getattr(sys, f"__{name}__") or _is_descriptor(stream, number):
+            return None
+        read_fd, write_fd = os.pipe()
+        child_ends.callback(os.close, write_fd)
+        os.set_blocking(read_fd, False)
+        self._outputs[read_fd] = stream, codecs.getincrementaldecoder("utf-8")("replace")
+        return write_fd
+
+    @property
+    def folder(self) -> str:
+        """The job's private folder."""
+        return self._process.folder
+
+    # -- from any thread --------------------------------------------------------------------------------------------
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Stop this node politely: the workers get the signal and the grace period."""
+        self._process.send_signal(signum)
+
+    def kill(self) -> None:
+        """Kill every process of this node's part of the job."""
+        self._process.kill()
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Wait for the job's end; no process of it is left then.
+
+        When a signal handler of the caller raises, the job is stopped first; a second exception kills it.
+        """
+        try:
+            with self._pass_signals_on():
+                self._wait()
+            self._drain_output()
+            return Outcome(
+                code=self._code,
+                error=self._error,
+                report=self._read_report(),
+                ranks=self._ranks,
+                signum=self._signum,
+                records=tuple(self._records),
+            )
+        finally:
+            self._close()
+
+    def _wait(self) -> None:
+        self._selector.register(self._process.control_fd, selectors.EVENT_READ, self._receive)
+        for fd in self._outputs:
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._copy_output(fd))
+        if self._server is not None:
+            self._server.watch(self._selector, self._process.folder)
+        try:
+            self._turn_until_ended()
+        except BaseException:
+            self.stop()
+            try:
+                self._turn_until_ended()
+            except BaseException:
+                self.kill()
+                self._turn_until_ended()
+                raise
+            raise
+
+    def _turn_until_ended(self) -> None:
+        while not self._has_ended:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _receive(self) -> None:
+        messages = self._process.receive()
+        if messages is None:  # the guard ended without a last message: it was killed, and the agent ends with it
+            self._selector.unregister(self._process.control_fd)
+            self._has_ended = True
+            return
+        for message in messages:
+            if "record" in message:
+                self._keep_record(message["record"])
+            elif "error" in message:
+                self._error = message["error"]
+            elif "ended" in message:
+                self._code, self._has_ended = message["ended"], True
+
+    def _keep_record(self, record: Record) -> None:
+        if record["what"] == "workers_started":
+            self._ranks = tuple(record["ranks"])
+        elif record["what"] == "rendezvous_lost":
+            self._error = record["detail"].get("reason")
+        self._records = [*self._records[-31:], record]
+        if self._on_record is not None:
+            self._on_record(record)
+
+    def _read_report(self) -> Report | None:
+        try:
+            text = Path(self._process.folder, REPORT_NAME).read_text(encoding="utf-8")
+        except OSError:
+            return None
+        return Report.from_json(json.loads(text))
+
+    def _close(self) -> None:
+        self._process.close()
+        if self._server is not None:
+            self._server.stop_listening()
+        for fd in self._outputs:
+            os.close(fd)
+        self._outputs.clear()
+        self._selector.close()
+
+    # -- the caller's signals ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _pass_signals_on(self) -> Iterator[None]:
+        """Pass on what would end this process; handlers of the caller's own stay, and so do ignored signals."""
+        old: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for name in self._handled_signals:
+                signum = int(signal.Signals[name])
+                if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                    old[signum] = signal.signal(signum, self._pass_on)
+        try:
+            yield
+        finally:
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+
+    def _pass_on(self, signum: int, _frame: object) -> None:
+        self._signum = signum
+        self._process.send_signal(signum)
+
+    # -- output -----------------------------------------------------------------------------------------------------
+
+    def _copy_output(self, fd: int) -> None:
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            self._selector.unregister(fd)
+            os.close(fd)
+            del self._outputs[fd]
+            return
+        stream, decoder = self._outputs[fd]
+        stream.write(decoder.decode(data))
+        stream.flush()
+
+    def _drain_output(self) -> None:
+        until_s = time.monotonic() + _DRAIN_LIMIT_S
+        while self._outputs and (left_s := until_s - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                key.data()
+
+
+def _is_descriptor(stream: Any, number: int) -> bool:
+    try:
+        return bool(stream.fileno() == number)
+    except (OSError, ValueError, AttributeError):
+        return False

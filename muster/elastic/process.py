@@ -1,0 +1,198 @@
+"""One agent under its guard, as the process that started it sees it; `muster.agent.driven` is the other side."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+import muster
+from muster._contract import AGENT_ENTRY_NAME, DRIVEN_FLAG, Env
+from muster.agent.errors import EnvironmentFault
+
+FOLDER_MARK = "{{muster.folder}}"
+"""A word of the command line that stands for the job's folder."""
+
+_CHUNK_BYTES = 65536
+_MAX_SOCKET_PATH_BYTES = 90
+"""A Unix socket's path has at most 107 bytes; below the folder a few more follow."""
+
+_STRIPPED = (Env.RDZV_FD, Env.RDZV_PORT, Env.WORKSPACE, Env.WORKSPACE_DIR, Env.NODE_INDEX)
+"""What an adapter said to the node that this program runs on: a job started here is another one."""
+
+
+class AgentProcess:
+    """A running agent. Close it: that kills what still runs.
+
+    The guard is no child of this process. Where this process adopts orphans (it is process 1 of a container, or a
+    subreaper), the guard becomes its child all the same; `close` then reaps it.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        stdout_fd: int | None = None,
+        stderr_fd: int | None = None,
+    ) -> None:
+        """Start it; returns as soon as it is on its way.
+
+        Args:
+            flags: the agent's command line.
+            environ: its environment, and that of its workers.
+            stdout_fd: its standard output; None: this process's.
+            stderr_fd: its standard error; None: this process's.
+
+        Raises:
+            EnvironmentFault: it cannot be started.
+        """
+        if not hasattr(os, "pidfd_open"):
+            raise EnvironmentFault(f"muster.elastic needs Linux, this is {sys.platform}")
+        self.folder = _make_folder()
+        """Private to this user; the guard removes it when this process is killed."""
+        self._guard_fd = self._agent_fd = -1
+        self._lock = threading.Lock()
+        """Any thread may signal; a descriptor must not be closed, and its number used again, meanwhile."""
+        self._rest = b""
+        self._control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._start(flags, environ, theirs, stdout_fd, stderr_fd)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self,
+        flags: Sequence[str],
+        environ: Mapping[str, str],
+        theirs: socket.socket,
+        stdout_fd: int | None,
+        stderr_fd: int | None,
+    ) -> None:
+        try:
+            caller_fd = os.pidfd_open(os.getpid())
+        except OSError as error:
+            raise EnvironmentFault(f"muster.elastic needs Linux 5.3 or newer: pidfd_open: {error.strerror}") from error
+        entry = Path(muster.__file__).parent / AGENT_ENTRY_NAME
+        words = [os.fsdecode(spawn.get_executable()), *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing does
+        words += [str(entry), DRIVEN_FLAG, str(theirs.fileno()), str(caller_fd), self.folder]
+        words += [self.folder if flag == FOLDER_MARK else flag for flag in flags]
+        try:
+            starter = subprocess.Popen(
+                words,
+                env={name: value for name, value in environ.items() if name not in _STRIPPED},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout_fd,
+                stderr=stderr_fd,
+                pass_fds=(theirs.fileno(), caller_fd),
+            )
+        except OSError as error:
+            raise EnvironmentFault(f"cannot start the agent: {words[0]}: {error.strerror}") from error
+        finally:
+            os.close(caller_fd)
+        starter.wait()  # it ends at once; when another thread of the caller has taken its status, this returns too
+        theirs.close()
+        self._wait_for_guard()
+
+    def _wait_for_guard(self) -> None:
+        """Wait for the guard's first message, which it sends before anything else."""
+        while self._guard_fd < 0:
+            select.select([self._control], [], [])
+            if self.receive() is None:
+                raise EnvironmentFault("the agent could not be started: its guard ended at once")
+
+    @property
+    def control_fd(self) -> int:
+        """Readable when `receive` has something, or the other side is gone."""
+        return self._control.fileno()
+
+    @property
+    def guard_fd(self) -> int:
+        """A pidfd of the guard, readable once it has ended; -1 before it has sent it."""
+        return self._guard_fd
+
+    @property
+    def agent_fd(self) -> int:
+        """A pidfd of the agent; -1 before it has sent it."""
+        return self._agent_fd
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have come; does not wait. None: the other side is gone and every message was returned."""
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self._control, _CHUNK_BYTES, 4, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        messages = [message for line in lines if (message := _decode(line)) is not None]
+        self._keep_identities(messages, fds)
+        return messages
+
+    def _keep_identities(self, messages: list[dict[str, Any]], fds: list[int]) -> None:
+        for message in messages:
+            if "guard" in message and fds:
+                self._guard_fd = fds.pop(0)
+            elif "agent" in message and fds:
+                self._agent_fd = fds.pop(0)
+
+    def send_signal(self, signum: int) -> None:
+        """Signal the guard, which passes it on to the agent. Nothing happens once it has ended."""
+        with self._lock:
+            _send(self._guard_fd, signum)
+
+    def kill(self) -> None:
+        """Kill the agent; the guard then kills every process of the job, and ends."""
+        with self._lock:
+            _send(self._agent_fd if self._agent_fd >= 0 else self._guard_fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill what still runs and release everything. Idempotent."""
+        self.kill()
+        self._control.close()
+        with self._lock:
+            if self._guard_fd >= 0:
+                with contextlib.suppress(ChildProcessError):  # it is our child only where we adopt orphans
+                    os.waitid(os.P_PIDFD, self._guard_fd, os.WEXITED | os.WNOHANG)
+            for fd in (self._guard_fd, self._agent_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._guard_fd = self._agent_fd = -1
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _send(pidfd: int, signum: int) -> None:
+    if pidfd >= 0:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signum)
+
+
+def _make_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="muster_job_")
+    if len(os.fsencode(folder)) <= _MAX_SOCKET_PATH_BYTES:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="muster_job_", dir="/tmp")  # mkdtemp makes it private
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """None for an empty line, and for a record that was cut off."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None

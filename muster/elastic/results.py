@@ -1,0 +1,197 @@
+"""Serves a job's function workers on this node: sends them the call, keeps what they return.
+
+The other side is `muster.agent.workers.function`. Every worker connects once. What it returns comes as a descriptor of
+an unnamed file, so a large result passes neither through JSON nor through the agent, and leaves nothing behind. A
+worker that has returned waits until all of this node have (as with torch: what one of them hosts lasts that long).
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from muster.elastic.errors import PickleFault
+
+SOCKET_NAME = "workers"
+"""In the job's folder."""
+
+_MESSAGE_BYTES = 4096
+_MAX_FDS = 200
+"""A message carries at most 253 descriptors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """What every worker of a job gets. The server closes the descriptors, but for the tracker's."""
+
+    call_fd: int
+    """A file: the pickled preparation of the interpreter, then the pickled call."""
+    tracker_fd: int
+    """The resource tracker's: with one of its own, a worker would remove what it shares with this process."""
+    fds: tuple[int, ...] = ()
+    """Descriptors that the call refers to by index."""
+
+
+@dataclass(kw_only=True)
+class _Slot:
+    """One worker of the current round."""
+
+    connection: socket.socket
+    global_rank: int
+    result_fd: int = -1
+    error_fd: int = -1
+    has_returned: bool = False
+    """It has sent its result, or ended without one (`sys.exit`)."""
+
+
+class WorkerServer:
+    """Accepts this node's workers. `watch` and `close` are called by `Job`."""
+
+    def __init__(self, payload: Payload, nproc: int) -> None:
+        self._payload = payload
+        self._nproc = nproc
+        self._listener: socket.socket | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self._connections: set[socket.socket] = set()
+        self._round = 0
+        self._slots: dict[int, _Slot] = {}
+        self._result_fds: dict[int, int] = {}
+
+    def watch(self, selector: selectors.BaseSelector, folder: str) -> None:
+        """Listen in the job's folder."""
+        self._selector = selector
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(os.path.join(folder, SOCKET_NAME))
+        self._listener.listen(128)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    # -- one worker -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self._listener is not None  # noqa: S101  # it is watched
+        assert self._selector is not None  # noqa: S101
+        connection, _address = self._listener.accept()
+        self._connections.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(connection))
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            data, fds, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._drop(connection)
+            return
+        message = json.loads(data)
+        if "round" in message:
+            self._add(connection, message)
+            return
+        slot = self._find(connection)
+        if slot is None:  # of a round that is over
+            _close_fds(fds)
+        elif "failed" in message:
+            slot.error_fd = fds[0]
+        else:
+            slot.result_fd, slot.has_returned = fds[0], True
+            self._finish_round_if_complete()
+
+    def _add(self, connection: socket.socket, hello: dict[str, Any]) -> None:
+        if hello["round"] < self._round:
+            self._drop(connection)
+            return
+        if hello["round"] > self._round:
+            self._clear_slots()
+            self._round = hello["round"]
+        self._slots[hello["local_rank"]] = _Slot(connection=connection, global_rank=hello["global_rank"])
+        fds = [self._payload.call_fd, self._payload.tracker_fd, *self._payload.fds]
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            connection.send(json.dumps({"fds": len(fds)}).encode())
+            for at in range(0, len(fds), _MAX_FDS):
+                socket.send_fds(connection, [b"!"], fds[at : at + _MAX_FDS])
+
+    def _find(self, connection: socket.socket) -> _Slot | None:
+        return next((slot for slot in self._slots.values() if slot.connection is connection), None)
+
+    def _drop(self, connection: socket.socket) -> None:
+        if self._selector is not None:
+            self._selector.unregister(connection)
+        self._connections.discard(connection)
+        connection.close()
+        slot = self._find(connection)
+        if slot is not None and not slot.has_returned:
+            slot.has_returned = True
+            self._finish_round_if_complete()
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+
+    def _finish_round_if_complete(self) -> None:
+        if len(self._slots) < self._nproc or not all(slot.has_returned for slot in self._slots.values()):
+            return
+        _close_fds(self._result_fds.values())
+        self._result_fds = {
+            slot.global_rank: os.dup(slot.result_fd) for slot in self._slots.values() if slot.result_fd >= 0
+        }
+        for slot in self._slots.values():
+            with contextlib.suppress(OSError):  # it ended without a result
+                slot.connection.send(b"!")
+
+    def _clear_slots(self) -> None:
+        for slot in self._slots.values():
+            _close_fds(fd for fd in (slot.result_fd, slot.error_fd) if fd >= 0)
+        self._slots.clear()
+
+    # -- after the end ----------------------------------------------------------------------------------------------
+
+    def load_results(self) -> dict[int, Any]:
+        """What the workers of the last complete round returned, by global rank; without those that returned nothing.
+
+        Raises:
+            PickleFault: a result cannot be loaded in this process.
+        """
+        return {rank: _load(fd, f"the result of rank {rank}") for rank, fd in sorted(self._result_fds.items())}
+
+    def load_exception(self, global_rank: int) -> BaseException | None:
+        """The exception that ended a worker of the last round; None: there was none, or it cannot be loaded here."""
+        for slot in self._slots.values():
+            if slot.global_rank == global_rank and slot.error_fd >= 0:
+                with contextlib.suppress(Exception):
+                    error = _load(slot.error_fd, "")
+                    return error if isinstance(error, BaseException) else None
+        return None
+
+    def stop_listening(self) -> None:
+        """The job has ended: close the sockets; the results stay."""
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        self.stop_listening()
+        self._clear_slots()
+        _close_fds(self._result_fds.values())
+        self._result_fds = {}
+        payload, self._payload = self._payload, Payload(call_fd=-1, tracker_fd=-1)
+        _close_fds(fd for fd in (payload.call_fd, *payload.fds) if fd >= 0)
+
+
+def _load(fd: int, what: str) -> Any:
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        try:
+            return pickle.load(file)  # noqa: S301  # our own worker wrote it
+        except Exception as error:
+            raise PickleFault(f"cannot load {what}: {type(error).__name__}: {error}") from error
+
+
+def _close_fds(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

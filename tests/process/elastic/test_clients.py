@@ -1,0 +1,48 @@
+"""Programs from the package index that call torch.distributed.run, with only the name they import replaced."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+PROGRAMS = Path(__file__).parents[2] / "programs" / "clients"
+
+CLIENTS = {
+    "accelerate": (
+        "accelerate.commands.accelerate_cli:main",
+        *("launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"),
+        *("--dynamo_backend=no", str(PROGRAMS / "sums.py")),
+    ),
+    "fabric": (
+        "lightning_fabric.cli:_main",
+        *("run", "--accelerator=cpu", "--devices=2", f"--main-port={29400 + os.getpid() % 500}"),
+        *(str(PROGRAMS / "sums.py"), "--"),
+    ),
+}
+
+
+def run_client(name: str, *args: str, folder: Path) -> Outcome:
+    command = [sys.executable, str(PROGRAMS / "patched.py"), *CLIENTS[name], *args]
+    env = {**os.environ, "HF_HOME": str(folder), "ACCELERATE_CONFIG_FILE": ""}
+    return run_tree(command, env=env, cwd=folder, timeout_s=150)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CLIENTS)
+def test_it_trains(name: str, tmp_path: Path) -> None:
+    outcome = run_client(name, "a", "--b", folder=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    lines = sorted(line for line in outcome.stdout.splitlines() if line.startswith("ranks"))
+    assert [line.rpartition(" ")[0] for line in lines] == [f"ranks {rank} 2 1 ['a', '--b']" for rank in (0, 1)]
+    assert outcome.leftovers == (), outcome.explain()
+
+
+@pytest.mark.torch
+def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
+    outcome = run_client("accelerate", "fail", folder=tmp_path)
+    assert outcome.exit_code == 1, outcome.explain()
+    assert "torch.distributed.elastic.multiprocessing.errors.ChildFailedError" in outcome.stderr, outcome.explain()
+    assert "ValueError: the text" in outcome.stderr
+    assert outcome.leftovers == (), outcome.explain()

@@ -1,0 +1,15 @@
+"""A worker of accelerate or Fabric: all ranks add their ranks; prints who started it."""
+
+import os
+import sys
+
+import torch
+import torch.distributed
+
+torch.distributed.init_process_group("gloo")
+total = torch.tensor(float(os.environ["RANK"]))
+torch.distributed.all_reduce(total)
+print("ranks", os.environ["RANK"], os.environ["WORLD_SIZE"], int(total), sys.argv[1:], os.environ["OMP_NUM_THREADS"])
+torch.distributed.destroy_process_group()
+if "fail" in sys.argv and os.environ["RANK"] == "1":
+    raise ValueError("the text")

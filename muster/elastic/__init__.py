@@ -1,9 +1,13 @@
 """The Python API: functions and commands as workers, started from a program. Names, fields and results are torch's.
 
+    handle         our own API: launch, its results and its handle
     launcher       elastic_launch, launch_agent            launch_config  LaunchConfig (imports torch)
     call           pickles a function and its arguments    results        serves workers, keeps what they return
     job            one job: wait, output, records          process        one agent under its guard, as a process
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
+    agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
+    processes      start_processes and its contexts        rank_call      what a worker of those calls
+    tail           TailLog, tail_logfile
     errors         what torch has no class for
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.
@@ -13,10 +17,15 @@ for. From outside, import the names of `__all__` from this package.
 
 from typing import Any
 
+from muster.elastic.agent import LocalElasticAgent
 from muster.elastic.errors import AgentLost, PickleFault
+from muster.elastic.handle import JobHandle, JobState, LaunchFailed, Results, launch
 from muster.elastic.launcher import elastic_launch, launch_agent
+from muster.elastic.processes import MultiprocessContext, PContext, SubprocessContext, start_processes
+from muster.elastic.tail import TailLog, tail_logfile
 
 _LAZY = {
+    "WorkerSpec": "muster.elastic.worker_spec",
     "LaunchConfig": "muster.elastic.launch_config",
     "ChildFailedError": "torch.distributed.elastic.multiprocessing.errors",
     "ProcessFailure": "torch.distributed.elastic.multiprocessing.errors",
@@ -29,11 +38,46 @@ _LAZY = {
     "LogsDest": "torch.distributed.elastic.multiprocessing.api",
     "RunProcsResult": "torch.distributed.elastic.multiprocessing.api",
     "WorkerState": "torch.distributed.elastic.agent.server.api",
+    "Worker": "torch.distributed.elastic.agent.server.api",
+    "WorkerGroup": "torch.distributed.elastic.agent.server.api",
     "RunResult": "torch.distributed.elastic.agent.server.api",
 }
 """Public names that need torch, and where they are defined."""
 
-__all__ = ["elastic_launch", "launch_agent", "AgentLost", "PickleFault", *_LAZY]  # noqa: PLE0604  # its keys
+__all__ = [
+    "launch",
+    "JobHandle",
+    "JobState",
+    "Results",
+    "LaunchFailed",
+    "AgentLost",
+    "PickleFault",
+    "elastic_launch",
+    "launch_agent",
+    "LocalElasticAgent",
+    "start_processes",
+    "PContext",
+    "MultiprocessContext",
+    "SubprocessContext",
+    "TailLog",
+    "tail_logfile",
+    "WorkerSpec",
+    "LaunchConfig",
+    "ChildFailedError",
+    "ProcessFailure",
+    "record",
+    "SignalException",
+    "Std",
+    "to_map",
+    "LogsSpecs",
+    "DefaultLogsSpecs",
+    "LogsDest",
+    "RunProcsResult",
+    "WorkerState",
+    "Worker",
+    "WorkerGroup",
+    "RunResult",
+]
 
 
 def __getattr__(name: str) -> Any:

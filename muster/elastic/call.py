@@ -11,7 +11,6 @@ Source: multiprocessing/popen_forkserver.py, popen_spawn_posix.py, reduction.py 
 import io
 import os
 import pickle
-import reprlib
 import sys
 import tempfile
 from collections import ChainMap
@@ -26,6 +25,8 @@ from muster.elastic.results import Payload
 
 _FAULTS = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError)
 """What pickling raises for what cannot be pickled; multiprocessing's objects raise RuntimeError and ValueError."""
+
+_SHOWN_CHARACTERS = 200
 
 
 class _Descriptors:
@@ -120,10 +121,8 @@ def _pickle(value: Any, *, by_value: bool) -> memoryview:
 def _describe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:
     """One line that names the part that cannot be pickled."""
     parts = [(f"the function {function!r}", function)]
-    parts += [(f"argument {at} of {_name(function)}, {reprlib.repr(value)}", value) for at, value in enumerate(args)]
-    parts += [
-        (f"argument {name!r} of {_name(function)}, {reprlib.repr(value)}", value) for name, value in kwargs.items()
-    ]
+    parts += [(f"argument {at} of {_name(function)}, {_show(value)}", value) for at, value in enumerate(args)]
+    parts += [(f"argument {name!r} of {_name(function)}, {_show(value)}", value) for name, value in kwargs.items()]
     for what, value in parts:
         if (own := _find_fault(value)) is not None:
             return f"cannot send {what} to workers: {own}"
@@ -136,6 +135,13 @@ def _find_fault(value: Any) -> Exception | None:
     except _FAULTS as error:
         return error
     return None
+
+
+def _show(value: Any) -> str:
+    try:
+        return repr(value)[:_SHOWN_CHARACTERS]
+    except Exception:  # noqa: BLE001  # __repr__ is user code: it may raise anything
+        return f"a {type(value).__qualname__}"
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -41,7 +41,7 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
         raise _build_rendezvous_error(outcome.error or "the nodes did not find each other in time")
     if outcome.report is not None and outcome.report.failures:
         root = find_root(outcome.report) or outcome.report.failures[0]
-        raise build_child_failed_error(outcome, name) from _build_cause(root, load_exception)
+        raise build_child_failed_error(outcome, name) from build_cause(root, load_exception)
     if outcome.error is not None:
         raise AgentLost(outcome.error)
     if outcome.code is not None and outcome.code > 128:
@@ -100,15 +100,23 @@ def build_process_failures(outcome: Outcome) -> dict[int, Any]:
     return failures
 
 
-def build_process_failure(failure: Failure) -> Any:
-    """Torch's ProcessFailure of one worker; its message is read from the error file, where there is one."""
+def build_process_failure(failure: Failure, error_file: str | None = None) -> Any:
+    """Torch's ProcessFailure of one worker; its message is read from the error file, where there is one.
+
+    Args:
+        failure: of the worker.
+        error_file: where the worker was told to write its exception; None: where the agent told it.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     exitcode = failure.exit_code
     if exitcode is None:
         exitcode = -signal.Signals[failure.signal or "SIGKILL"] if _is_known(failure.signal) else 1
     found = ProcessFailure(
-        local_rank=failure.local_rank, pid=failure.pid, exitcode=int(exitcode), error_file=failure.error_file or ""
+        local_rank=failure.local_rank,
+        pid=failure.pid,
+        exitcode=int(exitcode),
+        error_file=error_file or failure.error_file or "",
     )
     found.timestamp = int(failure.time_s)
     if found.error_file == "<N/A>" and (failure.exception or failure.reason):
@@ -120,7 +128,7 @@ def _is_known(name: str | None) -> bool:
     return name in signal.Signals.__members__
 
 
-def _build_cause(root: Failure, load_exception: LoadException | None) -> BaseException:
+def build_cause(root: Failure, load_exception: LoadException | None) -> BaseException:
     """The exception that the worker raised, with the worker's traceback as its own cause."""
     error = load_exception(root.global_rank) if load_exception is not None else None
     if error is None:

@@ -17,24 +17,33 @@ def build_flags(config: Any) -> list[str]:
     """
     flags = [
         f"--nnodes={config.min_nodes}:{config.max_nodes}",
-        f"--nproc-per-node={config.nproc_per_node}",
         f"--rdzv-id={config.run_id}",
-        f"--role={config.role}",
-        f"--max-restarts={config.max_restarts}",
-        f"--monitor-interval={config.monitor_interval}",
         *_build_rendezvous_flags(config),
-        *_build_log_flags(config.logs_specs),
+        *build_log_flags(config.logs_specs),
+        *build_worker_flags(config),
     ]
     optional = {
-        "local-addr": getattr(config, "local_addr", None),
-        "event-log-handler": getattr(config, "event_log_handler", None),
         "signals-to-handle": getattr(config, "signals_to_handle", None),
         "shutdown-timeout": getattr(config, "shutdown_timeout", None),
+    }
+    return [*flags, *(f"--{name}={value}" for name, value in optional.items() if value is not None and value != "")]
+
+
+def build_worker_flags(config: Any) -> list[str]:
+    """The flags for the fields that a `LaunchConfig` and a `WorkerSpec` have in common."""
+    nproc = getattr(config, "nproc_per_node", None) or config.local_world_size
+    named = {
+        "nproc-per-node": nproc,
+        "role": config.role,
+        "max-restarts": config.max_restarts,
+        "monitor-interval": config.monitor_interval,
+        "local-addr": getattr(config, "local_addr", None),
+        "event-log-handler": getattr(config, "event_log_handler", None),
         "duplicate-stdout-filters": _join_texts(getattr(config, "duplicate_stdout_filters", None)),
         "duplicate-stderr-filters": _join_texts(getattr(config, "duplicate_stderr_filters", None)),
         "numa-binding": _name_binding(getattr(config, "numa_options", None)),
     }
-    flags += [f"--{name}={value}" for name, value in optional.items() if value is not None and value != ""]
+    flags = [f"--{name}={value}" for name, value in named.items() if value is not None and value != ""]
     return [*flags, *(["--virtual-local-rank"] if getattr(config, "virtual_local_rank", False) else [])]
 
 
@@ -57,9 +66,21 @@ def _is_any_local_port(config: Any) -> bool:
     return bool(config.rdzv_backend in ("muster", "c10d") and config.max_nodes == 1)
 
 
-def _build_log_flags(specs: Any) -> list[str]:
+def build_log_flags(specs: Any) -> list[str]:
+    """The flags for torch's `DefaultLogsSpecs`; None: the agent's own choice.
+
+    Raises:
+        UsageError: it has a layout of its own, which the agent, another process, cannot ask for.
+    """
     if specs is None:
         return []
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+
+    if type(specs).reify is not DefaultLogsSpecs.reify:
+        raise UsageError(
+            f"logs_specs={specs!r}: only DefaultLogsSpecs can be given as an object; register {type(specs).__name__} "
+            "as a torchrun.logs_specs entry point, and name it with muster.run's --logs-specs"
+        )
     ranks = specs._local_ranks_filter  # noqa: SLF001  # torch has no public name for what it was made with
     flags = {
         "log-dir": specs._root_log_dir,  # noqa: SLF001

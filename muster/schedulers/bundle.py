@@ -14,6 +14,9 @@ from typing import Final
 AGENT_BUNDLE_LIMIT_BYTES: Final = 300_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
+_PYTHON_API: Final = ("run.py", "agent/driven.py", "agent/control_socket.py", "agent/workers/function.py")
+"""For programs that start an agent; they have muster installed."""
+
 _PARSING: Final = threading.Lock()
 """Programs submit from several threads, and CPython 3.11 fails with a SystemError when two of them parse at once.
 
@@ -52,8 +55,11 @@ def build_agent_bundle() -> bytes:
         A zip that runs as `python3 muster-agent.zip ARGS` on Python 3.10+ and refuses older versions in one line.
     """
     package = Path(__file__).resolve().parent.parent
-    sources = [*package.glob("*.py"), *(package / "agent").rglob("*.py")]
-    entries = {f"muster/{path.relative_to(package).as_posix()}": strip_source(path.read_text()) for path in sources}
+    paths = {path.relative_to(package).as_posix(): path for path in package.glob("*.py")}
+    paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.py")}
+    entries = {
+        f"muster/{name}": strip_source(path.read_text()) for name, path in paths.items() if name not in _PYTHON_API
+    }
     entries["__main__.py"] = _MAIN
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:

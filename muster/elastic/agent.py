@@ -1,0 +1,222 @@
+"""`LocalElasticAgent`: torch's signature and that of the older torch and of ice-learn, around an agent process."""
+
+import os
+import socket
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+from muster._contract import ExitCode
+from muster.agent.errors import UsageError
+from muster.elastic.failures import build_process_failures, raise_for_outcome
+from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
+from muster.elastic.job import Job, Outcome, Record
+from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
+from muster.elastic.processes import refuse_private_overrides
+
+_PRIVATE: tuple[str, ...] = (
+    *("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown", "_rendezvous", "_assign_worker_ranks"),
+    *("_initialize_workers", "_restart_workers", "_invoke_run", "_exit_barrier", "_setup_local_watchdog"),
+    *("_setup_healthcheck", "_record_worker_events", "_membership_changed", "_get_worker_state"),
+)
+"""Methods of torch's agent that subclasses (dlrover's, DeepSpeed's) override."""
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+class _Settings(NamedTuple):
+    """torch's arguments after the first."""
+
+    logs_specs: Any = None
+    start_method: str = "spawn"
+    exit_barrier_timeout: float = 300
+    log_line_prefix_template: str | None = None
+    shutdown_timeout: int = 30
+    health_check_server: Any = None
+    uninterruptible_state_timeout: float | None = None
+
+
+class _OlderSettings(NamedTuple):
+    """Those of torch before 2.3 and of ice-learn, which adds `events`."""
+
+    start_method: str = "spawn"
+    exit_barrier_timeout: float = 300
+    log_dir: str | None = None
+    events: Any = None
+
+
+class LocalElasticAgent:
+    """Runs the workers of one node; the agent itself is a process of its own. Any thread may use it.
+
+        agent = LocalElasticAgent(WorkerSpec(role="trainer", local_world_size=2, entrypoint=train, args=("a",)))
+        result = agent.run()
+        result.return_values[0]                       # what global rank 0 returned
+
+    Two signatures are understood, told apart by the second argument's type or the keywords: torch's,
+    `(spec, logs_specs, start_method, exit_barrier_timeout, log_line_prefix_template, shutdown_timeout,
+    health_check_server, uninterruptible_state_timeout)`, and that of torch before 2.3 and of ice-learn,
+    `(spec, start_method, exit_barrier_timeout, log_dir, events)`.
+
+    `exit_barrier_timeout` has no effect: the agents agree on the end. `uninterruptible_state_timeout` has none: a
+    worker that cannot be killed is reported when a stop waits for it. ice-learn's `events` are not needed here.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_private_overrides(cls, _PRIVATE, "LocalElasticAgent")
+
+    def __init__(self, spec: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing is started before `run`.
+
+        Raises:
+            TypeError: the arguments fit neither signature.
+        """
+        self._spec = spec
+        log_dir: str | None = None
+        if (args and isinstance(args[0], str)) or kwargs.keys() & {"log_dir", "events"}:
+            older = _OlderSettings(*args, **kwargs)
+            log_dir = older.log_dir
+            self._settings = _Settings(start_method=older.start_method, exit_barrier_timeout=older.exit_barrier_timeout)
+        else:
+            self._settings = _Settings(*args, **kwargs)
+        self._log_dir = log_dir
+        self._group: Any = None
+        self._began_s = 0.0
+
+    # -- torch's public methods -------------------------------------------------------------------------------------
+
+    def run(self, role: str = "default") -> Any:  # noqa: ARG002  # torch's; the spec has the role
+        """Run the workers to the job's end.
+
+        Returns:
+            torch's RunResult: what the workers returned, or their failures, by global rank.
+
+        Raises:
+            SignalException: a signal ended the job (torch's class).
+            RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
+            PickleFault: function, arguments or a result cannot be pickled; names what.
+            UsageError: a value that is not allowed; it is a ValueError.
+            AgentLost: the agent or its guard was killed.
+        """
+        from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
+        self._began_s = time.monotonic()
+        spec = self._spec
+        flags, environ = self._build_flags(), self._build_environ()
+        names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)
+        start = partial(Job, environ=environ, on_record=self._handle_record, handled_signals=split_signals(names))
+        if isinstance(spec.entrypoint, str):
+            outcome = start([*flags, "--no-python", spec.entrypoint, *map(str, spec.args)]).run()
+            values: dict[int, Any] = dict.fromkeys(outcome.ranks)
+        else:
+            server = start_function_server(
+                spec.entrypoint, spec.args, {}, nproc=spec.local_world_size, start_method=self._settings.start_method
+            )
+            try:
+                outcome = start([*flags, *build_function_words()], server=server).run()
+                values = collect_results(outcome, server) if outcome.code == ExitCode.SUCCEEDED else {}
+            finally:
+                server.close()
+        if outcome.code == ExitCode.SUCCEEDED:
+            self._set_state(WorkerState.SUCCEEDED)
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+        self._set_state(WorkerState.FAILED)
+        return RunResult(state=WorkerState.FAILED, failures=self._build_failures(outcome))
+
+    def _build_failures(self, outcome: Outcome) -> dict[int, Any]:
+        if outcome.signum is None and outcome.report is not None and outcome.report.failures:
+            return build_process_failures(outcome)
+        raise_for_outcome(outcome, name=self._spec.get_entrypoint_name())
+        return {}
+
+    def get_worker_group(self, role: str = "default") -> Any:  # noqa: ARG002  # torch's
+        """Torch's WorkerGroup as it is now."""
+        if self._group is None:
+            from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+            self._group = WorkerGroup(self._spec)
+        return self._group
+
+    def get_event_succeeded(self) -> Any:
+        """Torch's Event for a job that has succeeded."""
+        return self._build_event("SUCCEEDED", None)
+
+    def get_event_failed(self) -> Any:
+        """Torch's Event for a job that has failed; has the traceback of the exception that is being handled."""
+        import traceback
+
+        return self._build_event("FAILED", traceback.format_exc())
+
+    def _build_event(self, state: str, raw_error: str | None) -> Any:
+        from torch.distributed.elastic.events import Event, EventSource
+
+        handler = self._spec.rdzv_handler
+        metadata = {
+            "run_id": handler.get_run_id() if handler is not None else "none",
+            "global_rank": None,
+            "group_rank": self.get_worker_group().group_rank,
+            "worker_id": None,
+            "role": self._spec.role,
+            "hostname": socket.getfqdn(),
+            "state": state,
+            "total_run_time": int(time.monotonic() - self._began_s) if self._began_s else 0,
+            "rdzv_backend": handler.get_backend() if handler is not None else "muster",
+            "raw_error": raw_error,
+            "metadata": None,
+            "agent_restarts": 0,
+        }
+        return Event(name=f"torchelastic.worker.status.{state}", source=EventSource.AGENT, metadata=metadata)
+
+    # -- the agent's command line and records -----------------------------------------------------------------------
+
+    def _build_flags(self) -> list[str]:
+        spec, settings = self._spec, self._settings
+        if spec.rdzv_handler is not None:
+            raise UsageError(
+                f"rdzv_handler={spec.rdzv_handler!r}: handlers of the caller are not supported; leave it out for one "
+                "node, or use elastic_launch with rdzv_backend and rdzv_endpoint"
+            )
+        if spec.master_port is not None:
+            place = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
+            place.append("--rdzv-backend=static")
+        else:
+            place = ["--standalone"]
+        specs = settings.logs_specs
+        logs = build_log_flags(specs) if specs is not None else self._build_older_log_flags()
+        return [*place, *logs, *build_worker_flags(spec), f"--shutdown-timeout={settings.shutdown_timeout}"]
+
+    def _build_older_log_flags(self) -> list[str]:
+        from muster.elastic.flags import format_std
+
+        spec = self._spec
+        flags = [f"--log-dir={self._log_dir}"] if self._log_dir else []
+        for name in ("redirects", "tee"):
+            choice = getattr(spec, name, None)
+            flags += [f"--{name}={format_std(choice)}"] if choice else []
+        return flags
+
+    def _build_environ(self) -> dict[str, str]:
+        template = self._settings.log_line_prefix_template
+        return {**os.environ, **({PREFIX_VARIABLE: template} if template else {})}
+
+    def _handle_record(self, record: Record) -> None:
+        from torch.distributed.elastic.agent.server.api import WorkerState
+
+        group, what, detail = self.get_worker_group(), record["what"], record["detail"]
+        if what == "round_formed":
+            group.group_rank, group.group_world_size = record["node"], detail["nodes"]
+            group.master_addr, _, port = detail["master"].rpartition(":")
+            group.master_port = int(port)
+        elif what == "worker_released":
+            group.workers[detail["local_rank"]].id = detail["pid"]
+        elif what == "workers_started":
+            for worker, rank in zip(group.workers, record["ranks"], strict=False):
+                worker.global_rank = worker.role_rank = rank
+            self._set_state(WorkerState.HEALTHY)
+        elif what == "round_broken":
+            self._set_state(WorkerState.UNHEALTHY)
+        elif what == "workers_stopped":
+            self._set_state(WorkerState.STOPPED)
+
+    def _set_state(self, state: Any) -> None:
+        self.get_worker_group().state = state

@@ -1,0 +1,303 @@
+"""`launch`: functions as workers, for new code; typed results, failures as data, and a handle.
+
+    results = launch(train, (0.1,), nproc=4, max_restarts=3)
+    results[0]                                   # what global rank 0 returned
+
+    with launch(train, (0.1,), nproc=4, wait=False) as job:
+        ...
+        results = job.wait()
+
+Needs no torch in this process.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster._contract import ExitCode
+from muster.agent.diagnosis.report import Failure, Report
+from muster.agent.diagnosis.root_cause import find_root
+from muster.agent.errors import MusterError, UsageError
+from muster.agent.placement.device_count import count_workers
+from muster.agent.runtime.event_log import EventRecord
+from muster.elastic.errors import AgentLost
+from muster.elastic.failures import build_cause, describe_failure
+from muster.elastic.job import Job, Outcome, Record
+from muster.elastic.launcher import build_function_words, collect_results, start_function_server
+from muster.elastic.results import WorkerServer
+
+_PHASES = {
+    "round_formed": "starting",
+    "workers_started": "running",
+    "round_broken": "stopping",
+    "workers_stopped": "waiting",
+    "signal": "stopping",
+}
+"""From the record of an event to the phase that follows it."""
+
+
+class LaunchFailed(MusterError):
+    """The job did not succeed. `__cause__` is what the worker that failed first raised, with its traceback."""
+
+    def __init__(self, line: str, report: Report | None, exit_code: int | None) -> None:
+        super().__init__(line)
+        self.report = report
+        """The failure report of the whole job; None when no worker failed."""
+        self.agent_exit_code = exit_code
+        """See `_contract.ExitCode`."""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """All failed workers of the job, the first one first."""
+        return () if self.report is None else self.report.failures
+
+
+@dataclass(frozen=True)
+class Results(Mapping[int, Any]):
+    """What each worker of this node returned in the round that succeeded, by global rank."""
+
+    values_by_rank: Mapping[int, Any]
+    attempt: int
+    """How often workers had been restarted because one failed."""
+
+    def __getitem__(self, global_rank: int) -> Any:
+        return self.values_by_rank[global_rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.values_by_rank)
+
+    def __len__(self) -> int:
+        return len(self.values_by_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """What a job is doing on this node."""
+
+    phase: str
+    """waiting (for the other nodes), starting, running, stopping, succeeded or failed."""
+    round: int
+    """The number of the round; 0 before the first."""
+    attempt: int
+    ranks: tuple[int, ...]
+    """This node's global ranks."""
+    pids: Mapping[int, int]
+    """The workers' processes, by local rank."""
+
+
+class JobHandle:
+    """A running job. As a context manager it stops the job at the end of the block, if it still runs."""
+
+    def __init__(self, job: Job, server: WorkerServer, watch: "_StateWatch") -> None:
+        self._job = job
+        self._server = server
+        self._watch = watch
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._results: Results | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Wait in this thread until the job has ended; `wait` then returns at once."""
+        try:
+            self._outcome = self._job.run()
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._ended.set()
+
+    def run_in_thread(self) -> None:
+        """Wait for the job in a thread of its own."""
+
+        def run() -> None:
+            with contextlib.suppress(BaseException):  # kept for `wait`
+                self.run()
+
+        threading.Thread(target=run, name="muster-job", daemon=True).start()
+
+    def wait(self, timeout_s: float | None = None) -> Results:
+        """Wait for the end, and return what the workers returned.
+
+        Raises:
+            TimeoutError: the job still runs.
+            LaunchFailed: it did not succeed.
+            AgentLost: the agent or its guard was killed.
+            PickleFault: a result cannot be loaded here.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"the job still runs after {timeout_s:g} s")
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None  # noqa: S101  # it has ended
+        with self._lock:
+            if self._results is None:
+                try:
+                    self._results = self._load_results(self._outcome)
+                except BaseException as error:
+                    self._error = error
+                    raise
+                finally:
+                    self._server.close()
+        return self._results
+
+    def _load_results(self, outcome: Outcome) -> Results:
+        _raise_if_failed(outcome, self._server)
+        return Results(collect_results(outcome, self._server), self._watch.state.attempt)
+
+    @property
+    def state(self) -> JobState:
+        """What the job is doing now."""
+        return self._watch.state
+
+    def stop(self) -> None:
+        """Stop this node politely: workers get SIGTERM and the grace period. Returns at once."""
+        if not self._ended.is_set():
+            self._job.stop()
+
+    def kill(self) -> None:
+        """Kill every worker of this node. Returns at once."""
+        if not self._ended.is_set():
+            self._job.kill()
+
+    def __enter__(self) -> "JobHandle":  # noqa: PYI034  # typing.Self is Python 3.11, no class derives from it
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._ended.wait()
+        self._server.close()
+
+
+class _StateWatch:
+    """Builds the job's state from the agent's records, and passes them on."""
+
+    def __init__(self, on_event: Callable[[EventRecord], None] | None) -> None:
+        self._on_event = on_event
+        self.state = JobState(phase="waiting", round=0, attempt=0, ranks=(), pids={})
+
+    def handle(self, record: Record) -> None:
+        """Take in one record; called in the thread that waits for the job."""
+        self.state = _advance(self.state, record)
+        if self._on_event is not None:
+            self._on_event(EventRecord(**{**record, "ranks": tuple(record["ranks"])}))
+
+
+def _advance(state: JobState, record: Record) -> JobState:
+    what, detail = record["what"], record["detail"]
+    phase, ranks, pids = _PHASES.get(what, state.phase), state.ranks, state.pids
+    if what == "worker_released":
+        pids = {**pids, detail["local_rank"]: detail["pid"]}
+    elif what == "workers_started":
+        ranks = tuple(record["ranks"])
+    elif what == "workers_stopped":
+        pids = {}
+    elif what == "job_ended":
+        phase = "succeeded" if detail["succeeded"] else "failed"
+    elif what == "agent_ended":
+        phase, pids = "succeeded" if detail["exit_code"] == ExitCode.SUCCEEDED else "failed", {}
+    return JobState(phase=phase, round=record["round"], attempt=record["attempt"], ranks=ranks, pids=pids)
+
+
+def launch(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    nproc: int | str = 1,
+    nodes: int | str = 1,
+    endpoint: str | None = None,
+    node_rank: int | None = None,
+    run_id: str | None = None,
+    max_restarts: int = 0,
+    start_method: str = "spawn",
+    env: Mapping[str, str] | None = None,
+    log_dir: str | None = None,
+    shutdown_timeout_s: float = 30.0,
+    flags: Sequence[str] = (),
+    on_event: Callable[[EventRecord], None] | None = None,
+    wait: bool = True,
+) -> Any:
+    """Run `function(*args, **kwargs)` in every worker; this process is one node of the job.
+
+    Args:
+        function: can be pickled; by cloudpickle, where that is installed, also a lambda or a function of a notebook.
+        args: the same for every worker.
+        kwargs: likewise.
+        nproc: workers on this node: a number, or "gpu", "cpu", "auto" as in the agent's `--nproc-per-node`.
+        nodes: how many nodes take part, or "MIN:MAX". The other nodes call `launch` too.
+        endpoint: HOST:PORT of the leading node, the same on all; needed with more than one node.
+        node_rank: this node's index; 0 leads. None: the node that has the endpoint's address leads.
+        run_id: the job's id, the same on all nodes. None: a fresh one, on one node.
+        max_restarts: how often workers may be restarted because one failed.
+        start_method: "spawn" or "forkserver": which context's queues and locks can be arguments. Workers start from a
+            warm template either way.
+        env: the workers' environment; None: this process's.
+        log_dir: see `--log-dir`.
+        shutdown_timeout_s: between the signal that stops workers and SIGKILL.
+        flags: further flags of the agent's command line.
+        on_event: called with each record of the agent, in the thread that waits for the job.
+        wait: False: return a `JobHandle` at once; a thread waits for the job.
+
+    Returns:
+        `Results`, or a `JobHandle` without `wait`.
+
+    Raises:
+        LaunchFailed: the job did not succeed; has the failures.
+        PickleFault: something cannot be sent to or from the workers; names what.
+        UsageError: a value that is not allowed; it is a ValueError.
+        AgentLost: the agent or its guard was killed.
+    """
+    environ = dict(os.environ if env is None else env)
+    count = count_workers(str(nproc), origin="nproc", env=environ, python=sys.executable)
+    words = [
+        f"--nproc-per-node={count}",
+        f"--max-restarts={max_restarts}",
+        f"--shutdown-timeout={shutdown_timeout_s}",
+        *_build_node_flags(nodes, endpoint, node_rank, run_id),
+        *([f"--log-dir={log_dir}"] if log_dir else []),
+        *flags,
+    ]
+    server = start_function_server(function, args, kwargs or {}, nproc=count, start_method=start_method)
+    watch = _StateWatch(on_event)
+    try:
+        job = Job([*words, *build_function_words()], environ=environ, server=server, on_record=watch.handle)
+        handle = JobHandle(job, server, watch)
+        if wait:
+            handle.run()
+            return handle.wait()
+        handle.run_in_thread()
+    except BaseException:
+        server.close()
+        raise
+    return handle
+
+
+def _build_node_flags(nodes: int | str, endpoint: str | None, node_rank: int | None, run_id: str | None) -> list[str]:
+    if str(nodes) == "1" and endpoint is None:
+        return ["--standalone", *([f"--rdzv-id={run_id}"] if run_id else [])]
+    if endpoint is None:
+        raise UsageError(f"nodes={nodes!r} needs endpoint=, HOST:PORT of the leading node")
+    named = {"rdzv-endpoint": endpoint, "node-rank": node_rank, "rdzv-id": run_id}
+    chosen = [f"--{name}={value}" for name, value in named.items() if value is not None]
+    return [f"--nnodes={nodes}", "--rdzv-backend=muster", *chosen]
+
+
+def _raise_if_failed(outcome: Outcome, server: WorkerServer) -> None:
+    if outcome.code == ExitCode.SUCCEEDED:
+        return
+    if outcome.code == ExitCode.USAGE:
+        raise UsageError(outcome.error or "the agent refused its command line")
+    root = find_root(outcome.report) if outcome.report is not None else None
+    if root is not None:
+        line = f"the job failed: {describe_failure(root)}"
+        raise LaunchFailed(line, outcome.report, outcome.code) from build_cause(root, server.load_exception)
+    if outcome.code is None or outcome.code == 128 + 9:
+        raise AgentLost("the agent or its guard was killed; no process of the job is left on this node")
+    line = outcome.error or f"the job was stopped; the agent's exit code is {outcome.code}"
+    raise LaunchFailed(line, outcome.report, outcome.code)

@@ -1,0 +1,378 @@
+"""`start_processes` and its contexts: processes of one node, without rendezvous and without restarts.
+
+Names, arguments and results are torch's; the processes are workers of an agent under its guard, as everywhere.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+from muster._contract import ExitCode
+from muster.agent.config import AgentConfig
+from muster.agent.errors import UsageError
+from muster.elastic.errors import AgentLost
+from muster.elastic.failures import build_process_failure, build_signal_exception
+from muster.elastic.job import Job, Outcome, Record
+from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
+from muster.elastic.rank_call import RankCall
+from muster.elastic.results import WorkerServer
+from muster.elastic.tail import TailLog
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+_KILL_LIMIT_S = 35.0
+"""After a kill: the guard's own limit for processes that cannot be killed, and a margin."""
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: Any = None,
+    log_line_prefixes: Any = None,
+    start_method: Any = "spawn",
+    numa_options: Any = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+    *,
+    log_dir: str | None = None,
+    redirects: Any = None,
+    tee: Any = None,
+    progbar_events: Any = None,  # noqa: ARG001  # ice-learn's, see TailLog
+) -> "PContext":
+    """Start one process per local rank; see torch's function.
+
+    Two signatures are understood: torch's, and that of torch before 2.3 and of ice-learn,
+    `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee)`, told apart by the fifth argument's type.
+
+    Raises:
+        RuntimeError: `args` or `envs` are not keyed by 0 to n-1.
+        PickleFault: function or arguments cannot be pickled; names what.
+        UsageError: a value that is not allowed.
+        EnvironmentFault: the agent cannot be started.
+    """
+    validate_ranks(args, len(args), "args")
+    validate_ranks(envs, len(args), "envs")
+    if isinstance(logs_specs, str) or log_dir is not None:
+        if isinstance(logs_specs, str):
+            # (log_dir, start_method, redirects, tee), by position or by name
+            log_dir = logs_specs
+            if isinstance(log_line_prefixes, str):
+                redirects = redirects if isinstance(start_method, str) else start_method
+                tee = tee if numa_options is None else numa_options
+                start_method, log_line_prefixes, numa_options = log_line_prefixes, None, None
+                duplicate_stdout_filters = None  # there ice-learn's signature has progbar_events
+        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+
+        logs_specs = DefaultLogsSpecs(log_dir=log_dir, redirects=redirects or Std.NONE, tee=tee or Std.NONE)
+    elif logs_specs is None:
+        raise UsageError("start_processes: give logs_specs, or log_dir")
+    shared = {
+        "name": name,
+        "args": args,
+        "envs": envs,
+        "logs_specs": logs_specs,
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(entrypoint=entrypoint, **shared)
+    else:
+        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **shared)
+    try:
+        context.start()
+    except BaseException:
+        context.close()
+        raise
+    return context
+
+
+def validate_ranks(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
+    """Check that the keys are 0 to n-1.
+
+    Raises:
+        RuntimeError: they are not; torch's text.
+    """
+    actual, expected = set(mapping), set(range(nprocs))
+    if actual != expected:
+        raise RuntimeError(f"{what}, local rank mapping mismatch, expected: {expected}, actual: {actual}")
+
+
+def refuse_private_overrides(cls: type, names: tuple[str, ...], base: str) -> None:
+    """Refuse a subclass that overrides private methods of torch's class: they are not called here.
+
+    Raises:
+        UsageError: names them.
+    """
+    found = [name for name in names if name in cls.__dict__]
+    if found:
+        raise UsageError(
+            f"{cls.__module__}.{cls.__qualname__} overrides {', '.join(found)} of torch's {base}; muster's {base} has "
+            "no such methods, because the agent is a process of its own"
+        )
+
+
+class PContext:
+    """Processes that were started together; ends as a unit. Close it."""
+
+    start_method = "spawn"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_private_overrides(
+            cls, ("_start", "_poll", "_close", "_is_done", "_capture_process_failures"), "PContext"
+        )
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: Any,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        """Ask `logs_specs` where the logs go; nothing is started before `start`."""
+        self.name = name
+        dest = logs_specs.reify(envs)
+        validate_ranks(dest.stdouts, len(args), "stdouts")
+        validate_ranks(dest.stderrs, len(args), "stderrs")
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.stdouts: dict[int, str] = dest.stdouts
+        self.stderrs: dict[int, str] = dest.stderrs
+        self.error_files: dict[int, str] = dest.error_files
+        self.nprocs = len(args)
+        self._numa_options = numa_options
+        self._filtered: list[TextIO] = []
+        self._tail_logs = [
+            TailLog(name, dest.tee_stdouts, sys.stdout, log_line_prefixes),
+            TailLog(name, dest.tee_stderrs, sys.stderr, log_line_prefixes),
+        ]
+        self._filter(dest.tee_stdouts, dest.filtered_stdout, duplicate_stdout_filters, log_line_prefixes)
+        self._filter(dest.tee_stderrs, dest.filtered_stderr, duplicate_stderr_filters, log_line_prefixes)
+        self._job: Job | None = None
+        self._server: WorkerServer | None = None
+        self._outcome: Outcome | None = None
+        self._result: Any = None
+        self._pids: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._has_ended = False
+        self._was_stopped = False
+
+    def _filter(
+        self, files: Mapping[int, str], path: str, needles: list[str] | None, prefixes: Mapping[int, str] | None
+    ) -> None:
+        if not needles:
+            return
+        file = open(path, "w", errors="replace", buffering=1, encoding="utf-8")  # noqa: SIM115  # closed by `close`
+        self._filtered.append(file)
+        wanted = tuple(needles)
+        self._tail_logs.append(
+            TailLog(self.name, files, file, prefixes, log_line_filter=lambda line: any(text in line for text in wanted))
+        )
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the processes. The caller's signal handlers stay as they are, see `wait`.
+
+        Raises:
+            ValueError: it was called before.
+        """
+        if self._job is not None:
+            raise ValueError("The process context already initialized. Most likely the start method got called twice.")
+        call = RankCall(
+            entrypoint=self.entrypoint,
+            args=dict(self.args),
+            envs=self.envs,
+            stdouts=self.stdouts,
+            stderrs=self.stderrs,
+            environ=dict(os.environ),
+        )
+        self._server = start_function_server(call, (), {}, nproc=self.nprocs, start_method=self.start_method)
+        binding = getattr(self._numa_options, "affinity_mode", None)
+        flags = ["--standalone", f"--nproc-per-node={self.nprocs}", f"--role={self.name}"]
+        flags += [f"--numa-binding={getattr(binding, 'value', binding)}"] if binding is not None else []
+        self._job = Job(
+            [*flags, "--log-dir=/dev/null", *build_function_words()],
+            environ=os.environ,
+            server=self._server,
+            on_record=self._handle_record,
+        )
+        for tail in self._tail_logs:
+            tail.start()
+        threading.Thread(target=self._run, args=(self._job,), name=f"muster-{self.name}", daemon=True).start()
+
+    def _run(self, job: Job) -> None:
+        try:
+            self._outcome = job.run()
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+
+    def _handle_record(self, record: Record) -> None:
+        if record["what"] == "worker_released":
+            with self._changed:
+                self._pids[record["detail"]["local_rank"]] = record["detail"]["pid"]
+                self._changed.notify_all()
+        elif record["what"] == "worker_exited":
+            self._exit_codes.update(dict.fromkeys(record["ranks"], record["detail"]["code"]))
+
+    def pids(self) -> dict[int, int]:
+        """The processes by local rank; waits until all exist, or the context has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._pids) == self.nprocs or self._has_ended)
+            return dict(sorted(self._pids.items()))
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float = -1, period: float = 1) -> Any:  # noqa: ARG002  # nothing is polled
+        """Wait until all processes have ended well or one has failed; the others are stopped then.
+
+        In the main thread, a signal that would end this process raises torch's SignalException instead while this
+        waits; handlers of the caller's own stay.
+
+        Args:
+            timeout: seconds; 0 looks once; negative: without a limit.
+            period: has no effect.
+
+        Returns:
+            torch's RunProcsResult; None when the time has passed.
+
+        Raises:
+            AgentLost: the agent or its guard was killed.
+            PickleFault: a result cannot be loaded here.
+        """
+        with _raise_on_signals(), self._changed:
+            if not self._changed.wait_for(lambda: self._has_ended, None if timeout < 0 else timeout):
+                return None
+        if self._result is None:
+            self._result = self._build_result()
+            self.close()
+        return self._result
+
+    def _build_result(self) -> Any:
+        from torch.distributed.elastic.multiprocessing.api import RunProcsResult
+
+        outcome, server = self._outcome, self._server
+        if outcome is None or server is None:
+            raise AgentLost("the processes' agent could not be watched to its end")
+        files = {"stdouts": self.stdouts, "stderrs": self.stderrs}
+        if outcome.code == ExitCode.SUCCEEDED:
+            return RunProcsResult(return_values=collect_results(outcome, server), **files)
+        return RunProcsResult(failures=self._build_failures(outcome), **files)
+
+    def _build_failures(self, outcome: Outcome) -> dict[int, Any]:
+        if outcome.report is None and self._was_stopped:
+            return self._build_stopped()
+        if outcome.report is None:
+            how = outcome.error or f"the agent ended with exit code {outcome.code}"
+            raise AgentLost(f"{how}; none of the processes is left")
+        # as torch: of functions the first failure, of commands also those that were stopped because of it
+        failures = outcome.report.failures if isinstance(self.entrypoint, str) else outcome.report.failures[:1]
+        return {
+            failure.local_rank: build_process_failure(failure, self.error_files.get(failure.local_rank))
+            for failure in failures
+        }
+
+    def _build_stopped(self) -> dict[int, Any]:
+        """Torch's ProcessFailure of each process that `close` has ended, or that was not started by then."""
+        from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+        # the only node's global ranks are its local ranks
+        codes = {rank: self._exit_codes.get(rank, -signal.SIGTERM) for rank in range(self.nprocs)}
+        return {
+            rank: ProcessFailure(
+                local_rank=rank, pid=self._pids.get(rank, 0), exitcode=code, error_file=self.error_files.get(rank, "")
+            )
+            for rank, code in codes.items()
+            if code != 0
+        }
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """Stop what still runs, print the rest of the logs, release everything. Idempotent.
+
+        Args:
+            death_sig: the signal that workers get; SIGTERM when None.
+            timeout: seconds until SIGKILL.
+        """
+        if self._job is not None and not self._has_ended:
+            self._was_stopped = True
+            self._stop(self._job, death_sig or signal.SIGTERM, timeout)
+        for tail in self._tail_logs:
+            tail.stop()
+        for file in self._filtered:
+            file.close()
+        if self._server is not None and self._has_ended and self._result is not None:
+            self._server.close()
+
+    def _stop(self, job: Job, death_sig: int, timeout: int) -> None:
+        """Stop politely, then kill. A signal that does not end an agent counts as SIGTERM."""
+        if signal.Signals(death_sig).name not in AgentConfig.signals_to_handle:
+            death_sig = signal.SIGTERM
+        job.stop(death_sig)
+        with self._changed:
+            if self._changed.wait_for(lambda: self._has_ended, timeout):
+                return
+        job.kill()
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended, _KILL_LIMIT_S)
+
+
+class MultiprocessContext(PContext):
+    """Processes that call a function."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: Mapping[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: Any,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        """See `PContext`; torch's order of arguments."""
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, numa_options, *filters)
+        self.start_method = start_method
+
+
+class SubprocessContext(PContext):
+    """Processes that run a command."""
+
+
+@contextlib.contextmanager
+def _raise_on_signals() -> Iterator[None]:
+    old: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in split_signals(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)):
+            signum = int(signal.Signals[name])
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                old[signum] = signal.signal(signum, _raise)
+    try:
+        yield
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
+
+
+def _raise(signum: int, _frame: object) -> None:
+    raise build_signal_exception(signum)

@@ -1,0 +1,66 @@
+"""What a worker of `start_processes` calls: the environment, streams and arguments differ by local rank.
+
+Runs in workers, and is pickled by reference: standard library only.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCall:
+    """Called without arguments in each worker. All mappings are by local rank."""
+
+    entrypoint: Callable[..., Any] | str
+    args: Mapping[int, tuple[Any, ...]]
+    envs: Mapping[int, Mapping[str, str]]
+    stdouts: Mapping[int, str]
+    """"" for the worker's own stream."""
+    stderrs: Mapping[int, str]
+    environ: Mapping[str, str]
+    """What `envs` adds to."""
+
+    def __call__(self) -> Any:
+        """Become the worker of this rank; a command replaces the process."""
+        local_rank = int(os.environ["LOCAL_RANK"])
+        env = {**self.environ, **self.envs[local_rank]}
+        os.environ.clear()
+        os.environ.update(env)
+        _redirect(sys.stdout, 1, self.stdouts[local_rank])
+        _redirect(sys.stderr, 2, self.stderrs[local_rank])
+        args = self.args[local_rank]
+        if isinstance(self.entrypoint, str):
+            words = [self.entrypoint, *map(str, args)]
+            try:
+                os.execvpe(words[0], words, env)  # noqa: S606  # no shell, on purpose
+            except OSError as error:
+                sys.exit(f"muster: cannot run {words[0]!r}: {error.strerror}")
+        try:
+            return self.entrypoint(*args)
+        except Exception as error:
+            _record(error, env.get("TORCHELASTIC_ERROR_FILE"))
+            raise
+
+
+def _redirect(stream: Any, number: int, path: str) -> None:
+    if not path:
+        return
+    stream.flush()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(fd, number)
+    os.close(fd)
+
+
+def _record(error: Exception, path: str | None) -> None:
+    """Write the exception in torch's format, unless torch's own `record` has done so."""
+    if not path or os.path.exists(path):
+        return
+    extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}, file)

@@ -1,0 +1,64 @@
+"""Faults of jobs that a program starts: whoever is killed, nothing is left, and the caller learns what happened."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Tree, run_tree
+
+CALLS = Path(__file__).parents[1] / "programs" / "elastic" / "calls.py"
+
+
+def start(scenario: str, *args: str, folder: Path) -> Tree:
+    env = {**os.environ, "TMPDIR": str(folder)}
+    return Tree([sys.executable, str(CALLS), scenario, *args], env=env, cwd=folder, settle_s=10)
+
+
+def find_pids(tree: Tree) -> dict[str, int]:
+    """The agent's, its guard's and one worker's process, once both workers run."""
+    tree.wait_for_line("idle", count=2)
+    (agent,) = tree.wait_for_line("^agent ")
+    worker = tree.wait_for_line("^worker ", count=2)[0]
+    pid = int(agent.split()[1])
+    status = Path(f"/proc/{pid}/status").read_text()
+    guard = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid"))
+    return {"agent": pid, "guard": guard, "worker": int(worker.split()[1])}
+
+
+@pytest.mark.soak
+def test_a_caller_that_is_killed_takes_the_job_along(tmp_path: Path) -> None:
+    with start("idle", folder=tmp_path) as tree:
+        find_pids(tree)
+        tree.send(signal.SIGKILL)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    assert list(tmp_path.glob("muster_job_*")) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("who", "line"),
+    [
+        ("agent", "AgentLost the agent or its guard was killed; no process of the job is left on this node"),
+        ("guard", "AgentLost the agent or its guard was killed; no process of the job is left on this node"),
+        ("worker", "LaunchFailed the job failed: rank "),
+    ],
+)
+def test_who_is_killed(who: str, line: str, tmp_path: Path) -> None:
+    with start("idle", folder=tmp_path) as tree:
+        tree.send(signal.SIGKILL, find_pids(tree)[who])
+        outcome = tree.wait()
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.splitlines()[-1].startswith(line), outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    assert list(tmp_path.glob("muster_job_*")) == []
+
+
+@pytest.mark.timeout(600)
+def test_a_result_of_a_gibibyte_does_not_pass_through_the_agent(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    outcome = run_tree([sys.executable, str(CALLS), "large", "1024"], env=env, timeout_s=500)
+    assert outcome.stdout == "1024 MiB; the agent took less than 35 MB: True\n", outcome.explain()
+    assert list(tmp_path.iterdir()) == []

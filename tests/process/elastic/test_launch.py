@@ -1,0 +1,93 @@
+"""Functions as workers: results, failures, what can be an argument, and where it can be called."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+# On a loaded machine fifty jobs take minutes.
+pytestmark = pytest.mark.timeout(600)
+
+CALLS = Path(__file__).parents[2] / "programs" / "elastic" / "calls.py"
+
+
+def run_calls(scenario: str, *args: str, folder: Path) -> Outcome:
+    env = {**os.environ, "TMPDIR": str(folder)}
+    outcome = run_tree([sys.executable, str(CALLS), scenario, *args], env=env, cwd=folder, timeout_s=500)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    return outcome
+
+
+def test_results_by_global_rank(tmp_path: Path) -> None:
+    outcome = run_calls("results", folder=tmp_path)
+    assert outcome.stdout.splitlines() == [
+        "{0: ('Pair', 30, 0), 1: ('Pair', 30, 1)} 0",
+        "{0: (3, '__main__'), 1: (3, '__main__')}",
+        "{0: None, 1: 'stayed'}",
+    ], outcome.explain()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_multiprocessing_objects_as_arguments(tmp_path: Path) -> None:
+    outcome = run_calls("objects", folder=tmp_path)
+    assert outcome.stdout.splitlines() == [
+        f"{method} [0, 1] from rank 0 {{0: None, 1: None}} 20 2" for method in ("spawn", "forkserver")
+    ], outcome.explain()
+    assert "leaked" not in outcome.stderr
+
+
+def test_a_failure_has_the_workers_exception_as_its_cause(tmp_path: Path) -> None:
+    outcome = run_calls("failure", folder=tmp_path)
+    assert outcome.stdout.splitlines() == ["ValueError the text True", "[(1, 1)]"], outcome.explain()
+
+
+def test_results_are_of_the_round_that_succeeded(tmp_path: Path) -> None:
+    outcome = run_calls("restart", str(tmp_path / "starts"), folder=tmp_path)
+    assert outcome.stdout.splitlines() == ["{0: 1, 1: 1} 1"], outcome.explain()
+    assert [(tmp_path / f"starts.{rank}").read_text().count("started") for rank in (0, 1)] == [2, 2]
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    outcome = run_calls("unpicklable", folder=tmp_path)
+    first, second, third = outcome.stdout.splitlines()
+    assert first.startswith("cannot send argument 0 of add, <unlocked _thread.lock"), outcome.explain()
+    assert second.startswith("cannot send argument 'scale' of add, <unlocked _thread.lock"), outcome.explain()
+    assert "the result of return_lock on rank 0, of type lock, cannot be sent back" in third, outcome.explain()
+
+
+def test_from_any_thread_and_process_and_beside_the_callers_own_children(tmp_path: Path) -> None:
+    outcome = run_calls("where", folder=tmp_path)
+    ranks = "{0: 0, 1: 1}"
+    assert outcome.stdout.splitlines() == [
+        f"thread [{ranks}]",
+        f"child {ranks}",
+        f"thread that ends {ranks}",
+        "True",
+        "own child only True (0, 0)",
+        "no other (0, 0)",
+    ], outcome.explain()
+
+
+def test_a_handle_stops_the_job(tmp_path: Path) -> None:
+    outcome = run_calls("stop", folder=tmp_path)
+    running, waiting, stopped, phase = outcome.stdout.replace("idle 0\n", "").replace("idle 1\n", "").splitlines()
+    assert running == "running (0, 1) 2 0", outcome.explain()
+    assert waiting == "the job still runs after 0.1 s"
+    assert stopped == "the job was stopped; the agent's exit code is 143 ()", outcome.explain()
+    assert phase == "failed"
+
+
+def test_fifty_launches_leave_nothing(tmp_path: Path) -> None:
+    outcome = run_calls("loop", os.environ.get("MUSTER_LAUNCHES", "50"), folder=tmp_path)
+    assert outcome.stdout.startswith("nothing left"), outcome.explain()
+
+
+def test_in_pytest_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    from muster.elastic import launch
+
+    assert dict(launch(os.getpid, nproc=2)).keys() == {0, 1}
+    launch(print, ("from a worker",))
+    assert capsys.readouterr().out == "from a worker\n"

@@ -1,0 +1,100 @@
+"""The examples of torch's docstrings run as written, with only the import changed."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree, run_tree
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "torch_api.py"
+
+# On a loaded machine importing torch takes a minute, and every job here does so.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+
+def run_scenario(scenario: str, folder: Path) -> Outcome:
+    env = {**os.environ, "TMPDIR": str(folder)}
+    outcome = run_tree([sys.executable, str(PROGRAM), scenario], env=env, cwd=folder, timeout_s=500)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    return outcome
+
+
+def test_launcher(tmp_path: Path) -> None:
+    outcome = run_scenario("launcher", tmp_path)
+    lines = outcome.stdout.splitlines()
+    echoes = sorted(lines.pop(1) for _ in range(2))
+    assert echoes == ["0 1.5", "1 1.5"], outcome.explain()
+    assert lines == [
+        "('foo', '0') {0: ('foo', '0'), 1: ('foo', '1')}",
+        "{0: None, 1: None}",
+        "{0: 6, 1: 6}",
+        "1 1 ValueError: the text True",
+        "ValueError('the text')",
+        "keywords are a TypeError",
+        "start_method='thread': allowed are spawn, forkserver",
+        "--event-log-handler 'mine': must be one of null, console, dynamic_rendezvous",
+    ], outcome.explain()
+
+
+def test_agent(tmp_path: Path) -> None:
+    outcome = run_scenario("agent", tmp_path)
+    *lines, last = outcome.stdout.splitlines()
+    assert lines == [
+        "rank 0 return value: do train",
+        "True True [0, 1]",
+        "binary launches do not have return values {0: None, 1: None}",
+        "True {1: 1}",
+    ], outcome.explain()
+    assert "Agent overrides _start_workers of torch's LocalElasticAgent" in last
+
+
+def test_processes(tmp_path: Path) -> None:
+    outcome = run_scenario("processes", tmp_path)
+    lines = outcome.stdout.splitlines()
+    assert sorted(line for line in lines if "foo bar" in line) == [
+        "[trainer0]:foo bar0",
+        "[trainer1]:foo bar1",
+        "foo bar0",
+        "foo bar1",
+    ], outcome.explain()
+    result = "True {0: ('bar0', None, None), 1: ('bar1', None, '1')} [0, 1]"
+    assert [line for line in lines if "foo bar" not in line] == ["[0, 1] None", result] * 2, outcome.explain()
+
+
+def test_processes_that_run_a_command(tmp_path: Path) -> None:
+    outcome = run_scenario("commands", tmp_path)
+    assert outcome.stdout.splitlines() == [
+        "{0: None, 1: None} ['file1', 'file2']",
+        r"['1 2 3\n', '[1, 2, 3]\n']",
+        "envs, local rank mapping mismatch, expected: {0, 1}, actual: {0}",
+    ], outcome.explain()
+
+
+def test_processes_that_fail_or_are_closed(tmp_path: Path) -> None:
+    outcome = run_scenario("ends", tmp_path)
+    assert outcome.stdout.splitlines() == ["{1: (1, 'ValueError: b')}", "None", "closed {0: -15}"], outcome.explain()
+
+
+def test_tail(tmp_path: Path) -> None:
+    outcome = run_scenario("tail", tmp_path)
+    *lines, stopped = outcome.stdout.splitlines()
+    for rank in (0, 1):
+        own = [line for line in lines if line.startswith(f"[trainer{rank}]:")]
+        assert own == [f"[trainer{rank}]:{text}" for text in ("first", "", "100%", f"last of {rank}")], (
+            outcome.explain()
+        )
+    assert stopped == "True"
+
+
+def test_a_signal_is_torchs_exception_and_the_callers_handlers_are_as_before(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with Tree([sys.executable, str(PROGRAM), "signal"], env=env, cwd=tmp_path) as tree:
+        tree.wait_for_line("waiting", count=2, timeout_s=300)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait(200)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.splitlines()[-1] == "signal True True", outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()

@@ -1,0 +1,226 @@
+"""Starts functions as workers: `calls.py SCENARIO`. Without torch."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing import shared_memory
+
+from muster.elastic import AgentLost, LaunchFailed, PickleFault, launch
+
+
+class Pair:
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def add(pair, *, scale=1):
+    return Pair((pair.left + pair.right) * scale, rank())
+
+
+def fail(text):
+    if rank() == 1:
+        raise ValueError(text)
+    time.sleep(60)
+
+
+def fail_first(path):
+    with open(f"{path}.{rank()}", "a") as file:
+        file.write("started\n")
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if attempt == 0 and rank() == 1:
+        time.sleep(0.3)  # rank 0 has returned by then
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt
+
+
+def leave():
+    if rank() == 0:
+        sys.exit(0)
+    return "stayed"
+
+
+def return_lock():
+    return threading.Lock()
+
+
+def idle():
+    print("idle", rank(), flush=True)
+    time.sleep(600)
+
+
+def nothing():
+    pass
+
+
+def use_all(queue, lock, event, barrier, value, pipe, name):
+    memory = shared_memory.SharedMemory(name)
+    barrier.wait()
+    with lock:
+        memory.buf[0] += 1
+        value.value += 10
+    memory.close()
+    event.wait()
+    queue.put(rank())
+    if rank() == 0:
+        pipe.send("from rank 0")
+
+
+def scenario_results():
+    results = launch(add, (Pair(1, 2),), {"scale": 10}, nproc=2)
+    print({rank: (type(pair).__name__, pair.left, pair.right) for rank, pair in results.items()}, results.attempt)
+    print(dict(launch(lambda x: (x, __name__), (3,), nproc=2)))
+    print(dict(launch(leave, nproc=2)))
+
+
+def scenario_objects():
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue, event, value = context.Queue(), context.Event(), context.Value("i", 0)
+        ours, theirs = context.Pipe()
+        memory = shared_memory.SharedMemory(create=True, size=16)
+        args = (queue, context.Lock(), event, context.Barrier(2), value, theirs, memory.name)
+        with launch(use_all, args, nproc=2, start_method=method, wait=False) as job:
+            event.set()
+            found = sorted(queue.get(timeout=60) for _ in range(2))
+            print(method, found, ours.recv(), dict(job.wait()), value.value, memory.buf[0])
+        memory.close()
+        memory.unlink()
+
+
+def scenario_failure():
+    try:
+        launch(fail, ("the text",), nproc=2)
+    except LaunchFailed as error:
+        print(type(error.__cause__).__name__, error.__cause__, "in fail" in str(error.__cause__.__cause__))
+        print([(failure.global_rank, failure.exit_code) for failure in error.failures if not failure.collateral])
+
+
+def scenario_restart(path):
+    results = launch(fail_first, (path,), nproc=2, max_restarts=1)
+    print(dict(results), results.attempt)
+
+
+def scenario_unpicklable():
+    for call in (lambda: launch(add, (threading.Lock(),)), lambda: launch(add, (), {"scale": threading.Lock()})):
+        try:
+            call()
+        except PickleFault as error:
+            print(str(error).partition("object at")[0])
+    try:
+        launch(return_lock)
+    except LaunchFailed as error:
+        print(error.__cause__)
+
+
+def scenario_where():
+    """A thread, a multiprocessing child, and a caller with children and handlers of its own."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)]
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(dict(launch(rank, nproc=2))))
+    thread.start()
+    thread.join()
+    print("thread", found)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("child", pool.apply(launch_in_child))
+    job = []
+    starter = threading.Thread(target=lambda: job.append(launch(short, nproc=2, wait=False)))
+    starter.start()
+    starter.join()
+    print("thread that ends", dict(job[0].wait()))
+    print(handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)])
+    with launch(idle, nproc=2, wait=False) as running:
+        os.kill(child, signal.SIGKILL)
+        print("own child only", os.waitpid(-1, 0)[0] == child, os.waitpid(-1, os.WNOHANG))
+        running.kill()
+    print("no other", os.waitpid(-1, os.WNOHANG))  # only the resource tracker of multiprocessing
+
+
+def launch_in_child():
+    return dict(launch(rank, nproc=2))
+
+
+def short():
+    time.sleep(0.5)
+    return rank()
+
+
+def scenario_idle():
+    job = launch(idle, nproc=2, wait=False, on_event=print_pids)
+    try:
+        job.wait()
+    except (AgentLost, LaunchFailed) as error:
+        print(type(error).__name__, error)
+
+
+def print_pids(event):
+    if event.what == "agent_started":
+        print("agent", event.detail["pid"], flush=True)
+    if event.what == "worker_released":
+        print("worker", event.detail["pid"], flush=True)
+
+
+def scenario_stop():
+    job = launch(idle, nproc=2, wait=False)
+    while job.state.phase != "running":
+        time.sleep(0.02)
+    print(job.state.phase, job.state.ranks, len(job.state.pids), job.state.attempt)
+    try:
+        job.wait(0.1)
+    except TimeoutError as error:
+        print(error)
+    job.stop()
+    try:
+        job.wait()
+    except LaunchFailed as error:
+        print(error, error.failures)
+    print(job.state.phase)
+
+
+def scenario_large(mebibytes):
+    peaks = []
+
+    def read_peak(event):
+        if event.what == "agent_started":
+            peaks.append(event.detail["pid"])
+        if event.what == "job_ended":
+            with open(f"/proc/{peaks[0]}/status") as file:
+                peaks.append(next(int(line.split()[1]) for line in file if line.startswith("VmHWM")))
+
+    results = launch(make_large, (int(mebibytes),), on_event=read_peak)
+    print(len(results[0]) >> 20, "MiB; the agent took less than 35 MB:", peaks[1] < 35_000)
+
+
+def make_large(mebibytes):
+    return bytes(mebibytes << 20)
+
+
+def scenario_loop(count):
+    launch(nothing)  # starts the resource tracker
+    before = census()
+    for _ in range(int(count)):
+        launch(nothing)
+    after = census()
+    print(f"left: {before}, {after}" if after != before else "nothing left")
+
+
+def census():
+    import tempfile
+
+    own = os.getpid()
+    children = sum(os.path.exists(f"/proc/{p}/stat") and f" {own} " in open(f"/proc/{p}/stat").read() for p in os.listdir("/proc") if p.isdigit() and p != str(own))
+    names = sorted(os.listdir(tempfile.gettempdir())) + sorted(os.listdir("/dev/shm"))
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), children, names
+
+
+if __name__ == "__main__":
+    globals()[f"scenario_{sys.argv[1]}"](*sys.argv[2:])

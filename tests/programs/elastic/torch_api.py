@@ -1,0 +1,168 @@
+"""The examples in the docstrings of torch's launcher, agent and multiprocessing, with only the import changed."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+
+# as written: from torch.distributed.launcher.api import ...; from torch.distributed.elastic.agent.server ... import ...
+from muster.elastic import (
+    ChildFailedError,
+    DefaultLogsSpecs,
+    LaunchConfig,
+    LocalElasticAgent,
+    RunProcsResult,
+    RunResult,
+    SignalException,
+    Std,
+    TailLog,
+    WorkerSpec,
+    WorkerState,
+    elastic_launch,
+    start_processes,
+)
+
+
+def worker_fn(foo):
+    return foo, os.environ["RANK"]
+
+
+def trainer(args) -> str:
+    return "do train"
+
+
+def fail(text):
+    if os.environ["LOCAL_RANK"] == "1":
+        raise ValueError(text)
+    time.sleep(60)
+
+
+def foo(bar):
+    print("foo", bar, flush=True)
+    return bar, os.environ.get("RANK"), os.environ.get("X")
+
+
+def wait_for_signal():
+    print("waiting", flush=True)
+    time.sleep(600)
+
+
+def make_config(**kwargs):
+    return LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **kwargs)
+
+
+def scenario_launcher():
+    outputs = elastic_launch(make_config(rdzv_backend="c10d", rdzv_endpoint="localhost:0"), worker_fn)("foo")
+    print(outputs[0], outputs)
+    print(elastic_launch(make_config(), "echo")("${local_rank}", 1.5))
+    print(elastic_launch(make_config(), lambda x: x * 2)(3))
+    config = make_config(max_restarts=0, log_dir=tempfile.mkdtemp(), redirects=Std.ALL)
+    try:
+        elastic_launch(config, fail)("the text")
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(rank, failure.exitcode, failure.message["message"], os.path.isfile(failure.error_file))
+        print(repr(error.__cause__))
+    try:
+        elastic_launch(make_config(), worker_fn)(foo=1)
+    except TypeError:
+        print("keywords are a TypeError")
+    try:
+        elastic_launch(make_config(start_method="thread"), worker_fn)(1)
+    except ValueError as error:
+        print(error)
+    try:
+        elastic_launch(make_config(numa_options=None, event_log_handler="mine"), worker_fn)(1)
+    except ValueError as error:
+        print(error)
+
+
+def scenario_agent():
+    start_method = "spawn"
+    spec = WorkerSpec(role="trainer", local_world_size=2, entrypoint=trainer, args=("foobar",))
+    agent = LocalElasticAgent(spec, start_method)
+    results = agent.run()
+    if results.is_failed():
+        print("trainer failed")
+    else:
+        print(f"rank 0 return value: {results.return_values[0]}")
+    group = agent.get_worker_group()
+    print(type(results) is RunResult, group.state is WorkerState.SUCCEEDED, [w.global_rank for w in group.workers])
+    spec = WorkerSpec(role="trainer", local_world_size=2, entrypoint="echo", args=("--trainer-args", "foobar"))
+    results = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=tempfile.mkdtemp(), redirects=Std.ALL)).run()
+    if not results.is_failed():
+        print("binary launches do not have return values", results.return_values)
+    spec = WorkerSpec(role="trainer", local_world_size=2, entrypoint=fail, args=("boo",), max_restarts=1)
+    results = LocalElasticAgent(spec, "spawn", 300, tempfile.mkdtemp(), None).run()
+    print(results.is_failed(), {rank: failure.exitcode for rank, failure in results.failures.items()})
+    try:
+
+        class Agent(LocalElasticAgent):
+            def _start_workers(self, worker_group):
+                return {}
+
+    except ValueError as error:
+        print(error)
+
+
+def scenario_processes():
+    for number, older in enumerate((True, False)):
+        log_dir = tempfile.mkdtemp()
+        logs = {"log_dir": log_dir} if older else {"logs_specs": DefaultLogsSpecs(log_dir=log_dir, tee=Std.OUT)}
+        context = start_processes(
+            name="trainer", entrypoint=foo, args={0: ("bar0",), 1: ("bar1",)}, envs={0: {}, 1: {"X": "1"}}, **logs
+        )
+        print(sorted(context.pids()), context.wait(0))
+        result = context.wait()
+        print(type(result) is RunProcsResult, result.return_values, sorted(result.stdouts))
+
+
+def scenario_commands():
+    folder = tempfile.mkdtemp()
+    context = start_processes(
+        name="trainer",
+        entrypoint="/usr/bin/touch",
+        args={0: (f"{folder}/file1",), 1: (f"{folder}/file2",)},
+        envs={0: {}, 1: {}},
+        log_dir=tempfile.mkdtemp(),
+    )
+    print(context.wait().return_values, sorted(os.listdir(folder)))
+    context = start_processes("trainer", "echo", {0: (1, 2, 3), 1: ([1, 2, 3],)}, {0: {}, 1: {}}, tempfile.mkdtemp(), "spawn", Std.ALL)
+    result = context.wait()
+    print([open(path).read() for path in result.stdouts.values()])
+    try:
+        start_processes("trainer", foo, {0: ("a",), 1: ("b",)}, {0: {}}, DefaultLogsSpecs())
+    except RuntimeError as error:
+        print(error)
+
+
+def scenario_ends():
+    context = start_processes("trainer", fail, {0: ("a",), 1: ("b",)}, {r: {"LOCAL_RANK": str(r)} for r in (0, 1)}, DefaultLogsSpecs())
+    print({rank: (f.exitcode, f.message["message"]) for rank, f in context.wait().failures.items()})
+    context = start_processes("trainer", wait_for_signal, {0: ()}, {0: {}}, DefaultLogsSpecs(redirects=Std.ALL))
+    print(context.wait(0.2))
+    context.close()
+    print("closed", {rank: failure.exitcode for rank, failure in context.wait().failures.items()})
+
+
+def scenario_tail():
+    folder = tempfile.mkdtemp()
+    files = {rank: f"{folder}/{rank}.log" for rank in (0, 1)}
+    tailer = TailLog("trainer", files, sys.stdout).start()
+    for rank in (0, 1):
+        with open(files[rank], "w") as file:
+            file.write(f"first\n\n 0%\r 50%\r100%\nlast of {rank}")
+    tailer.stop()
+    print(tailer.stopped())
+
+
+def scenario_signal():
+    try:
+        elastic_launch(make_config(), wait_for_signal)()
+    except SignalException as error:
+        print("signal", error.sigval is signal.SIGTERM, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    globals()[f"scenario_{sys.argv[1]}"]()

@@ -13,9 +13,9 @@ from argparse import REMAINDER, SUPPRESS, Action, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from muster.agent.cli.arguments import parse_ranks, parse_texts
 from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
 from muster.agent.cli.rendezvous_flags import parse_conf, parse_nnodes
-from muster.agent.cli.stream_flags import parse_ranks, parse_texts
 from muster.agent.config import AgentConfig
 from muster.elastic.failures import raise_for_outcome
 from muster.elastic.job import Job

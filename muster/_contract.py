@@ -99,6 +99,10 @@ class Env:
     """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
     nodes from 0 and cannot add. The agent replaces `NODE_INDEX_MARK` with it in its arguments and variables."""
 
+    INCARNATION: Final = "MUSTER_INCARNATION"
+    """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
+    its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
+
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPage`)."""
 
@@ -117,7 +121,7 @@ class Env:
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        *(STOPS_TOGETHER, NODE_INDEX, CONTROL_FD, REPORT_FILE),
+        *(STOPS_TOGETHER, NODE_INDEX, INCARNATION, CONTROL_FD, REPORT_FILE),
     )
     """What the agent removes from its workers' environment."""
 

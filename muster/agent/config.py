@@ -54,6 +54,10 @@ class RendezvousConfig:
     last_call_timeout_s: float = 3.0
     keep_alive_interval_s: float = 1.0
     keep_alive_max_attempt: int = 5
+    incarnation: int = 0
+    """How often this node's agent was started before: its memory of the job is lost. 0 when that is not known."""
+    stop_limit_s: float = 60.0
+    """How long this node takes at most to stop its workers: `--shutdown-timeout`, and the limit after SIGKILL."""
     is_host: bool | None = None
     """`--rdzv-conf is_host=`: this node leads, or does not, whatever its index. None: see `node_index`."""
     endpoint: str = ""

@@ -24,6 +24,8 @@ from muster.agent.round import Round
 
 EPHEMERAL = 40000
 TICK_S = 1e-9
+STOP_LIMIT_S = 21.0
+"""After this an agent gives up workers that do not end."""
 Instance = tuple[int, int, int]
 """Identifies a round among rounds of the same number: number, MASTER_PORT, size."""
 
@@ -301,6 +303,8 @@ class Process:
         self.workers_done = False
         self.numbers: list[int] = []
         self.breaking = False
+        self.stuck_until_s = 0.0
+        """Until then its workers, though killed, do not end: uninterruptible sleep."""
         self.outcome: JobEnded | RendezvousFailed | None = None
         self.prepared_s = 0.0
         """When its workers could start."""
@@ -342,6 +346,10 @@ class Process:
             self.start_workers(event.round)
         elif isinstance(event, RoundBroken):
             if self.round is not None and event.number == self.round.number:
+                if not self.breaking and world.draw_stuck():
+                    self.stuck_until_s = world.now_s + world.stuck_s
+                    if world.random.random() < 0.5:
+                        world.schedule(STOP_LIMIT_S, self, self.give_up)
                 self.breaking = True
                 if event.kind is BreakKind.FENCED:
                     delay_s = world.random.uniform(0.0, 0.25)
@@ -369,7 +377,17 @@ class Process:
         if self.round is None or self.round.number != number:
             return
         self.kill_workers()
-        self.member.report_stopped(number)
+        if self.world.now_s < self.stuck_until_s:
+            self.world.schedule(self.stuck_until_s - self.world.now_s, self, lambda: self.finish_stop(number))
+        else:
+            self.member.report_stopped(number)
+
+    def give_up(self) -> None:
+        """Leave the job without the workers that do not end."""
+        if self.world.now_s < self.stuck_until_s:
+            self.member.report_leaving("its workers do not end")
+            self.exit()
+            self.world.on_given_up(self)
 
     def kill_workers(self) -> None:
         self.workers_alive = False
@@ -445,6 +463,7 @@ class Machine:
     asleep_since_s: float = 0.0
     ports: dict[int, SimListener] = field(default_factory=dict)
     process: Process | None = None
+    boots: int = 0
 
     def awake_s(self) -> float:
         until_s = self.asleep_since_s if self.is_asleep else self.world.now_s
@@ -488,6 +507,12 @@ class World:
         """How long workers take to end when they are asked to."""
         self.lateness_s = 0.0
         """How late timers run at most: messages overtake them."""
+        self.stuck_s = 0.0
+        """How long workers may stay that cannot be killed; 0: all can be."""
+        self.stuck_left = 3
+        """How many times this still happens: with many nodes it would never end."""
+        self.on_given_up: Callable[[Process], None] = lambda _process: None
+        """Called when an agent has left because its workers did not end."""
         self.imports_s: tuple[float, ...] = ()
         """How long nodes may take until their workers could start."""
         self._heap: list[tuple[float, int, Process | None, Callable[[], None]]] = []
@@ -525,6 +550,12 @@ class World:
     def draw_lateness_s(self) -> float:
         return self.random.uniform(0.0, self.lateness_s) if self.lateness_s else 0.0
 
+    def draw_stuck(self) -> bool:
+        if not self.stuck_s or not self.stuck_left or self.random.random() >= 0.2:
+            return False
+        self.stuck_left -= 1
+        return True
+
     def draw_delay_s(self) -> float:
         delay_s = self.random.uniform(0.0001, self.slow)
         if self.loss and self.random.random() < self.loss:
@@ -560,8 +591,11 @@ class World:
             "max_nodes": self.max_nodes,
             "max_restarts": self.max_restarts,
             "join_timeout_s": 120.0,
+            "stop_limit_s": STOP_LIMIT_S,
+            "incarnation": machine.boots,
         }
         process = Process(machine, RendezvousConfig(**{**settings, **changes}))
+        machine.boots += 1
         machine.process = process
         self.processes.append(process)
         imports_s = self.random.choice((0.0, *self.imports_s)) if self.imports_s else 0.0

@@ -57,7 +57,9 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     values = FlagValues(line.given, environ if control_fd is None else {})
     program = _choose_program(values, line.script, line.script_args, environ)
     host_name = os.uname().nodename
-    rendezvous = build_rendezvous_config(values, environ, host_name=host_name)
+    shutdown_timeout_s = _choose_shutdown_timeout_s(values, environ)
+    stop_limit_s = shutdown_timeout_s + _read_kill_limit_s(environ)
+    rendezvous = build_rendezvous_config(values, environ, host_name=host_name, stop_limit_s=stop_limit_s)
     nproc = count_workers(
         values.text("nproc-per-node") or "1",
         origin=values.origin("nproc-per-node"),
@@ -79,7 +81,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         start=start,
         preload=values.text("preload") or "auto",
         start_method=start_method,
-        shutdown_timeout_s=_choose_shutdown_timeout_s(values, environ),
+        shutdown_timeout_s=shutdown_timeout_s,
         signals_to_handle=_parse_signals(values),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
@@ -175,6 +177,15 @@ def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -
     if variable_s is None:
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
     return variable_s
+
+
+def _read_kill_limit_s(environ: Mapping[str, str]) -> float:
+    """How long the kernel may take to end a killed worker: torch's variable."""
+    text = environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "30")
+    limit_s = parse_seconds(text, zero=True)
+    if limit_s is None:
+        raise UsageError(f"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
+    return limit_s
 
 
 def _parse_signals(values: FlagValues) -> tuple[str, ...]:

@@ -18,13 +18,16 @@ _TRUE: Final = ("1", "true", "t", "yes", "y")
 _FALSE: Final = ("0", "false", "f", "no", "n")
 
 
-def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, host_name: str) -> RendezvousConfig:
+def build_rendezvous_config(
+    values: FlagValues, environ: Mapping[str, str], *, host_name: str, stop_limit_s: float
+) -> RendezvousConfig:
     """Build the rendezvous configuration: where and how this node joins the others.
 
     Args:
         values: the flags.
         environ: the agent's environment, for the variables that adapters set and the one --rank0-env names.
         host_name: this machine's; node 0's address when no address is given.
+        stop_limit_s: how long this node takes at most to stop its workers.
 
     Raises:
         UsageError: a value that is not allowed, flags that contradict each other, or a missing token.
@@ -72,6 +75,8 @@ def build_rendezvous_config(values: FlagValues, environ: Mapping[str, str], *, h
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
         keep_alive_interval_s=read.seconds("keep_alive_interval", 1.0),
         keep_alive_max_attempt=read.count("keep_alive_max_attempt", 5),
+        incarnation=_read_incarnation(environ),
+        stop_limit_s=stop_limit_s,
         is_host=None if backend == "static" else is_host,
         endpoint=_name_endpoint(values, host, port) if is_torchs else "",
         conf=conf,
@@ -247,6 +252,13 @@ def _read_listen_fd(environ: Mapping[str, str]) -> int | None:
     if text is not None and not text.isdecimal():
         raise UsageError(f"{Env.RDZV_FD} {text!r}: must be the number of an inherited descriptor")
     return None if text is None else int(text)
+
+
+def _read_incarnation(environ: Mapping[str, str]) -> int:
+    text = environ.get(Env.INCARNATION) or "0"
+    if not text.isdecimal():
+        raise UsageError(f"{Env.INCARNATION} {text!r}: must be how often this node was started before, 0 or more")
+    return int(text)
 
 
 def _read_token(environ: Mapping[str, str]) -> str | None:

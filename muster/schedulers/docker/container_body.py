@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from muster._contract import AGENT_BUNDLE_NAME
+from muster._contract import AGENT_BUNDLE_NAME, Env
 from muster.schedulers.docker.spec import AGENT_DIR, HOST_NETWORK, STATE_DIR, AppRequest, ContainerRequest, Label
 
 WORKSPACE_DIR: Final = "/workspace"
@@ -62,10 +62,13 @@ def build_body(
     app: AppRequest, container: ContainerRequest, *, incarnation: int, image: ImageFacts, engine: EngineFacts
 ) -> dict[str, Any]:
     """The body of `POST /containers/create`."""
+    env = dict(container.env)
+    if container.runs_agent and incarnation:
+        env[Env.INCARNATION] = str(incarnation)
     body: dict[str, Any] = {
         "Image": image.id,
         "Cmd": list(container.command),
-        "Env": [f"{name}={value}" for name, value in container.env.items()],
+        "Env": [f"{name}={value}" for name, value in env.items()],
         "WorkingDir": choose_working_dir(container, image),
         "Labels": {
             **app.labels,

@@ -56,13 +56,12 @@ class LocalDriver:
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""
-        del start_number
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
         capture = Capture(self._event_queue, self._folder.replica_dir(replica))
         listener = self._listeners.get(replica.role)
         launch = Launch(
             command=plan["command"] if _runs_agent(plan) else _guard_command(self._spec, plan["command"]),
-            env=self._build_env(plan, replica, listener),
+            env=self._build_env(plan, replica, start_number, listener),
             cwd=plan["cwd"],
             stdout_fd=capture.write_fds[0],
             stderr_fd=capture.write_fds[1],
@@ -106,9 +105,13 @@ class LocalDriver:
         for listener in self._listeners.values():
             listener.close()
 
-    def _build_env(self, plan: Mapping[str, Any], replica: ReplicaId, listener: socket.socket | None) -> dict[str, str]:
+    def _build_env(
+        self, plan: Mapping[str, Any], replica: ReplicaId, start_number: int, listener: socket.socket | None
+    ) -> dict[str, str]:
         env = {**self._spec.details["base_env"], **plan["env"]}
         if listener is not None:
+            if start_number > 1:
+                env[Env.INCARNATION] = str(start_number - 1)
             env[Env.RDZV_PORT] = str(listener.getsockname()[1])
             env[Env.TOKEN] = derive_token(self._spec.details["token"], replica.role)
             if replica.index == 0:

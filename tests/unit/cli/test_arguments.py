@@ -273,6 +273,22 @@ def test_the_adapters_last_call_is_a_default_only() -> None:
     assert Env.LAST_CALL_S in refusal(words, **{Env.LAST_CALL_S: "soon"})
 
 
+def test_a_node_that_is_started_again_is_told_so() -> None:
+    words = "--nnodes 1:2 --rdzv-backend c10d"
+    assert parse(words, **{Env.INCARNATION: "3"}).rendezvous.incarnation == 3
+    assert parse(words).rendezvous.incarnation == parse(words, **{Env.INCARNATION: ""}).rendezvous.incarnation == 0
+    assert Env.INCARNATION in refusal(words, **{Env.INCARNATION: "-1"})
+    assert Env.INCARNATION not in parse(words, **{Env.INCARNATION: "3"}).base_env
+
+
+def test_the_stop_limit_is_the_grace_and_the_limit_after_the_kill() -> None:
+    variable = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+    assert parse("--nnodes 2 --rdzv-backend c10d").rendezvous.stop_limit_s == 60.0
+    words = "--nnodes 2 --rdzv-backend c10d --shutdown-timeout 5"
+    assert parse(words, **{variable: "7"}).rendezvous.stop_limit_s == 12.0
+    assert variable in refusal(words, **{variable: "soon"})
+
+
 @pytest.mark.parametrize("token", [{}, {Env.TOKEN: ""}])
 def test_a_required_token_that_is_missing_is_refused(token: dict[str, str]) -> None:
     assert refusal("", **{Env.REQUIRE_TOKEN: "1"}, **token) == (

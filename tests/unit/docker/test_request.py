@@ -215,6 +215,13 @@ def test_workspace_goes_to_the_images_folder_but_never_to_its_root():
     assert body_of(request_of(), image=rootless)["WorkingDir"] == "/"
 
 
+def test_an_agent_that_is_started_again_is_told_so():
+    agents, plain = request_of(), request_of(role(entrypoint="sh", args=["-c", "exit 0"]))
+    assert f"{Env.INCARNATION}=2" in body_of(agents, incarnation=2)["Env"]
+    assert not [each for each in body_of(agents)["Env"] if each.startswith(Env.INCARNATION)]
+    assert not [each for each in body_of(plain, incarnation=2)["Env"] if each.startswith(Env.INCARNATION)]
+
+
 def test_every_container_has_labels_and_a_unique_name():
     request = request_of()
     labels = body_of(request, 1, incarnation=2)["Labels"]

@@ -3,7 +3,15 @@
 import pytest
 
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.consensus.actions import BreakRound, CommitRound, EndJob, FailRendezvous, FormRound, Notify
+from muster.agent.rendezvous.consensus.actions import (
+    BreakRound,
+    CommitRound,
+    DropMembers,
+    EndJob,
+    FailRendezvous,
+    FormRound,
+    Notify,
+)
 from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
 from muster.agent.rendezvous.consensus.events import (
     Failed,
@@ -888,3 +896,101 @@ def test_surplus_members_are_announced() -> None:
     leader.feed(Joined(member=replace(member(3), is_leader=False)))
     leader.feed(Joined(member=member(0)))
     assert "1 more than --nnodes allows (1)" in leader.only(Notify).text
+
+
+def stop_limit(number: int, limit_s: float) -> MemberRecord:
+    return replace(member(number), stop_limit_s=limit_s)
+
+
+def break_by_loss(*, max_nodes: int = 4) -> Leader:
+    """A round of four nodes with limits of 5, 20 and 5 s breaks because the last one is lost."""
+    leader = Leader(rules(1, max_nodes))
+    for each in (stop_limit(0, 5.0), stop_limit(1, 20.0), stop_limit(2, 5.0), stop_limit(3, 5.0)):
+        leader.feed(Joined(member=each))
+    leader.only(FormRound)
+    leader.feed(MemberLost(id="m3", reason="gone"), after_s=10.0)
+    leader.only(BreakRound)
+    return leader
+
+
+def test_a_member_that_still_stops_after_every_limit_counts_as_lost() -> None:
+    """Its workers were killed but cannot end (uninterruptible sleep), and its agent does not give them up."""
+    leader = break_by_loss()
+    leader.stop_all(0, 2)
+    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 30.0)  # the longest limit, a margin
+    assert not leader.feed(Tick(), after_s=29.9)
+    leader.feed(Tick(), after_s=0.2)
+    assert leader.only(DropMembers).ids == ("m1",)
+    assert "node 1 (h1) did not stop its workers in time" in leader.only(Notify).text
+    assert not [action for action in leader.actions if isinstance(action, FormRound)]
+    assert not leader.feed(Tick(), after_s=4.2)  # its lease may not have ended
+    leader.feed(Tick(), after_s=0.2)
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
+    leader.feed(Joined(member=member(1)), after_s=30.0)  # its workers have ended after all
+    leader.feed(Tick(), after_s=0.3)
+    assert leader.only(BreakRound).reason == "node 1 (h1) joined"
+
+
+def test_a_member_that_gives_up_its_workers_and_leaves_is_not_waited_for() -> None:
+    leader = break_by_loss()
+    leader.stop_all(0, 2)
+    leader.feed(Leaving(id="m1", reason="cannot end process 7"), after_s=20.0)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.1)
+    leader.feed(Tick(), after_s=0.31)
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
+
+
+def test_the_leaders_own_member_is_not_dropped() -> None:
+    """Its agent is this process: it leaves by itself, and the others take over."""
+    leader = break_by_loss()
+    leader.stop_all(1, 2)
+    assert not leader.feed(Tick(), after_s=31.0)
+    assert next_due_s(leader.state, leader.now_s) == FOREVER
+    leader.stop_all(0)
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+
+
+def test_the_join_timeout_counts_from_when_the_last_member_has_stopped() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
+    leader.stop_all(0)
+    leader.feed(MemberLost(id="m1", reason="gone"), after_s=65.0)
+    assert not leader.feed(Tick(), after_s=59.0)
+    leader.feed(Tick(), after_s=2.0)
+    assert "only 1 of at least 2 nodes" in leader.only(FailRendezvous).reason
+
+
+def restart_leader(min_nodes: int, max_nodes: int) -> Leader:
+    """Node 0 was started again: it has no memory of the job."""
+    leader = Leader(rules(min_nodes, max_nodes))
+    leader.state = build_initial_state(leader.state.rules, 0.0, takeover=False, must_find_last_round=True)
+    leader.feed(Joined(member=member(0)))
+    return leader
+
+
+def test_a_leader_without_memory_forms_no_round_of_new_members() -> None:
+    """The members of the last round may be training where this node cannot reach them."""
+    leader = restart_leader(1, 3)
+    leader.feed(Joined(member=member(1)), after_s=1.0)
+    assert not leader.feed(Tick(), after_s=30.0)
+    leader.feed(Tick(), after_s=31.0)
+    assert leader.only(FailRendezvous).reason == (
+        "this node was started again and the job may continue on nodes that it cannot reach: 2 of 3 nodes joined, and "
+        "none of them knew the last round, within 60 s"
+    )
+
+
+def test_a_leader_without_memory_forms_a_round_of_all_nodes() -> None:
+    leader = restart_leader(1, 2)
+    leader.feed(Joined(member=member(1)), after_s=20.0)
+    assert leader.only(FormRound).round_number == 1
+
+
+def test_a_leader_without_memory_forms_a_round_with_members_that_bring_the_last_one() -> None:
+    leader = restart_leader(1, 4)
+    leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[]))), after_s=5.0)
+    assert not leader.feed(Tick(), after_s=5.0)  # rank 2 may have taken over what is left
+    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+    assert leader.only(FormRound).round_number == 5

@@ -21,7 +21,7 @@ from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 
 SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "1000"))
 BATCHES = 20
-FAULTS_FROM_S, FAULTS_UNTIL_S, HEALED_S, PATIENCE_S = 3.0, 30.0, 36.0, 260.0
+FAULTS_FROM_S, FAULTS_UNTIL_S, HEALED_S, PATIENCE_S = 3.0, 30.0, 36.0, 400.0
 
 
 class Story:
@@ -44,10 +44,11 @@ class Story:
             self.world.stops_s = (0.01, 0.1, 1.5, 5.0, 20.0)
         if seed % 11 == 4:
             self.world.lateness_s = 0.1
+        if seed % 13 in (2, 7):
+            self.world.stuck_s = self.random.choice((25.0, 60.0))
+            self.world.on_given_up = self.replace_node
         self.fault_times: list[float] = []
         self.log: list[str] = []
-        self.protected_until_s = 0.0
-        self.abandoned: set[int] = set()
 
     def describe(self) -> str:
         world = self.world
@@ -90,20 +91,9 @@ class Story:
         machine = self.world.machines[index]
         if self.is_ended() or (machine.process is not None and machine.process.is_alive):
             return
-        unwell = any(m.is_asleep or (m.process is not None and m.process.is_stopped) for m in self.world.machines)
-        if index == 0 and machine.process is not None and (self.world.cuts or unwell or self.is_leader_missed()):
-            self.world.at(self.world.now_s + 1.0, lambda: self.boot(0))
-            return
-        if index == 0:
-            self.protected_until_s = self.world.now_s + 4.0
         self.record(f"boot n{index}")
         self.fault_times.append(self.world.now_s)
         self.world.boot(index)
-
-    def is_leader_missed(self) -> bool:
-        """True while a member still follows a leader that has lost its power."""
-        places = [process.member._session.server.leader_address for process in self.world.alive()]
-        return any(not self.world.hosts[place[0]].is_up for place in places if place is not None)
 
     def record(self, text: str) -> None:
         self.log.append(f"{self.world.now_s:8.3f} {text}")
@@ -112,9 +102,6 @@ class Story:
 
     def inflict(self, fault) -> None:
         if self.is_ended():
-            return
-        if self.world.now_s < self.protected_until_s:
-            self.world.at(self.protected_until_s + 0.01, lambda: self.inflict(fault))
             return
         fault()
 
@@ -148,6 +135,11 @@ class Story:
         index = self.world.machines.index(process.machine)
         self.fault_times.append(self.world.now_s + delay_s)
         self.world.at(self.world.now_s + delay_s, lambda: self.boot(index))
+
+    def replace_node(self, process: Process) -> None:
+        self.fault_times.append(self.world.now_s)
+        self.record(f"{process.machine.host} gives up its workers")
+        self.return_later(process, self.random.uniform(0.5, 8.0))
 
     def stop(self) -> None:
         process = self.pick()

@@ -36,6 +36,14 @@ class BreakRound:
 
 
 @record
+class DropMembers:
+    """Close the connections of these members: they count as lost."""
+
+    ids: tuple[str, ...]
+    reason: str
+
+
+@record
 class CommitRound:
     """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
 
@@ -67,4 +75,7 @@ class Notify:
     text: str
 
 
-Action = FormRound | BreakRound | CommitRound | EndJob | FailRendezvous | Notify
+SentAction = FormRound | BreakRound | CommitRound | EndJob | FailRendezvous | Notify
+"""Actions that send a message, or print a line."""
+
+Action = SentAction | DropMembers

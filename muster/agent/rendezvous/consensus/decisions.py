@@ -10,7 +10,10 @@ one of three phases:
 The rules:
 
 - A round is formed only after every member of the last one has stopped its workers or was lost. The fence time must
-  have passed since a loss: the lost member's guard kills its workers within it.
+  have passed since a loss: the lost member's guard kills its workers within it. A member that still stops after its own
+  limit and a margin counts as lost.
+- A leader whose node ran before and lost its memory forms a round only with all `max` nodes, or once a member has
+  brought the last round: the job may continue elsewhere.
 - A round is formed only with a quorum of the last round (`quorum`) and while the leader holds its lease.
 - Each member acknowledges a new round. The round is committed when all have; until then the next round also needs a
   quorum of the one before.
@@ -45,6 +48,7 @@ from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or
 from muster.agent.rendezvous.consensus.membership import (
     batch_due_s,
     break_for_joins,
+    drop_stopping,
     on_joined,
     on_leaving,
     on_member_lost,
@@ -77,8 +81,10 @@ def next_due_s(state: JobState, now_s: float) -> float:
 
     The time lies in the past when an event overtook a `Tick` that is still needed. All else was decided with the event.
     """
-    if state.phase is JobPhase.ENDING or state.stopping:
+    if state.phase is JobPhase.ENDING:
         return FOREVER
+    if state.stopping:
+        return state.stop_deadline_s
     if state.phase is JobPhase.RUNNING:
         last_s = FOREVER if state.loss_wait_until_s is None else state.loss_wait_until_s
         dues = [state.end_wait_until_s, batch_due_s(state) if last_s == FOREVER else FOREVER]
@@ -111,7 +117,9 @@ def _on_succeeded(state: JobState, event: Succeeded, _now_s: float) -> Decision:
 
 
 def _on_tick(state: JobState, _event: Tick, now_s: float) -> Decision:
-    """A failure that no loss has explained in time becomes final."""
+    """A failure that no loss has explained in time becomes final; members that stop for too long count as lost."""
+    if state.stopping and now_s >= state.stop_deadline_s:
+        return drop_stopping(state, now_s)
     if state.phase is JobPhase.RUNNING and state.loss_wait_until_s is not None and now_s >= state.loss_wait_until_s:
         return break_for_failure(state, now_s)
     return state, ()

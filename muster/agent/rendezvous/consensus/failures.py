@@ -88,6 +88,7 @@ def break_for_failure(state: JobState, now_s: float) -> Decision:
 def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> Decision:
     """Ask all members of the round to stop; the next round waits for all of them."""
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
+    limits_s = (state.members[member_id].stop_limit_s for member_id in ids)
     action = BreakRound(
         ids=ids,
         round_number=state.round_number,
@@ -101,6 +102,7 @@ def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> 
         state,
         phase=JobPhase.FORMING,
         stopping=PersistentSet(ids),
+        stop_deadline_s=now_s + max(limits_s, default=0.0) + state.rules.stop_margin_s,
         forming_since_s=now_s,
         batch_since_s=None,
         end_wait_until_s=FOREVER,
@@ -129,6 +131,7 @@ def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
         state,
         members=state.members.with_item(event.id, replace(member, port=event.port)),
         stopping=state.stopping.without(event.id),
+        forming_since_s=now_s,
         quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds),
         failures=state.failures + _date_failures(event.failures, now_s) if keep else state.failures,
         stacks=state.stacks + event.stacks,

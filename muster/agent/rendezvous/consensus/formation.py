@@ -44,6 +44,8 @@ def _can_form(state: JobState, now_s: float) -> bool:
         return False
     # Checking each member comes last: for most events, and for all but the last of many joins, it is too early.
     ready = _choose_members(state)
+    if state.must_find_last_round and not state.quorum_rounds and len(ready) < state.rules.max_nodes:
+        return False
     if not any(member.is_leader for member in ready) or not _is_due(state, len(ready), now_s):
         return False
     return may_form_round(state.quorum_rounds, state.rules.min_nodes)
@@ -162,7 +164,12 @@ def _end_job(state: JobState, *, succeeded: bool) -> Decision:
 def fail_rendezvous(state: JobState) -> Decision:
     """Give up: no round was formed within the join timeout."""
     rules, count = state.rules, len(state.members)
-    if count >= rules.min_nodes:
+    if state.must_find_last_round and not state.quorum_rounds:
+        why = (
+            f"this node was started again and the job may continue on nodes that it cannot reach: {count} of "
+            f"{rules.max_nodes} nodes joined, and none of them knew the last round,"
+        )
+    elif count >= rules.min_nodes:
         missing = sum(each.count_missing() for each in state.quorum_rounds[-1:])
         why = f"{missing} nodes of round {state.round_number} are unreachable and may still be running"
     else:

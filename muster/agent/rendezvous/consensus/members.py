@@ -32,6 +32,8 @@ class ConsensusRules:
     """A lost member's workers are killed within this time; no round is formed earlier."""
     announcement_wait_s: float = 2.0
     """How long a leader with empty state forms only rounds of max nodes: an acting leader may announce itself."""
+    stop_margin_s: float = 10.0
+    """How long after its own limit a member that still stops its workers counts as lost: its node gives up first."""
     loss_wait_s: float = 0.3
     """How long a failure that would end the job waits for the report of a loss that explains it."""
 
@@ -66,6 +68,8 @@ class MemberRecord:
     """It announced that it leaves; it gets no assignment any more."""
     is_prepared: bool = True
     """False when it joins while it imports what its workers need; `Prepared` follows."""
+    stop_limit_s: float = 60.0
+    """How long it takes at most to stop its workers, by its own configuration."""
     recovery_state: RecoveryState = RecoveryState()
     join_order: int = 0
     """Set by `membership.on_joined`."""

@@ -6,7 +6,7 @@ their workers need. This module also adopts the recovery state of joining member
 
 from collections.abc import Iterable
 
-from muster.agent.rendezvous.consensus.actions import Notify
+from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify
 from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
 from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
@@ -221,12 +221,38 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
         unacknowledged=state.unacknowledged.without(event.id),
     )
     if state.phase is JobPhase.FORMING and event.id in state.stopping:
-        state = replace(state, stopping=state.stopping.without(event.id), fence_until_s=now_s + state.rules.fence_s)
+        state = replace(
+            state,
+            stopping=state.stopping.without(event.id),
+            forming_since_s=now_s,
+            fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s),
+        )
         return refund_attempt(state, event.id, now_s), ()
     if state.phase is not JobPhase.RUNNING or event.id not in state.assignments or event.id in state.succeeded:
         return _clear_batch(state), ()
-    state = replace(state, fence_until_s=now_s + state.rules.fence_s)
+    state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     return break_for_loss(state, event.id, f"{describe_member(state, member)} was lost: {event.reason}", now_s)
+
+
+def drop_stopping(state: JobState, now_s: float) -> Decision:
+    """Count members as lost whose workers should have ended by now. The kernel may not be able to end them.
+
+    Such workers have been killed and never run again, but a member that cannot be trusted to have killed them may hold
+    its lease: no round is formed before that has ended. The leader's own member stays: its node leaves by itself.
+    """
+    overdue = tuple(each for each in state.stopping if not state.members[each].is_leader)
+    state = replace(state, stop_deadline_s=FOREVER)
+    if not overdue:
+        return state, ()
+    nodes = ", ".join(describe_member(state, state.members[each]) for each in overdue[:3])
+    more = f" and {len(overdue) - 3} more" if len(overdue) > 3 else ""
+    notice = Notify(text=f"{nodes}{more} did not stop its workers in time: continuing without it")
+    actions: tuple[Action, ...] = (notice, DropMembers(ids=overdue, reason="its workers did not stop in time"))
+    for member_id in overdue:
+        state, more_actions = on_member_lost(state, MemberLost(id=member_id, reason="its workers did not stop"), now_s)
+        actions += more_actions
+    fence_until_s = max(state.fence_until_s, now_s + state.rules.rejoin_wait_s)
+    return replace(state, fence_until_s=fence_until_s), actions
 
 
 def on_process_ended(state: JobState, event: ProcessEnded, _now_s: float) -> Decision:

@@ -32,7 +32,7 @@ class JobState:
 
     rules: ConsensusRules
     forming_since_s: float
-    """When this phase FORMING began; the join timeout counts from here."""
+    """When the last round ended on all of its members; the join timeout counts from here."""
     phase: JobPhase = JobPhase.FORMING
     members: PersistentMap[str, MemberRecord] = PersistentMap()
     join_count: int = 0
@@ -55,6 +55,8 @@ class JobState:
     """Members that have not acknowledged the current round."""
     stopping: PersistentSet[str] = PersistentSet()
     """Members whose workers must still stop before a round can be formed."""
+    stop_deadline_s: float = FOREVER
+    """When those that still stop count as lost."""
     succeeded: PersistentSet[str] = PersistentSet()
     """Members whose workers of this round all succeeded, also those that were lost afterwards."""
     failures: tuple[DatedFailure, ...] = ()
@@ -74,6 +76,9 @@ class JobState:
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
+    must_find_last_round: bool = False
+    """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms a round only
+    with all `max` nodes, or once a member has brought the last round."""
     last_join_s: float = -FOREVER
     batch_since_s: float | None = None
     """Since when a member is ready to join the running job in a new round."""
@@ -92,7 +97,9 @@ class JobState:
 Decision = tuple[JobState, tuple[Action, ...]]
 
 
-def build_initial_state(rules: ConsensusRules, now_s: float, *, takeover: bool) -> JobState:
+def build_initial_state(
+    rules: ConsensusRules, now_s: float, *, takeover: bool, must_find_last_round: bool = False
+) -> JobState:
     """A leader's first state: it waits for an acting leader's announcement, a candidate for members to rejoin."""
     if takeover:
         # The node whose end caused this takeover has a guard, too: its workers are killed within the fence time.
@@ -103,7 +110,12 @@ def build_initial_state(rules: ConsensusRules, now_s: float, *, takeover: bool) 
             fence_until_s=now_s + rules.fence_s,
             rejoin_wait_until_s=now_s + rules.rejoin_wait_s,
         )
-    return JobState(rules=rules, forming_since_s=now_s, announcement_wait_until_s=now_s + rules.announcement_wait_s)
+    return JobState(
+        rules=rules,
+        forming_since_s=now_s,
+        announcement_wait_until_s=now_s + rules.announcement_wait_s,
+        must_find_last_round=must_find_last_round,
+    )
 
 
 def describe_member(state: JobState, member: MemberRecord) -> str:

@@ -112,6 +112,8 @@ class LeaderOptions:
     """Id of the member on the leader's node, and of the leader."""
     listen_port: int
     """A port that only this process listens on: a refused connection there proves that it has ended."""
+    must_find_last_round: bool = False
+    """This node ran before, and its memory is lost; see `JobState`."""
 
 
 def describe_newcomer(join: Join) -> str:

@@ -6,7 +6,7 @@ silent for too long, and when the lease of its own workers ends.
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.consensus.actions import FormRound
+from muster.agent.rendezvous.consensus.actions import DropMembers, FormRound
 from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
 from muster.agent.rendezvous.consensus.events import (
     Event,
@@ -76,7 +76,12 @@ class Leader:
         self._retry_timer: Timer | None = None
         self._closed = False
         self._last_active_s = loop.clock.boottime_s()
-        self.state: JobState = build_initial_state(options.rules, loop.clock.now_s(), takeover=options.takeover)
+        self.state: JobState = build_initial_state(
+            options.rules,
+            loop.clock.now_s(),
+            takeover=options.takeover,
+            must_find_last_round=options.must_find_last_round,
+        )
         self._set_timer()
 
     # -- joins ------------------------------------------------------------------------------------------------------
@@ -130,6 +135,7 @@ class Leader:
             is_leader=connection.is_local,
             recovery_state=join.recovery_state,
             is_prepared=join.is_prepared,
+            stop_limit_s=join.stop_limit_s,
         )
         self._outgoing.send_running_round(connection, self.state)
         self._apply(Joined(member=member))
@@ -344,7 +350,16 @@ class Leader:
             self.state, actions = decide(replace(state, lacks_lease=True), event, now_s)
         self._set_timer()
         for action in actions:
-            self._outgoing.send_action(action, self.state)
+            if isinstance(action, DropMembers):
+                self._drop_members(action)
+            else:
+                self._outgoing.send_action(action, self.state)
+
+    def _drop_members(self, drop: DropMembers) -> None:
+        for member_id in drop.ids:
+            connection = self._connections.find(member_id)
+            if connection is not None:
+                self._disconnect(connection.link, drop.reason)
 
     def redirect(self, host: str, port: int) -> None:
         """Redirect every member to another leader, which knows a later round."""

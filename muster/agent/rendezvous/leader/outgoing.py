@@ -4,13 +4,13 @@ This module also finds the address of each rank, and lets no member exit before 
 """
 
 from muster.agent.rendezvous.consensus.actions import (
-    Action,
     BreakRound,
     CommitRound,
     EndJob,
     FailRendezvous,
     FormRound,
     Notify,
+    SentAction,
 )
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobPhase, JobState
@@ -51,7 +51,7 @@ class OutgoingMessages:
         self._unacknowledged: set[str] | None = None
         self._end_timer: Timer | None = None
 
-    def send_action(self, action: Action, state: JobState) -> None:
+    def send_action(self, action: SentAction, state: JobState) -> None:
         """Send one action. `state` is the state that `decide` returned with it."""
         match action:
             case FormRound():

@@ -203,6 +203,7 @@ class Member:
             local_addr=self._config.local_addr or None,
             rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
+            stop_limit_s=min(self._config.stop_limit_s, 1e7),
             recovery_state=replace(self._recovery.state, leader_id=self._recovery.leader_id),
         )
 

@@ -42,6 +42,8 @@ class ServerOptions:
 
     own_id: str
     own_index: int | None
+    incarnation: int
+    """How often this node's agent was started before; 0 when that is not known."""
     rules: ConsensusRules
     job_rules: JobRules
     silence_s: float
@@ -69,6 +71,7 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
     return ServerOptions(
         own_id=own_id,
         own_index=config.node_index,
+        incarnation=config.incarnation,
         rules=build_rules(config),
         job_rules=build_job_rules(config),
         silence_s=find_silence_s(config),
@@ -176,6 +179,7 @@ class Server:
             job_rules=self._options.job_rules,
             silence_s=self._options.silence_s,
             takeover=takeover,
+            must_find_last_round=self._options.incarnation > 0 and not takeover,
             local_addr=self._options.local_addr,
             notify=self._post_notice,
             own_id=self._options.own_id,

@@ -1,5 +1,7 @@
 """Messages from a member to its leader."""
 
+from typing import Annotated
+
 from muster.agent.rendezvous.consensus.events import (
     Failed,
     Idle,
@@ -12,8 +14,10 @@ from muster.agent.rendezvous.consensus.events import (
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.protocol.codec import MessageUnion
 from muster.agent.rendezvous.protocol.job_rules import JobRules
-from muster.agent.runtime.fields import Count, Host, Name, Port, Processes, RoundNumber, Seconds
+from muster.agent.runtime.fields import Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
 from muster.agent.runtime.records import record
+
+Duration = Annotated[float, Range(least=0.0, most=1e7)]
 
 
 @record
@@ -36,6 +40,8 @@ class Join:
     recovery_state: RecoveryState
     is_prepared: bool = True
     """False while it still imports what its workers need."""
+    stop_limit_s: Duration = 60.0
+    """How long it takes at most to stop its workers, by its own configuration."""
 
 
 @record

@@ -5,18 +5,21 @@ import pytest
 from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.consensus.actions import (
     BreakRound,
+    CheckLease,
     CommitRound,
     DropMembers,
     EndJob,
     FailRendezvous,
     FormRound,
     Notify,
+    SetTimer,
 )
-from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
+from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Failed,
     Idle,
     Joined,
+    LeaseChecked,
     Leaving,
     MemberLost,
     Prepared,
@@ -24,11 +27,12 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Stopped,
     Succeeded,
-    Tick,
+    TimerFired,
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import FOREVER, JobPhase, JobState, build_initial_state
+from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
 
@@ -86,14 +90,26 @@ class Leader:
 
     def __init__(self, rules_: ConsensusRules, *, takeover: bool = False) -> None:
         self.now_s = 0.0
+        self.is_lease_held = True
         self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
         self.actions: list = []
 
     def feed(self, event, *, after_s: float = 0.0) -> list:
         self.now_s += after_s
         self.state, actions = decide(self.state, event, self.now_s)
-        self.actions = list(actions)
+        self.actions = [each for each in actions if not isinstance(each, CheckLease | SetTimer)]
+        if any(isinstance(each, CheckLease) for each in actions):
+            before, answer = self.actions, self.feed(LeaseChecked(is_held=self.is_lease_held))
+            self.actions = before + answer
         return self.actions
+
+    def wait(self, for_s: float) -> list:
+        """Let time pass and the timer fire."""
+        return self.feed(TimerFired(round_number=self.state.round_number), after_s=for_s)
+
+    def next_due_s(self) -> float:
+        assert self.state.timer is not None
+        return self.state.timer.due_s
 
     def form(self, count: int) -> FormRound:
         for number in range(count):
@@ -103,7 +119,7 @@ class Leader:
     def form_by_last_call(self, count: int) -> FormRound:
         for number in range(count):
             self.feed(Joined(member=member(number)))
-        self.feed(Tick(), after_s=3.1)
+        self.wait(3.1)
         return self.only(FormRound)
 
     def only(self, kind):
@@ -131,9 +147,9 @@ def test_elastic_forming_waits_for_the_last_call_after_the_last_join() -> None:
     leader = Leader(rules(1, 4))
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)), after_s=2.0)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(5.0)
-    assert not leader.feed(Tick(), after_s=2.9)
-    leader.feed(Tick(), after_s=0.2)
+    assert leader.next_due_s() == pytest.approx(5.0)
+    assert not leader.wait(2.9)
+    leader.wait(0.2)
     assert len(leader.only(FormRound).assignments) == 2
 
 
@@ -148,10 +164,10 @@ def test_members_without_index_keep_their_order_of_joining() -> None:
 def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() -> None:
     leader = Leader(rules(1, 4))
     leader.feed(Joined(member=member(0)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     leader.feed(Joined(member=member(1)), after_s=5.0)
     leader.feed(Joined(member=member(2)), after_s=0.1)
-    leader.feed(Tick(), after_s=0.21)
+    leader.wait(0.21)
     broken = leader.only(BreakRound)
     assert (broken.kind, broken.ids, broken.want_stacks) == (BreakKind.MEMBERSHIP, ("m0",), False)
     assert "node 1 (h1)" in broken.reason
@@ -165,7 +181,7 @@ def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     leader.feed(Joined(member=member(2)), after_s=5.0)
     broken = leader.only(BreakRound)
     assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
@@ -181,7 +197,7 @@ def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
     leader.feed(Joined(member=importing(3)), after_s=1.0)
     assert not leader.actions  # notified once, although the job would be full
     assert not leader.feed(Prepared(id="m2"), after_s=20.0)
-    assert not leader.feed(Tick(), after_s=5.0)
+    assert not leader.wait(5.0)
     leader.feed(Prepared(id="m3"), after_s=3.0)
     assert leader.only(BreakRound).reason == "node 2 (h2), node 3 (h3) joined"
     leader.stop_all(0, 1)
@@ -194,7 +210,7 @@ def test_a_batch_goes_on_when_no_import_is_awaited_any_more(event) -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     leader.feed(Joined(member=member(3)), after_s=1.0)
-    assert not leader.feed(Tick(), after_s=1.1)
+    assert not leader.wait(1.1)
     leader.feed(event)
     assert "node 3 (h3)" in leader.only(BreakRound).reason
 
@@ -204,16 +220,16 @@ def test_a_new_member_that_is_lost_while_it_imports_breaks_nothing() -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=1.0)
-    assert not leader.feed(Tick(), after_s=100.0)
-    assert next_due_s(leader.state, leader.now_s) == FOREVER
+    assert not leader.wait(100.0)
+    assert leader.next_due_s() == FOREVER
 
 
 def test_an_import_without_end_breaks_nothing() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
     leader.feed(Joined(member=importing(2)), after_s=5.0)
-    assert next_due_s(leader.state, leader.now_s) == FOREVER
-    assert not leader.feed(Tick(), after_s=1000.0)
+    assert leader.next_due_s() == FOREVER
+    assert not leader.wait(1000.0)
 
 
 def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
@@ -222,9 +238,9 @@ def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     leader.feed(Joined(member=member(3)), after_s=100.0)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 10.0)
-    assert not leader.feed(Tick(), after_s=9.9)
-    leader.feed(Tick(), after_s=0.2)
+    assert leader.next_due_s() == pytest.approx(leader.now_s + 10.0)
+    assert not leader.wait(9.9)
+    leader.wait(0.2)
     assert leader.only(BreakRound).reason == "node 3 (h3) joined"
     leader.stop_all(0, 1)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m3"]
@@ -239,7 +255,7 @@ def test_a_job_recovers_without_members_that_still_import() -> None:
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
     leader.feed(Prepared(id="m2"), after_s=1.0)
     leader.only(BreakRound)
@@ -254,7 +270,7 @@ def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
     leader.feed(Joined(member=member(3)))
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m3"]
 
 
@@ -266,7 +282,7 @@ def test_members_that_import_take_part_when_the_leaders_own_node_imports() -> No
     leader.feed(Joined(member=importing(0)))
     leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round_number=4, quorum_rounds=(last,)))))
     leader.feed(Joined(member=importing(2)))
-    leader.feed(Tick(), after_s=10.0)
+    leader.wait(10.0)
     assert len(leader.only(FormRound).assignments) == 3
 
 
@@ -275,7 +291,7 @@ def test_a_new_member_that_leaves_again_breaks_nothing() -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(member=member(2)), after_s=5.0)
     leader.feed(Leaving(id="m2", reason="received SIGTERM"), after_s=0.1)
-    assert not leader.feed(Tick(), after_s=0.2)
+    assert not leader.wait(0.2)
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=0.2)
 
 
@@ -285,8 +301,8 @@ def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
     leader.form(2)
     leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=10.0)
     assert not leader.feed(RoundAcknowledged(id="m0", round_number=1), after_s=0.4)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
-    leader.feed(Tick())
+    assert leader.next_due_s() == pytest.approx(10.3)
+    leader.wait(0.0)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
@@ -303,8 +319,8 @@ def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> N
     leader = Leader(rules(3, 3))
     leader.feed(Joined(member=member(0)))
     assert not leader.feed(Joined(member=member(1)), after_s=60.1)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(61.1)  # the grace for a late join
-    leader.feed(Tick(), after_s=1.0)
+    assert leader.next_due_s() == pytest.approx(61.1)  # the grace for a late join
+    leader.wait(1.0)
     assert "only 2 of at least 3" in leader.only(FailRendezvous).reason
 
 
@@ -314,9 +330,9 @@ def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
     leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=61.0)  # its workers took that long to stop
-    leader.feed(Tick(), after_s=0.1)
+    leader.wait(0.1)
     assert not leader.actions
-    leader.feed(Tick(), after_s=0.21)
+    leader.wait(0.21)
     assert len(leader.only(FormRound).assignments) == 2
 
 
@@ -344,8 +360,8 @@ def test_a_process_end_that_a_joining_member_saw_starts_the_fence_time_again() -
         ),
         after_s=0.1,
     )
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(2.3)
-    leader.feed(Tick(), after_s=0.2)
+    assert leader.next_due_s() == pytest.approx(2.3)
+    leader.wait(0.2)
     assert len(leader.only(FormRound).assignments) == 3
 
 
@@ -365,7 +381,7 @@ def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports()
     leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round_number=4, quorum_rounds=quorum_rounds))))
     leader.feed(Joined(member=replace(importing(3), index=1)), after_s=0.1)
     leader.feed(Joined(member=importing(4)), after_s=0.1)
-    assert not leader.feed(Tick(), after_s=0.4)
+    assert not leader.wait(0.4)
     leader.feed(
         Joined(
             member=member(
@@ -392,9 +408,9 @@ def test_the_wait_for_imports_starts_again_when_the_waiting_member_was_lost() ->
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     leader.feed(Joined(member=member(3)), after_s=1.0)
     leader.feed(MemberLost(id="m3", reason="connection closed"), after_s=1.0)
-    assert next_due_s(leader.state, leader.now_s) == FOREVER
+    assert leader.next_due_s() == FOREVER
     leader.feed(Joined(member=member(4)), after_s=8.0)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 10.0)
+    assert leader.next_due_s() == pytest.approx(leader.now_s + 10.0)
 
 
 def test_a_member_that_joins_before_the_timeout_tick_is_in_time() -> None:
@@ -408,7 +424,7 @@ def test_a_join_breaks_a_round_at_once_while_its_members_still_import() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(member=importing(0)))
     leader.feed(Joined(member=member(1)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     leader.only(FormRound)
     leader.feed(Joined(member=importing(2)), after_s=1.0)
     leader.only(BreakRound)
@@ -435,8 +451,8 @@ def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     assert broken.reason == "node 1 (h1) was lost: connection closed"
     leader.stop_all(0, 2)
     assert not [action for action in leader.actions if isinstance(action, FormRound)]
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(10.3)
-    leader.feed(Tick(), after_s=0.31)
+    assert leader.next_due_s() == pytest.approx(10.3)
+    leader.wait(0.31)
     form = leader.only(FormRound)
     assert [assignment.id for assignment in form.assignments] == ["m0", "m2"]
     assert form.attempt == 0
@@ -447,8 +463,8 @@ def test_below_min_waits_and_then_fails() -> None:
     leader.form(2)
     leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
     leader.stop_all(0)
-    assert not leader.feed(Tick(), after_s=50.0)
-    leader.feed(Tick(), after_s=11.0)
+    assert not leader.wait(50.0)
+    leader.wait(11.0)
     assert "only 1 of at least 2 nodes" in leader.only(FailRendezvous).reason
 
 
@@ -466,11 +482,11 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
     leader = Leader(rules(2, 3, max_restarts=0))
     leader.form(3)
     assert not leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 1.8)
+    assert leader.next_due_s() == pytest.approx(leader.now_s + 1.8)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(FormRound).attempt == 0
 
 
@@ -481,7 +497,7 @@ def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     assert leader.only(BreakRound).kind is BreakKind.FAILURE
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(FormRound).attempt == 0
 
 
@@ -489,10 +505,10 @@ def test_spares_wait_and_replace_lost_members() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.feed(Joined(member=member(5)), after_s=1.0)
-    assert not leader.feed(Tick(), after_s=5.0)
+    assert not leader.wait(5.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"))
     leader.stop_all(0)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m5"]
 
 
@@ -507,8 +523,8 @@ def test_one_budget_for_the_whole_job() -> None:
     form = leader.only(FormRound)
     assert (form.attempt, form.restarts_left, form.master_port) == (1, 0, 2000)
     leader.feed(Failed(id="m1", round_number=2, failures=(failure(1),)), after_s=20.0)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 0.3)
-    leader.feed(Tick(), after_s=0.3)
+    assert leader.next_due_s() == pytest.approx(leader.now_s + 0.3)
+    leader.wait(0.3)
     broken = leader.only(BreakRound)
     assert broken.kind is BreakKind.FINAL
     assert "all 1 restarts are used" in broken.reason
@@ -526,7 +542,7 @@ def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.05)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(FormRound).attempt == 0
 
 
@@ -536,7 +552,7 @@ def test_an_attempt_is_refunded_when_another_member_is_lost_while_stopping() -> 
     leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=9.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.5)
     leader.stop_all(0)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(FormRound).attempt == 0
 
 
@@ -544,11 +560,11 @@ def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
     leader = Leader(rules(1, 4, max_restarts=0))
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     leader.feed(Joined(member=member(2)), after_s=5.0)
     leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=0.1)
-    assert not leader.feed(Tick(), after_s=0.15)
-    leader.feed(Tick(), after_s=0.2)
+    assert not leader.wait(0.15)
+    leader.wait(0.2)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
@@ -557,7 +573,7 @@ def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stoppe
     leader.form(3)
     leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, age_s=0.0),)), after_s=5.0)
     leader.feed(Failed(id="m2", round_number=1, failures=(failure(2, age_s=0.2),)), after_s=0.1)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     stopped = failure(1, age_s=9.0, exit_code=None, signal="SIGTERM", stopped_by_us=True)
     leader.stop_all(0, 2)
     leader.feed(Stopped(id="m1", round_number=1, port=1, failures=(stopped,)))
@@ -605,10 +621,10 @@ def test_no_join_starts_a_round_once_a_node_has_succeeded() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     leader.feed(Succeeded(id="m0", round_number=1))
     leader.feed(Joined(member=member(2)))
-    assert next_due_s(leader.state, leader.now_s) == FOREVER
+    assert leader.next_due_s() == FOREVER
     leader.feed(Succeeded(id="m1", round_number=1))
     assert set(leader.only(EndJob).ids) == {"m0", "m1", "m2"}
 
@@ -649,7 +665,8 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
         Leaving(id="unknown", reason="x"),
         RoundAcknowledged(id="unknown", round_number=1),
         ProcessEnded(id="m1"),
-        Tick(),
+        TimerFired(round_number=0),
+        TimerFired(round_number=1),
     ):
         assert not leader.feed(event)
     assert leader.state == before
@@ -663,7 +680,7 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> Non
     leader.stop_all(0)
     assert leader.state.phase is JobPhase.FORMING
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=2.0)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
 
 
@@ -736,7 +753,7 @@ def test_idle_members_are_cleared_in_the_next_round() -> None:
     assert not leader.actions
     report(leader, "i0", round_number=2)
     # No attempt is left, so the failure waits a moment for a loss that explains it.
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
 
 
@@ -745,7 +762,7 @@ def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
     leader.form(2)
     report(leader, "i0", round_number=1)
     report(leader, "i1", round_number=1)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
     leader.stop_all(0, 1)
     end = leader.only(EndJob)
@@ -777,14 +794,14 @@ def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
     leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)))
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert leader.only(BreakRound).kind is BreakKind.FINAL
     leader.feed(MemberLost(id="m1", reason="silent for 5 s"))
     leader.feed(MemberLost(id="m2", reason="silent for 5 s"))
     leader.feed(Stopped(id="m0", round_number=1, port=1))
     assert "waiting 60 s for them" in leader.only(Notify).text
-    assert not leader.feed(Tick(), after_s=59.0)
-    leader.feed(Tick(), after_s=1.1)
+    assert not leader.wait(59.0)
+    leader.wait(1.1)
     assert not leader.only(EndJob).succeeded
 
 
@@ -793,7 +810,7 @@ def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
     leader = Leader(rules(1, 4))
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     rival = RecoveredRound(
         round_number=1,
         leader_id="m2",
@@ -806,11 +823,11 @@ def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
     leader.feed(Joined(member=member(2, recovery_state=RecoveryState(round_number=1, quorum_rounds=(rival,)))))
     for member_id in ("m0", "m1"):
         leader.feed(RoundAcknowledged(id=member_id, round_number=1))
-    leader.feed(Tick(), after_s=0.25)
+    leader.wait(0.25)
     assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
-    assert not leader.feed(Tick(), after_s=3.8)
-    leader.feed(Tick(), after_s=0.3)
+    assert not leader.wait(3.8)
+    leader.wait(0.3)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
 
 
@@ -818,7 +835,7 @@ def test_takeover_recovers_round_attempt_and_budget() -> None:
     leader = Leader(rules(1, 3, max_restarts=3), takeover=True)
     leader.feed(Joined(member=replace(member(1, recovery_state=recovery_state(1, ended=[0])), is_leader=True)))
     leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[0]))), after_s=0.1)
-    leader.feed(Tick(), after_s=0.25)
+    leader.wait(0.25)
     form = leader.only(FormRound)
     assert (form.round_number, form.attempt, form.restarts_left) == (5, 2, 1)
     assert [assignment.id for assignment in form.assignments] == ["m1", "m2"]
@@ -841,43 +858,65 @@ def test_takeover_with_a_member_of_an_unknown_leader_waits_for_that_leaders_roun
     assert not leader.feed(
         Joined(member=member(3, recovery_state=replace(carries[3], leader_id=followed))), after_s=2.0
     )
-    assert not leader.feed(Tick(), after_s=forms_after_s - 2.2)
-    leader.feed(Tick(), after_s=0.2)
+    assert not leader.wait(forms_after_s - 2.2)
+    leader.wait(0.2)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m1", "m2", "m3"]
 
 
 def test_no_round_is_formed_without_a_lease() -> None:
     leader = Leader(rules(2, 2))
-    leader.state = replace(leader.state, lacks_lease=True)
+    leader.is_lease_held = False
     leader.feed(Joined(member=member(0)))
     assert not leader.feed(Joined(member=member(1)))
-    leader.state = replace(leader.state, lacks_lease=False)
-    leader.feed(Tick())
+    assert leader.next_due_s() == pytest.approx(leader.now_s + LEASE_RETRY_S)
+    assert not leader.wait(LEASE_RETRY_S + 0.01)
+    leader.is_lease_held = True
+    leader.wait(LEASE_RETRY_S + 0.01)
     assert leader.only(FormRound).round_number == 1
+
+
+def test_a_leader_that_gets_no_lease_fails_at_the_join_timeout() -> None:
+    leader = Leader(rules(2, 2))
+    leader.is_lease_held = False
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=member(1)))
+    leader.wait(60.0)
+    assert not leader.actions
+    leader.wait(0.05)
+    assert leader.only(FailRendezvous)
+
+
+def test_an_old_timer_changes_nothing() -> None:
+    """Only the timer of this round makes a failure final."""
+    leader = Leader(rules(2, 2, max_restarts=0))
+    leader.form(2)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
+    assert not leader.feed(TimerFired(round_number=0), after_s=0.4)
+    assert leader.feed(TimerFired(round_number=1))
 
 
 def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
     leader = Leader(rules(1, 3), takeover=True)
     leader.feed(Joined(member=replace(member(2, recovery_state=recovery_state(2, ended=[0])), is_leader=True)))
-    assert not leader.feed(Tick(), after_s=30.0)
-    leader.feed(Tick(), after_s=31.0)
+    assert not leader.wait(30.0)
+    leader.wait(31.0)
     assert "are unreachable" in leader.only(FailRendezvous).reason
 
 
 def test_takeover_waits_for_missing_members_to_rejoin_or_lose_their_leases() -> None:
     leader = Leader(rules(1, 3), takeover=True)
     leader.feed(Joined(member=replace(member(1, recovery_state=recovery_state(1, ended=[0])), is_leader=True)))
-    assert not leader.feed(Tick(), after_s=4.0)
-    leader.feed(Tick(), after_s=0.5)
+    assert not leader.wait(4.0)
+    leader.wait(0.5)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m1"]
 
 
 def test_round_number_is_above_that_of_every_member() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(member=member(0)))
-    leader.feed(Tick(), after_s=3.1)
+    leader.wait(3.1)
     leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round_number=9, attempt=1))), after_s=1.0)
-    leader.feed(Tick(), after_s=0.3)
+    leader.wait(0.3)
     leader.stop_all(0)
     form = leader.only(FormRound)
     assert (form.round_number, form.attempt) == (10, 1)
@@ -917,17 +956,17 @@ def test_a_member_that_still_stops_after_every_limit_counts_as_lost() -> None:
     """Its workers were killed but cannot end (uninterruptible sleep), and its agent does not give them up."""
     leader = break_by_loss()
     leader.stop_all(0, 2)
-    assert next_due_s(leader.state, leader.now_s) == pytest.approx(leader.now_s + 30.0)  # the longest limit, a margin
-    assert not leader.feed(Tick(), after_s=29.9)
-    leader.feed(Tick(), after_s=0.2)
+    assert leader.next_due_s() == pytest.approx(leader.now_s + 30.0)  # the longest limit, a margin
+    assert not leader.wait(29.9)
+    leader.wait(0.2)
     assert leader.only(DropMembers).ids == ("m1",)
     assert "node 1 (h1) did not stop its workers in time" in leader.only(Notify).text
     assert not [action for action in leader.actions if isinstance(action, FormRound)]
-    assert not leader.feed(Tick(), after_s=4.2)  # its lease may not have ended
-    leader.feed(Tick(), after_s=0.2)
+    assert not leader.wait(4.2)  # its lease may not have ended
+    leader.wait(0.2)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
     leader.feed(Joined(member=member(1)), after_s=30.0)  # its workers have ended after all
-    leader.feed(Tick(), after_s=0.3)
+    leader.wait(0.3)
     assert leader.only(BreakRound).reason == "node 1 (h1) joined"
 
 
@@ -936,7 +975,7 @@ def test_a_member_that_gives_up_its_workers_and_leaves_is_not_waited_for() -> No
     leader.stop_all(0, 2)
     leader.feed(Leaving(id="m1", reason="cannot end process 7"), after_s=20.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.1)
-    leader.feed(Tick(), after_s=0.31)
+    leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
 
 
@@ -944,8 +983,8 @@ def test_the_leaders_own_member_is_not_dropped() -> None:
     """Its agent is this process: it leaves by itself, and the others take over."""
     leader = break_by_loss()
     leader.stop_all(1, 2)
-    assert not leader.feed(Tick(), after_s=31.0)
-    assert next_due_s(leader.state, leader.now_s) == FOREVER
+    assert not leader.wait(31.0)
+    assert leader.next_due_s() == FOREVER
     leader.stop_all(0)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
 
@@ -956,8 +995,8 @@ def test_the_join_timeout_counts_from_when_the_last_member_has_stopped() -> None
     leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
     leader.stop_all(0)
     leader.feed(MemberLost(id="m1", reason="gone"), after_s=65.0)
-    assert not leader.feed(Tick(), after_s=59.0)
-    leader.feed(Tick(), after_s=2.0)
+    assert not leader.wait(59.0)
+    leader.wait(2.0)
     assert "only 1 of at least 2 nodes" in leader.only(FailRendezvous).reason
 
 
@@ -973,8 +1012,8 @@ def test_a_leader_without_memory_forms_no_round_of_new_members() -> None:
     """The members of the last round may be training where this node cannot reach them."""
     leader = restart_leader(1, 3)
     leader.feed(Joined(member=member(1)), after_s=1.0)
-    assert not leader.feed(Tick(), after_s=30.0)
-    leader.feed(Tick(), after_s=31.0)
+    assert not leader.wait(30.0)
+    leader.wait(31.0)
     assert leader.only(FailRendezvous).reason == (
         "this node was started again and the job may continue on nodes that it cannot reach: 2 of 3 nodes joined, and "
         "none of them knew the last round, within 60 s"
@@ -990,7 +1029,7 @@ def test_a_leader_without_memory_forms_a_round_of_all_nodes() -> None:
 def test_a_leader_without_memory_forms_a_round_with_members_that_bring_the_last_one() -> None:
     leader = restart_leader(1, 4)
     leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[]))), after_s=5.0)
-    assert not leader.feed(Tick(), after_s=5.0)  # rank 2 may have taken over what is left
+    assert not leader.wait(5.0)  # rank 2 may have taken over what is left
     leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
     assert leader.only(FormRound).round_number == 5

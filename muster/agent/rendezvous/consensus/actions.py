@@ -44,6 +44,25 @@ class DropMembers:
 
 
 @record
+class CheckLease:
+    """Answer with `events.LeaseChecked`: would the leader's own workers have a lease if these were the rounds?
+
+    Members that are needed may be free to join another leader by now: then this leader would have none.
+    """
+
+    quorum_rounds: tuple[QuorumRound, ...]
+
+
+@record
+class SetTimer:
+    """Feed `events.TimerFired` at this time; it replaces the timer set before."""
+
+    round_number: int
+    due_s: float
+    """Infinity: no timer is needed."""
+
+
+@record
 class CommitRound:
     """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
 
@@ -78,4 +97,4 @@ class Notify:
 SentAction = FormRound | BreakRound | CommitRound | EndJob | FailRendezvous | Notify
 """Actions that send a message, or print a line."""
 
-Action = SentAction | DropMembers
+Action = SentAction | DropMembers | CheckLease | SetTimer

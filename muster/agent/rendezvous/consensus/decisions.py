@@ -21,19 +21,20 @@ The rules:
 - A failure that would end the job is final only after a short wait for the report of a loss that explains it.
 - The job succeeds when the workers of all members of one round have succeeded.
 
+Every wait is in the table of `waits`; a timer carries the round that it was set for. Whether the leader's own workers
+would have a lease in a new round only the leader can tell: a proposed round is formed when it has checked that.
+
 `membership` handles joins, losses and recovery state; `failures` breaks rounds; `formation` forms them and ends the
 job; `diagnosis.root_cause` finds the root cause and builds the report.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from muster.agent.rendezvous.consensus.actions import CommitRound
+from muster.agent.rendezvous.consensus.actions import CommitRound, SetTimer
 from muster.agent.rendezvous.consensus.events import (
     Event,
     Failed,
     Idle,
     Joined,
+    LeaseChecked,
     Leaving,
     MemberLost,
     Prepared,
@@ -41,12 +42,11 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Stopped,
     Succeeded,
-    Tick,
+    TimerFired,
 )
 from muster.agent.rendezvous.consensus.failures import break_for_failure, on_failed, on_idle, on_stopped
-from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end
+from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end, on_lease_checked
 from muster.agent.rendezvous.consensus.membership import (
-    batch_due_s,
     break_for_joins,
     drop_stopping,
     on_joined,
@@ -56,46 +56,63 @@ from muster.agent.rendezvous.consensus.membership import (
     on_process_ended,
 )
 from muster.agent.rendezvous.consensus.persistent import PersistentMap
-from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState
-from muster.agent.runtime.records import replace
+from muster.agent.rendezvous.consensus.state import Decision, JobPhase, JobState
+from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
+from muster.agent.runtime.records import assert_never, replace
 
 
 def decide(state: JobState, event: Event, now_s: float) -> Decision:
-    """Handle one event. Events of absent members and of old rounds change nothing.
+    """Handle one event. Events of absent members, of old rounds and of old timers change nothing.
 
-    Only a `Tick` makes a failure final or fails the rendezvous: an event already received may still explain the failure
+    Only a timer makes a failure final or fails the rendezvous: an event already received may still explain the failure
     or complete the round.
     """
-    state, actions = _HANDLERS[type(event)](state, event, now_s)
+    is_due = isinstance(event, TimerFired) and event.round_number == state.round_number
+    state, actions = _handle(state, event, now_s)
     state, broken = break_for_joins(state, now_s)
-    state, more = form_or_end(state, now_s)
-    actions = (*actions, *broken, *more)
-    if isinstance(event, Tick):
-        state, more = _check_join_timeout(state, now_s)
-        actions += more
-    return state, actions
+    state, formed = form_or_end(state, now_s)
+    state, failed = _check_join_timeout(state, now_s) if is_due else (state, ())
+    state, timer = _update_timer(state, now_s)
+    return state, (*actions, *broken, *formed, *failed, *timer)
 
 
-def next_due_s(state: JobState, now_s: float) -> float:
-    """When the leader must feed a `Tick` at the latest; infinity when nothing is due.
+def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C901  # one line for each event
+    match event:
+        case Joined():
+            return on_joined(state, event, now_s)
+        case MemberLost():
+            return on_member_lost(state, event, now_s)
+        case ProcessEnded():
+            return on_process_ended(state, event)
+        case Leaving():
+            return on_leaving(state, event, now_s)
+        case Prepared():
+            return on_prepared(state, event, now_s)
+        case RoundAcknowledged():
+            return _on_round_acknowledged(state, event)
+        case Failed():
+            return on_failed(state, event, now_s)
+        case Idle():
+            return on_idle(state, event, now_s)
+        case Succeeded():
+            return _on_succeeded(state, event)
+        case Stopped():
+            return on_stopped(state, event, now_s)
+        case LeaseChecked():
+            return on_lease_checked(state, event, now_s)
+        case TimerFired():
+            return _on_timer_fired(state, event, now_s)
+        case _:
+            assert_never(event)
 
-    The time lies in the past when an event overtook a `Tick` that is still needed. All else was decided with the event.
-    """
-    if state.phase is JobPhase.ENDING:
-        return FOREVER
-    if state.stopping:
-        return state.stop_deadline_s
-    if state.phase is JobPhase.RUNNING:
-        last_s = FOREVER if state.loss_wait_until_s is None else state.loss_wait_until_s
-        dues = [state.end_wait_until_s, batch_due_s(state) if last_s == FOREVER else FOREVER]
-    else:
-        last_s = _join_deadline_s(state)
-        dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s, state.end_wait_until_s]
-        dues.append(state.last_join_s + state.rules.last_call_s)
-    return min([last_s, *(due for due in dues if due > now_s)])
+
+def _update_timer(state: JobState, now_s: float) -> Decision:
+    """Set the leader's one timer to the next wait that ends, unless it is set to it."""
+    timer = SetTimer(round_number=state.round_number, due_s=find_next_due_s(state, now_s))
+    return (state, ()) if timer == state.timer else (replace(state, timer=timer), (timer,))
 
 
-def _on_round_acknowledged(state: JobState, event: RoundAcknowledged, _now_s: float) -> Decision:
+def _on_round_acknowledged(state: JobState, event: RoundAcknowledged) -> Decision:
     if event.round_number != state.round_number or event.id not in state.unacknowledged:
         return state, ()
     state = replace(state, unacknowledged=state.unacknowledged.without(event.id))
@@ -108,7 +125,7 @@ def _on_round_acknowledged(state: JobState, event: RoundAcknowledged, _now_s: fl
     )
 
 
-def _on_succeeded(state: JobState, event: Succeeded, _now_s: float) -> Decision:
+def _on_succeeded(state: JobState, event: Succeeded) -> Decision:
     if event.round_number == state.round_number and state.phase is JobPhase.RUNNING and event.id in state.assignments:
         # The others may have waited for this node: one that stays idle for another timeout reports it again.
         succeeded = state.succeeded.with_item(event.id)
@@ -116,8 +133,11 @@ def _on_succeeded(state: JobState, event: Succeeded, _now_s: float) -> Decision:
     return state, ()
 
 
-def _on_tick(state: JobState, _event: Tick, now_s: float) -> Decision:
+def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decision:
     """A failure that no loss has explained in time becomes final; members that stop for too long count as lost."""
+    if event.round_number != state.round_number:
+        return state, ()
+    state = replace(state, timer=None)
     if state.stopping and now_s >= state.stop_deadline_s:
         return drop_stopping(state, now_s)
     if state.phase is JobPhase.RUNNING and state.loss_wait_until_s is not None and now_s >= state.loss_wait_until_s:
@@ -127,29 +147,8 @@ def _on_tick(state: JobState, _event: Tick, now_s: float) -> Decision:
 
 def _check_join_timeout(state: JobState, now_s: float) -> Decision:
     """Fail when no round was formed within the join timeout."""
-    if state.phase is not JobPhase.FORMING or state.stopping or now_s < _join_deadline_s(state):
+    if state.phase is not JobPhase.FORMING or state.stopping or state.proposed is not None:
+        return state, ()
+    if now_s < find_join_deadline_s(state):
         return state, ()
     return fail_rendezvous(state)
-
-
-def _join_deadline_s(state: JobState) -> float:
-    """When rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
-    if state.final_reason is not None:
-        return FOREVER
-    timeout_s = state.forming_since_s + state.rules.join_timeout_s
-    return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)
-
-
-_HANDLERS: dict[type, Callable[[JobState, Any, float], Decision]] = {
-    Joined: on_joined,
-    MemberLost: on_member_lost,
-    ProcessEnded: on_process_ended,
-    Leaving: on_leaving,
-    Prepared: on_prepared,
-    RoundAcknowledged: _on_round_acknowledged,
-    Failed: on_failed,
-    Idle: on_idle,
-    Succeeded: _on_succeeded,
-    Stopped: on_stopped,
-    Tick: _on_tick,
-}

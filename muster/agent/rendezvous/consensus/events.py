@@ -95,8 +95,19 @@ class Stopped:
 
 
 @record
-class Tick:
-    """Time has passed: `next_due_s` was reached."""
+class LeaseChecked:
+    """The answer to `actions.CheckLease`."""
+
+    is_held: bool
+    """The leader's own workers have a lease in the proposed round."""
+
+
+@record
+class TimerFired:
+    """The time of `actions.SetTimer` has come."""
+
+    round_number: int
+    """Of the action."""
 
 
 Event = (
@@ -110,5 +121,6 @@ Event = (
     | Idle
     | Succeeded
     | Stopped
-    | Tick
+    | LeaseChecked
+    | TimerFired
 )

@@ -1,12 +1,14 @@
 """Forming rounds: when, and with which members; and ending the job. Pure."""
 
 from muster.agent.diagnosis.root_cause import build_report
-from muster.agent.rendezvous.consensus.actions import EndJob, FailRendezvous, FormRound, Notify
+from muster.agent.rendezvous.consensus.actions import CheckLease, EndJob, FailRendezvous, FormRound, Notify
+from muster.agent.rendezvous.consensus.events import LeaseChecked
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
 from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, list_node_indices
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState
+from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.runtime.records import replace
 
 
@@ -19,7 +21,7 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
         return state, ()
     if state.final_reason is not None:
         return _end_after_failure(state, now_s)
-    return _form_round(state) if _can_form(state, now_s) else (state, ())
+    return _propose_round(state) if _can_form(state, now_s) else (state, ())
 
 
 def _choose_members(state: JobState) -> list[MemberRecord]:
@@ -40,7 +42,7 @@ def _choose_members(state: JobState) -> list[MemberRecord]:
 
 
 def _can_form(state: JobState, now_s: float) -> bool:
-    if state.lacks_lease or now_s < state.fence_until_s or not _is_due(state, len(state.members), now_s):
+    if now_s < max(state.fence_until_s, state.lease_retry_s) or not _is_due(state, len(state.members), now_s):
         return False
     # Checking each member comes last: for most events, and for all but the last of many joins, it is too early.
     ready = _choose_members(state)
@@ -62,7 +64,8 @@ def _is_due(state: JobState, count: int, now_s: float) -> bool:
     return now_s >= state.last_join_s + rules.last_call_s and now_s >= state.announcement_wait_until_s
 
 
-def _form_round(state: JobState) -> Decision:
+def _propose_round(state: JobState) -> Decision:
+    """Assign the ranks of the next round, and ask whether the leader's own workers would have a lease in it."""
     last_round = state.quorum_rounds[-1] if state.quorum_rounds else None
     assignments = assign_ranks(_choose_members(state), last_round, state.rules.max_nodes)
     round_number = max(state.round_number, state.highest_known_round) + 1
@@ -77,18 +80,41 @@ def _form_round(state: JobState) -> Decision:
         node_indices=list_node_indices(assignments),
         connected=PersistentMap({each.id: each.group_rank for each in assignments}),
     )
+    last = state.members[assignments[-1].id]
+    form = FormRound(
+        round_number=round_number,
+        attempt=attempt,
+        restarts_left=state.rules.max_restarts - attempt,
+        world_size=assignments[-1].rank_offset + last.nproc,
+        master_port=state.members[assignments[0].id].port,
+        assignments=assignments,
+        quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
+        startup_signature=state.startup_signature,
+    )
+    return replace(state, proposed=form), (CheckLease(quorum_rounds=form.quorum_rounds),)
+
+
+def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Decision:
+    """Form the proposed round if the leader's own workers have a lease in it, else try again soon."""
+    form = state.proposed
+    state = replace(state, proposed=None)
+    if form is None:
+        return state, ()
+    if not event.is_held:
+        return replace(state, lease_retry_s=now_s + LEASE_RETRY_S), ()
+    connected = form.quorum_rounds[-1].connected
     importing = {*state.importing, *state.importing_in_round}
     state = replace(
         state,
         phase=JobPhase.RUNNING,
-        round_number=round_number,
-        attempt=attempt,
+        round_number=form.round_number,
+        attempt=form.attempt,
         has_formed_round=True,
-        quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
-        assignments=PersistentMap({each.id: each for each in assignments}),
-        importing=PersistentSet(importing.difference(quorum_round.connected)),
-        importing_in_round=PersistentSet(importing.intersection(quorum_round.connected)),
-        unacknowledged=PersistentSet(quorum_round.connected),
+        quorum_rounds=form.quorum_rounds,
+        assignments=PersistentMap({each.id: each for each in form.assignments}),
+        importing=PersistentSet(importing.difference(connected)),
+        importing_in_round=PersistentSet(importing.intersection(connected)),
+        unacknowledged=PersistentSet(connected),
         succeeded=PersistentSet(),
         failures=(),
         stacks=(),
@@ -99,17 +125,6 @@ def _form_round(state: JobState) -> Decision:
         batch_since_s=None,
         loss_wait_until_s=None,
         end_wait_until_s=FOREVER,
-    )
-    last = state.members[assignments[-1].id]
-    form = FormRound(
-        round_number=round_number,
-        attempt=attempt,
-        restarts_left=state.rules.max_restarts - attempt,
-        world_size=assignments[-1].rank_offset + last.nproc,
-        master_port=state.members[assignments[0].id].port,
-        assignments=assignments,
-        quorum_rounds=state.quorum_rounds,
-        startup_signature=state.startup_signature,
     )
     return state, (form, *_notify_spares(state))
 

@@ -12,6 +12,7 @@ from muster.agent.rendezvous.consensus.failures import break_for_loss, break_rou
 from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, RecoveredRound, build_quorum_round
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState, describe_member
+from muster.agent.rendezvous.consensus.waits import find_batch_due_s
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
 
@@ -101,23 +102,11 @@ def _remove_from_importing(state: JobState, member_id: str) -> JobState:
 
 def break_for_joins(state: JobState, now_s: float) -> Decision:
     """Break the running round for the members that joined it, when their batch is due."""
-    if state.phase is not JobPhase.RUNNING or state.loss_wait_until_s is not None or now_s < batch_due_s(state):
+    if state.phase is not JobPhase.RUNNING or state.loss_wait_until_s is not None or now_s < find_batch_due_s(state):
         return state, ()
     fresh = [describe_member(state, member) for member in _list_newcomers(state)]
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
     return break_round(replace(state, skips_last_call=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
-
-
-def batch_due_s(state: JobState) -> float:
-    """When the running round is broken for members that joined it; infinity when there are none."""
-    if state.batch_since_s is None:
-        return FOREVER
-    importing = 0 if state.importing_in_round else len(state.importing)
-    if len(state.members) - importing >= state.rules.max_nodes:
-        return state.batch_since_s  # the job is full: no other node can join
-    if importing:
-        return state.batch_since_s + state.rules.import_limit_s
-    return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
 
 
 def _add_connected(quorum_round: QuorumRound, member: MemberRecord) -> QuorumRound:
@@ -255,7 +244,7 @@ def drop_stopping(state: JobState, now_s: float) -> Decision:
     return replace(state, fence_until_s=fence_until_s), actions
 
 
-def on_process_ended(state: JobState, event: ProcessEnded, _now_s: float) -> Decision:
+def on_process_ended(state: JobState, event: ProcessEnded) -> Decision:
     """Record in the last quorum round that a lost member's process has ended."""
     assignment = state.assignments.get(event.id)
     if assignment is None or event.id in state.members or not state.quorum_rounds:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
-from muster.agent.rendezvous.consensus.actions import Action, EndJob
+from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
@@ -42,9 +42,12 @@ class JobState:
     attempt: int = 0
     startup_signature: str | None = None
     """Signature of the start-up failure that ended the attempt before this one."""
-    lacks_lease: bool = False
-    """The leader would have no lease on a new round, because members may be free to join another leader: no round is
-    formed. Set by the leader, which knows what each member has promised."""
+    proposed: FormRound | None = None
+    """The round that is formed if the leader's own workers have a lease in it."""
+    lease_retry_s: float = -FOREVER
+    """When the leader's lease is checked again."""
+    timer: SetTimer | None = None
+    """The leader's timer as last set; None: it has fired."""
     has_formed_round: bool = False
     """This leader has formed a round itself."""
     quorum_rounds: tuple[QuorumRound, ...] = ()

@@ -1,4 +1,4 @@
-"""The members connected to the leader, the nodes that claim their indices, and a leader's options."""
+"""The members connected to the leader, and a leader's options."""
 
 from collections.abc import Callable
 
@@ -86,15 +86,6 @@ class MemberConnections:
         self._by_id.clear()
         self._by_link.clear()
         self._by_index.clear()
-
-
-@record
-class IndexClaim:
-    """A node that joined with the index of a member that is still connected."""
-
-    link: Link
-    join: Join
-    since_s: float
 
 
 @record

@@ -4,15 +4,16 @@ It decides nothing about rounds itself. It adds identity and time: which member 
 silent for too long, and when the lease of its own workers ends.
 """
 
-from collections.abc import Callable
+from collections import deque
 
-from muster.agent.rendezvous.consensus.actions import DropMembers, FormRound
-from muster.agent.rendezvous.consensus.decisions import decide, next_due_s
+from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, SetTimer
+from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Event,
     Failed,
     Idle,
     Joined,
+    LeaseChecked,
     Leaving,
     MemberLost,
     Prepared,
@@ -20,18 +21,20 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Stopped,
     Succeeded,
-    Tick,
+    TimerFired,
 )
-from muster.agent.rendezvous.consensus.members import MemberRecord, find_margin_s
-from muster.agent.rendezvous.consensus.quorum import QuorumRound, find_quorum_size
+from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
+from muster.agent.rendezvous.consensus.waits import find_next_due_s
 from muster.agent.rendezvous.leader.connections import (
-    IndexClaim,
     LeaderOptions,
     MemberConnection,
     MemberConnections,
     describe_newcomer,
 )
+from muster.agent.rendezvous.leader.index_claims import IndexClaims
+from muster.agent.rendezvous.leader.lease_limit import find_lease_limit_s
+from muster.agent.rendezvous.leader.loss_detection import LossDetector
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Frame
@@ -46,16 +49,9 @@ from muster.agent.rendezvous.protocol.member_messages import (
     Started,
 )
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
+from muster.agent.rendezvous.transport.links import Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, replace
-
-PAUSE_S = 1.0
-"""Without activity for this long, this process may have been stopped."""
-RETRY_S = 0.05
-"""Delay before retrying a round that the leader's lease did not cover. Every heartbeat would be too often."""
-DUPLICATE_S = 1.5
-"""How long after an index claim the first node must send something to count as alive."""
 
 
 class Leader:
@@ -64,25 +60,22 @@ class Leader:
     def __init__(self, loop: Loop, network: Network | None, options: LeaderOptions) -> None:
         self._loop = loop
         self._clock = loop.clock
-        self._network = network
         self._options = options
         self._connections = MemberConnections()
         self._outgoing = OutgoingMessages(loop, self._connections, options)
-        self._claims: dict[str, IndexClaim] = {}
-        """By the id of the member whose index they claim."""
-        self._probes: set[Closing] = set()
-        self._due_timer: Timer | None = None
-        self._sweep_timer: Timer | None = None
-        self._retry_timer: Timer | None = None
+        self._claims = IndexClaims(loop.clock)
+        self._losses = LossDetector(loop, network, self._connections, options.silence_s, self)
+        self._timer: Timer | None = None
+        self._events: deque[Event] = deque()
+        """To be decided; the first one is being decided."""
         self._closed = False
-        self._last_active_s = loop.clock.boottime_s()
         self.state: JobState = build_initial_state(
             options.rules,
             loop.clock.now_s(),
             takeover=options.takeover,
             must_find_last_round=options.must_find_last_round,
         )
-        self._set_timer()
+        self._set_timer(SetTimer(round_number=0, due_s=find_next_due_s(self.state, loop.clock.now_s())))
 
     # -- joins ------------------------------------------------------------------------------------------------------
 
@@ -110,17 +103,13 @@ class Leader:
         if holder is None or holder.id == join.id:
             self._add_member(link, join)
         else:
-            self._start_claim(holder, link, join)
-
-    def _start_claim(self, holder: MemberConnection, link: Link, join: Join) -> None:
-        """Two nodes have one index: either the first is gone, which is not known yet, or it is a usage error."""
-        self._claims[holder.id] = IndexClaim(link=link, join=join, since_s=self._clock.boottime_s())
-        self._probe(holder, lambda: self._remove_member(holder, "its process has ended"))
+            self._claims.add(holder, link, join)
+            self._losses.probe(holder, lambda: self.record_loss(holder, "its process has ended"))
 
     def _add_member(self, link: Link, join: Join) -> None:
         old = self._connections.find(join.id)
         if old is not None:
-            self._remove_member(old, "it reconnected")
+            self.record_loss(old, "it reconnected")
         connection = MemberConnection(join, link, self._clock.boottime_s())
         self._connections.add(connection)
         link.trust()
@@ -140,7 +129,7 @@ class Leader:
         self._outgoing.send_running_round(connection, self.state)
         self._apply(Joined(member=member))
         if not connection.is_local:
-            self._start_sweep()
+            self._losses.start()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -163,12 +152,11 @@ class Leader:
         self._disconnect(link, "disconnected after an invalid message")
 
     def _handle_message(self, connection: MemberConnection, message: MemberMessage | None) -> None:
-        self._check_pause()
+        self._losses.check_pause()
         if self._connections.find_link(connection.link) is not connection:
             return  # it was silent for too long while this process was stopped, and has just been removed
         connection.received_s = self._clock.boottime_s()
-        if self._claims:
-            self._settle_claim(connection)
+        self._claims.record_message(connection)
         match message:
             case Heartbeat():
                 self._reply_to_heartbeat(connection, message)
@@ -177,7 +165,8 @@ class Leader:
             case Started():
                 self._outgoing.send_rank0_started(message.round_number, connection.id, self.state)
             case Failed() if not self.state.failures:
-                self._apply(replace(message, suspicion_s=self._compute_suspicion_s()))
+                suspicion_s = self._losses.compute_suspicion_s(self.state.assignments.__contains__)
+                self._apply(replace(message, suspicion_s=suspicion_s))
             case Failed() | Idle() | Leaving() | Prepared() | RoundAcknowledged() | Stopped() | Succeeded():
                 self._apply(message)
             case Join() | None:  # it has joined already; a message of a newer version
@@ -185,175 +174,94 @@ class Leader:
             case _:
                 assert_never(message)
 
-    def _compute_suspicion_s(self) -> float:
-        """How long until every member that may already be fenced has been removed.
-
-        Fencing kills workers, so that workers of other nodes may fail first.
-
-        A lease can end a heartbeat interval and a margin before the silence limit. A member that sent something
-        recently still holds its lease.
-        """
-        now_s, silence_s = self._clock.boottime_s(), self._options.silence_s
-        limit_s = (silence_s - find_margin_s(silence_s)) / 2
-        remote = self._connections.list_remote()
-        received_s = [connection.received_s for connection in remote if connection.id in self.state.assignments]
-        return max((at_s + silence_s - now_s for at_s in received_s if now_s - at_s >= limit_s), default=0.0)
-
     def _reply_to_heartbeat(self, connection: MemberConnection, heartbeat: Heartbeat) -> None:
         now_s = self._clock.boottime_s()
         if heartbeat.echo_s is not None:
             # At most now: no member can have received a time stamp that was not sent yet.
             connection.echoed_s = max(connection.echoed_s, min(heartbeat.echo_s, now_s))
-            if self.state.lacks_lease and self._retry_timer is None and not self._closed:
-                self._retry_timer = self._loop.call_later(RETRY_S, self._retry_round)
         last = self.state.quorum_rounds[-1] if self.state.quorum_rounds else None
         ended = (last.round_number, last.ended) if last is not None and last.ended else None
         connection.link.send(HeartbeatReply(number=heartbeat.number, at_s=now_s, ended=ended))
 
-    def _retry_round(self) -> None:
-        self._retry_timer = None
-        self._apply(Tick())
-
-    def _settle_claim(self, connection: MemberConnection) -> None:
-        claim = self._claims.get(connection.id)
-        if claim is None or self._clock.boottime_s() < claim.since_s + DUPLICATE_S:
-            return
-        del self._claims[connection.id]
-        taken = f"node rank {connection.index} is already taken by {connection.host}"
-        reason = f"{taken}: every node needs its own --node-rank"
-        claim.link.send(Rejected(reason=reason, usage=True))
-        claim.link.close()
-
     def on_closed(self, link: Link, reason: str) -> None:
         """See `LinkOwner`."""
-        self._remove_claim(link)
+        self._claims.remove(link)
         connection = self._connections.find_link(link)
         if connection is not None:
-            self._probe(connection, lambda: self._record_process_end(connection.id))
-            self._remove_member(connection, reason)
+            self._losses.record_closed(connection, reason)
 
-    def _remove_claim(self, link: Link) -> None:
-        for holder_id, claim in list(self._claims.items()):
-            if claim.link is link:
-                del self._claims[holder_id]
+    # -- losses -----------------------------------------------------------------------------------------------------
 
-    def _record_process_end(self, member_id: str) -> None:
+    def record_process_end(self, member_id: str) -> None:
+        """See `LossOwner`."""
         self._apply(ProcessEnded(id=member_id))
         self._outgoing.record_acknowledgement(member_id)
-
-    def _probe(self, connection: MemberConnection, on_ended: Callable[[], None]) -> None:
-        """Connect to a member's own port: a refused connection proves that its process has ended."""
-        if self._network is None or not connection.listen_port:
-            return
-        probes: list[Closing] = []
-
-        def on_result(refused: bool) -> None:
-            self._probes.difference_update(probes)
-            if refused and not self._closed:
-                on_ended()
-
-        probes.append(self._network.probe(connection.link.peer_host, connection.listen_port, on_result))
-        self._probes.update(probes)
 
     def _disconnect(self, link: Link, reason: str) -> None:
         """Close a link from this side. `Goodbye` tells the member that this process has not ended."""
         connection = self._connections.find_link(link)
         link.send(Goodbye(reason=reason))
         link.close()
-        self._remove_claim(link)
+        self._claims.remove(link)
         if connection is not None:
-            self._remove_member(connection, reason)
+            self.record_loss(connection, reason)
 
-    def _remove_member(self, connection: MemberConnection, reason: str) -> None:
+    def record_silence(self, connection: MemberConnection, reason: str) -> None:
+        """See `LossOwner`."""
+        self._disconnect(connection.link, reason)
+
+    def record_loss(self, connection: MemberConnection, reason: str) -> None:
+        """See `LossOwner`."""
         if not self._connections.remove(connection):
             return
         connection.link.close()
         self._apply(MemberLost(id=connection.id, reason=reason))
-        claim = self._claims.pop(connection.id, None)
+        claim = self._claims.pop(connection.id)
         if claim is not None and not self._closed:
             self.admit(claim.link, claim.join)
 
-    # -- time -------------------------------------------------------------------------------------------------------
-
-    def _start_sweep(self) -> None:
-        if self._sweep_timer is None or self._sweep_timer.cancelled:
-            self._sweep_timer = self._loop.call_later(self._options.silence_s, self._sweep_silent)
-
-    def _sweep_silent(self) -> None:
-        """Disconnect members that were silent for too long; run again when the next one could be."""
-        now_s = self._clock.boottime_s()
-        limit_s = self._options.silence_s
-        for connection in [c for c in self._connections.list_remote() if now_s - c.received_s >= limit_s]:
-            self._disconnect(connection.link, f"silent for {limit_s:g} s")
-        oldest_s = min((connection.received_s for connection in self._connections.list_remote()), default=None)
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-        if oldest_s is not None and not self._closed:
-            self._sweep_timer = self._loop.call_later(max(0.02, oldest_s + limit_s - now_s), self._sweep_silent)
-
-    def _check_pause(self) -> None:
-        """After a pause of this process or its machine, remove silent members before anything is decided."""
-        now_s = self._clock.boottime_s()
-        paused_s, self._last_active_s = now_s - self._last_active_s, now_s
-        if paused_s >= PAUSE_S:
-            self._sweep_silent()
-
-    def _on_due(self) -> None:
-        self._check_pause()
-        self._apply(Tick())
-
     def lease_until_s(self) -> float:
-        """Until when no other leader can have taken over: the lease of the leader's own workers. CLOCK_BOOTTIME.
-
-        Other members can take over without having seen this process end only with more than half of the round, and only
-        when fewer than `min` are left. That is impossible while enough members have promised to stay with this leader.
-        """
-        lease_s = self._options.silence_s - find_margin_s(self._options.silence_s)
-        # Until a round is committed, members that never received it act on earlier rounds, this leader's own included.
-        last = self.state.quorum_rounds[-1:]
-        quorum_rounds = [*(each for each in self.state.quorum_rounds[:-1] if each.has_missing()), *last]
-        return min((self._find_echoed_s(each) for each in quorum_rounds), default=self._clock.boottime_s()) + lease_s
-
-    def _find_echoed_s(self, quorum_round: QuorumRound) -> float:
-        """When the oldest promise was made of those that are needed to rule out a takeover."""
-        needed = find_quorum_size(quorum_round, self.state.rules.min_nodes) - (
-            self._options.own_id in quorum_round.connected
-        )
-        if needed <= 0:
-            return self._clock.boottime_s()
-        promises = sorted(
-            (r.echoed_s for r in self._connections.list_remote() if r.id in quorum_round.connected), reverse=True
-        )
-        return promises[needed - 1] if len(promises) >= needed else -FOREVER
-
-    def _set_timer(self) -> None:
-        due_s = next_due_s(self.state, self._clock.now_s())
-        if self._due_timer is not None:
-            if self._due_timer.due_s == due_s and not self._due_timer.cancelled:
-                return
-            self._due_timer.cancel()
-            self._due_timer = None
-        if due_s < FOREVER and not self._closed:
-            self._due_timer = self._loop.call_at(due_s, self._on_due)
+        """Until when no other leader can have taken over: the lease of the leader's own workers. CLOCK_BOOTTIME."""
+        return find_lease_limit_s(self.state.quorum_rounds, self._connections, self._options, self._clock.boottime_s())
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
         if self._closed:
             return
-        state = replace(self.state, lacks_lease=False) if self.state.lacks_lease else self.state
-        now_s = self._clock.now_s()
-        self.state, actions = decide(state, event, now_s)
-        is_formed = any(isinstance(action, FormRound) for action in actions)
-        if is_formed and self.lease_until_s() <= self._clock.boottime_s():
-            # Members that are needed may be free to join another leader by now: this leader would have no lease.
-            self.state, actions = decide(replace(state, lacks_lease=True), event, now_s)
-        self._set_timer()
-        for action in actions:
-            if isinstance(action, DropMembers):
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # an action caused this event: all actions of the event before it come first
+        while self._events:
+            self.state, actions = decide(self.state, self._events[0], self._clock.now_s())
+            for action in actions:
+                self._act(action)
+            self._events.popleft()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case CheckLease():
+                limit_s = find_lease_limit_s(
+                    action.quorum_rounds, self._connections, self._options, self._clock.boottime_s()
+                )
+                self._apply(LeaseChecked(is_held=limit_s > self._clock.boottime_s()))
+            case SetTimer():
+                self._set_timer(action)
+            case DropMembers():
                 self._drop_members(action)
-            else:
+            case _:
                 self._outgoing.send_action(action, self.state)
+
+    def _set_timer(self, timer: SetTimer) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if timer.due_s < FOREVER and not self._closed:
+            self._timer = self._loop.call_at(timer.due_s, lambda: self._on_timer(timer.round_number))
+
+    def _on_timer(self, round_number: int) -> None:
+        self._losses.check_pause()
+        self._apply(TimerFired(round_number=round_number))
 
     def _drop_members(self, drop: DropMembers) -> None:
         for member_id in drop.ids:
@@ -372,10 +280,9 @@ class Leader:
         if self._closed:
             return
         self._closed = True
-        for timer in (self._due_timer, self._sweep_timer, self._retry_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._losses.close()
         self._outgoing.close()
-        for closing in (*self._probes, *(c.link for c in self._claims.values())):
-            closing.close()
+        self._claims.close()
         self._connections.close_all()

@@ -1,0 +1,64 @@
+"""Everything that the leader waits for, and for how long. F: while it forms a round, R: while one runs, E: at the end.
+
+| it waits for | | limit | what follows then |
+| --- | --- | --- | --- |
+| members to join | F | `join_timeout_s` since the last round ended; `late_join_grace_s` after a join | exit 69 |
+| more members than `min` | F | `last_call_s` after the last join | a round without them |
+| an acting leader's announcement | F | `announcement_wait_s` after the start | a round, or exit 69 |
+| members of the last round to rejoin | F | `rejoin_wait_s`: until their leases have ended | a round without them |
+| a lost member's guard to kill its workers | F | `fence_s` after the loss | a round without it |
+| members to stop their workers | F | the longest `stop_limit_s` of them, and `stop_margin_s` | they count as lost |
+| a lease of its own workers | F | `LEASE_RETRY_S`, then it is checked again | a round, or exit 69 |
+| the report of a loss that explains a failure | R | `loss_wait_s` after the failure | the failure is final |
+| more nodes that join a running job | R | `batch_s` after the last join, at most `batch_limit_s` | a round with them |
+| joining nodes that import | R | `import_limit_s` after the first one is ready | a round with them |
+| unreachable members at the job's end | FR | `join_timeout_s` | the end |
+| acknowledgements of the job's end | E | `leader.outgoing.ACKNOWLEDGE_SILENCES` silence limits | all exit |
+| a member that is silent | FRE | the silence limit (`leader.loss_detection`) | it is lost |
+
+A worker that hangs ends no wait here: `--hang-timeout` is the nodes', which report it as a failure.
+"""
+
+from muster.agent.rendezvous.consensus.state import FOREVER, JobPhase, JobState
+
+LEASE_RETRY_S = 0.1
+"""How soon a round that the leader's lease did not cover is tried again: heartbeats may have extended the lease."""
+
+
+def find_next_due_s(state: JobState, now_s: float) -> float:
+    """When the next wait ends; infinity when there is none.
+
+    The time lies in the past when an event overtook a timer that is still needed. All else was decided with the event.
+    """
+    if state.phase is JobPhase.ENDING:
+        return FOREVER
+    if state.stopping:
+        return state.stop_deadline_s
+    if state.phase is JobPhase.RUNNING:
+        last_s = FOREVER if state.loss_wait_until_s is None else state.loss_wait_until_s
+        dues = [state.end_wait_until_s, find_batch_due_s(state) if last_s == FOREVER else FOREVER]
+    else:
+        last_s = find_join_deadline_s(state)
+        dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s, state.end_wait_until_s]
+        dues += [state.last_join_s + state.rules.last_call_s, state.lease_retry_s]
+    return min([last_s, *(due for due in dues if due > now_s)])
+
+
+def find_join_deadline_s(state: JobState) -> float:
+    """When rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
+    if state.final_reason is not None:
+        return FOREVER
+    timeout_s = state.forming_since_s + state.rules.join_timeout_s
+    return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)
+
+
+def find_batch_due_s(state: JobState) -> float:
+    """When the running round is broken for members that joined it; infinity when there are none."""
+    if state.batch_since_s is None:
+        return FOREVER
+    importing = 0 if state.importing_in_round else len(state.importing)
+    if len(state.members) - importing >= state.rules.max_nodes:
+        return state.batch_since_s  # the job is full: no other node can join
+    if importing:
+        return state.batch_since_s + state.rules.import_limit_s
+    return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)

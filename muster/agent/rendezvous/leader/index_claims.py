@@ -1,0 +1,63 @@
+"""Nodes that join with the index of a member that is still connected.
+
+Either that member is gone, which is not known yet, or two nodes were started with the same --node-rank. The leader
+connects to the member's own port, which ends the claim at once if the process has ended. Otherwise the claim waits: it
+succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`.
+"""
+
+from muster.agent.rendezvous.leader.connections import MemberConnection
+from muster.agent.rendezvous.protocol.leader_messages import Rejected
+from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.rendezvous.transport.links import Link
+from muster.agent.runtime.clock import Clock
+from muster.agent.runtime.records import record
+
+DUPLICATE_S = 1.5
+"""How long after a claim the first node must send something to count as alive."""
+
+
+@record
+class IndexClaim:
+    """A node that joined with the index of a member that is still connected."""
+
+    link: Link
+    join: Join
+    since_s: float
+
+
+class IndexClaims:
+    """The claims at one leader, by the id of the member whose index they claim."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._claims: dict[str, IndexClaim] = {}
+
+    def add(self, holder: MemberConnection, link: Link, join: Join) -> None:
+        """A node has joined with the index of `holder`."""
+        self._claims[holder.id] = IndexClaim(link=link, join=join, since_s=self._clock.boottime_s())
+
+    def record_message(self, holder: MemberConnection) -> None:
+        """A member has sent something: refuse a claim to its index that has waited long enough."""
+        claim = self._claims.get(holder.id)
+        if claim is None or self._clock.boottime_s() < claim.since_s + DUPLICATE_S:
+            return
+        del self._claims[holder.id]
+        taken = f"node rank {holder.index} is already taken by {holder.host}"
+        claim.link.send(Rejected(reason=f"{taken}: every node needs its own --node-rank", usage=True))
+        claim.link.close()
+
+    def pop(self, member_id: str) -> IndexClaim | None:
+        """Remove and return the claim to the index of a member that is lost."""
+        return self._claims.pop(member_id, None)
+
+    def remove(self, link: Link) -> None:
+        """Remove the claim that was made over this link."""
+        for holder_id, claim in list(self._claims.items()):
+            if claim.link is link:
+                del self._claims[holder_id]
+
+    def close(self) -> None:
+        """Close the links of all claims. Idempotent."""
+        for claim in self._claims.values():
+            claim.link.close()
+        self._claims.clear()

@@ -263,6 +263,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.node.",
         "muster.agent.diagnosis.",
         "muster.agent.runtime.fields.",
+        "muster.agent.runtime.persistent.",
         "muster.agent.runtime.records.",
         "muster.agent.round.",
         "muster.agent.config.",

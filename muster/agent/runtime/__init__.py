@@ -2,8 +2,8 @@
 
 `loop` is the one thread's selector and queue, `clock` the injected time, `signals` turns signals and children's ends
 into calls on the loop (what follows is decided in `node.decisions`), `event_log` writes one record per transition
-(`events.jsonl`, `--event-log-handler`), `ports` reserves ports, `records` defines cheap frozen records, `fields` the
-limited types of what they carry between nodes.
+(`events.jsonl`, `--event-log-handler`), `ports` reserves ports, `records` defines cheap frozen records, `persistent`
+mappings and sets whose next version costs no copy, `fields` the limited types of what records carry between nodes.
 
 Nothing here knows the rest of the agent, so everything of the agent may import from here.
 """

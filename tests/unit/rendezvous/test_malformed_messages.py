@@ -444,7 +444,7 @@ def test_a_bug_in_the_leader_surfaces(monkeypatch, place, message) -> None:
     [
         ("muster.agent.rendezvous.member.recovery.RecoveryTracker.record_round", ROUND),
         ("muster.agent.rendezvous.member.member.Member._post_break", BREAK),
-        ("muster.agent.rendezvous.member.heartbeat.Heartbeats.record_reply", REPLY),
+        ("muster.agent.rendezvous.member.lease_renewal.LeaseRenewal.record_reply", REPLY),
     ],
 )
 def test_a_bug_in_the_member_surfaces(monkeypatch, place, message) -> None:

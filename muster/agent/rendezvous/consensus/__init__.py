@@ -5,6 +5,6 @@
 
 `membership` decides what follows when a member joins or is lost, `failures` when workers fail or hang, and
 `restart_budget` whether the job may try again. `formation` forms the next round or ends the job, `rank_assignment`
-assigns ranks, `quorum` decides which side may continue or take over when members are silent. `persistent`
-holds the mapping and the set that states share without copies.
+assigns ranks, `quorum` decides which side may continue or take over when members are silent. `waits` is the table of
+everything that the leader waits for.
 """

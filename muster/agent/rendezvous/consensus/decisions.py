@@ -55,9 +55,9 @@ from muster.agent.rendezvous.consensus.membership import (
     on_prepared,
     on_process_ended,
 )
-from muster.agent.rendezvous.consensus.persistent import PersistentMap
 from muster.agent.rendezvous.consensus.state import Decision, JobPhase, JobState
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
+from muster.agent.runtime.persistent import PersistentMap
 from muster.agent.runtime.records import assert_never, replace
 
 

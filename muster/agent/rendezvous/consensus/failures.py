@@ -8,10 +8,10 @@ from muster.agent.diagnosis.report import Failure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
 from muster.agent.rendezvous.consensus.actions import Action, BreakRound
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
-from muster.agent.rendezvous.consensus.persistent import PersistentSet
 from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState, describe_member
 from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
 
 

@@ -4,11 +4,11 @@ from muster.agent.diagnosis.root_cause import build_report
 from muster.agent.rendezvous.consensus.actions import CheckLease, EndJob, FailRendezvous, FormRound, Notify
 from muster.agent.rendezvous.consensus.events import LeaseChecked
 from muster.agent.rendezvous.consensus.members import MemberRecord
-from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
 from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, list_node_indices
 from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
+from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import replace
 
 

@@ -29,8 +29,8 @@ that made the takeover possible could be counted again, and two sides could cont
 from collections.abc import Iterable
 from typing import Annotated
 
-from muster.agent.rendezvous.consensus.persistent import PersistentMap
 from muster.agent.runtime.fields import Count, GroupRank, Limit, Name, RoundNumber, Size
+from muster.agent.runtime.persistent import PersistentMap
 from muster.agent.runtime.records import record, replace
 
 INDICES_KEPT = 64

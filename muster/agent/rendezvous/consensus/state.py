@@ -10,8 +10,8 @@ from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
-from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
+from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import record
 
 FOREVER = math.inf

@@ -1,8 +1,10 @@
 """The leader: feeds messages to `consensus.decisions` as events, and sends the resulting actions to the members.
 
-`leader` notices lost members (a closed connection, silence), keeps time and calls the decisions. `connections` holds
-the members' connections, `outgoing` sends rounds, round breaks and the job's end, `announcement` announces an acting
-leader to a node 0 that returns with empty state.
+`leader` calls the decisions and acts. `loss_detection` notices lost members (a closed connection, silence). What the
+leader waits for, and for how long, is the table of `consensus.waits`. `lease_limit` computes until when no other node
+can lead. `connections` holds the members' connections, `index_claims` the nodes that claim the index of a connected
+member, `outgoing` sends rounds, round breaks and the job's end, `announcement` announces an acting leader to a node 0
+that returns with empty state.
 
 From outside, import `leader` and `announcement`; `member.server` does.
 """

@@ -1,9 +1,9 @@
 """One node's part in rendezvous, whether it leads or follows.
 
-`member` is the backend that the supervisor calls. `session` holds the connection to the leader, from the first search
-to the end of the job, and notices a lost leader; `discovery` decides which leader to join and when to attempt a
-takeover, `search` asks every known address. `server` owns the node's listening sockets, answers first messages, and
-holds the leader when this node leads. `lease` sends heartbeats and renews the fencing lease, which fires in
-`muster._guard`; `heartbeat` runs the lease that fits the current leader. `recovery` keeps what a new leader needs to
-know, `master_ports` offers the port of the store, `waiting` says why a node waits.
+`member` is the backend that the supervisor calls. `initial_role` decides whether the node leads or searches at first.
+`session` holds the connection to the leader, from the first search to the end of the job, and notices a lost leader;
+`discovery` decides which leader to join and when to attempt a takeover, `search` asks every known address. `server`
+owns the node's listening sockets, answers first messages, and holds the leader when this node leads. `lease_renewal`
+sends heartbeats and renews the fencing lease, which fires in `muster._guard`. `recovery` keeps what a new leader needs
+to know, `master_ports` offers the port of the store, `waiting` says why a node waits.
 """

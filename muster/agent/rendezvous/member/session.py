@@ -10,17 +10,17 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import find_silence_s
 from muster.agent.rendezvous.interface import Lease
 from muster.agent.rendezvous.member.discovery import NEVER, Discovery, DiscoveryOptions
-from muster.agent.rendezvous.member.heartbeat import Heartbeats
+from muster.agent.rendezvous.member.initial_role import InitialRole
+from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Target
-from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, build_server_options, find_endpoint
+from muster.agent.rendezvous.member.server import Server, build_server_options, find_endpoint
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name, read_host
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -80,7 +80,7 @@ class SessionOwner(Protocol):
 
 
 class Session:
-    """Implements `DiscoveryOwner`, and owns the link to the leader. Close it with the member."""
+    """Implements `DiscoveryOwner` and `InitialRoleOwner`, and owns the link to the leader. Close it with the member."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Session:
             job_rules=build_job_rules(config),
         )
         self._discovery = Discovery(loop, network, options, recovery, self)
-        self._heartbeats = Heartbeats(
+        self._lease_renewal = LeaseRenewal(
             loop,
             lease,
             interval_s=config.keep_alive_interval_s,
@@ -116,106 +116,46 @@ class Session:
             on_silent=self._on_silent,
             on_quorum_lost=self._on_quorum_lost,
         )
+        self._initial_role = InitialRole(config, loop, network, self.server, self)
         self._link: Link | None = None
         self._is_accepted = False
         self._join_sent_s = 0.0
         self._probe: Closing | None = None
         self._join_timer: Timer | None = None
-        self._has_reported_taken_port = False
 
     # -- start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Find the leader, or lead."""
-        if self._config.local_addr:
-            try:
-                read_host(self._config.local_addr)
-            except MalformedMessageError as error:
-                self._owner.fail(f"--local-addr {self._config.local_addr!r}: {error}", usage=True)
-                return
-        if self._network is None:
-            self.start_leading(takeover=False)
-            return
-        self._discovery.set_deadline()
-        if self._config.max_nodes > 1:
-            try:
-                self.server.open(self._listen_host())
-            except OSError as error:
-                self._owner.fail(f"cannot open a listening socket: {error}")
-                return
-        if self._config.is_host is not None:
-            self._on_locality(self._config.is_host)  # --rdzv-conf is_host overrides what the name resolves to
-        elif self._config.node_index is None:
-            self._network.check_local(find_endpoint(self._config)[0], self._on_locality)
-        else:
-            self._on_locality(self._config.node_index == 0 or self._config.listen_fd is not None)
-
-    def _listen_host(self) -> str | None:
-        """Loopback for jobs of one machine without a token, so that no other machine can reach them."""
-        loopback = is_loopback(find_endpoint(self._config)[0])
-        return "localhost" if loopback and not self._config.token else None
-
-    def _on_locality(self, local: bool) -> None:
-        """Lead when the endpoint is on this machine and still free, else search for the leader."""
-        if self._owner.has_ended:
-            return
-        if not local:
-            self._discovery.start()
-            return
-        endpoint = "{}:{}".format(*find_endpoint(self._config))
-        try:
-            self.server.open_endpoint(self._listen_host(), self._config.port, self._config.listen_fd)
-        except OSError as error:
-            if self._config.lends_endpoint:
-                self._wait_for_endpoint(endpoint, error)
-                return
-            if self._config.node_index is not None:
-                self._owner.post_notice(
-                    f"cannot listen at {endpoint} ({error.strerror or error}): joining the leader there"
-                )
-            self._discovery.start()
-            return
-        if self._listen_host() is None and not self._config.token:
-            self._owner.post_notice(
-                f"rendezvous at {endpoint} is open to the network without a MUSTER_TOKEN: any process can join this job"
-            )
-        self.start_leading(takeover=False)
-
-    def _wait_for_endpoint(self, endpoint: str, error: OSError) -> None:
-        """Retry: no other node can lead there, and the guard ends a store that this node's last agent left behind."""
-        if not self._has_reported_taken_port:
-            self._has_reported_taken_port = True
-            self._owner.post_notice(
-                f"cannot listen at {endpoint} ({error.strerror or error}): retrying until the join timeout; "
-                "every node needs its own --node-rank"
-            )
-        self._loop.call_later(ENDPOINT_RETRY_S, lambda: self._on_locality(local=True))
+        if self._network is not None:
+            self._discovery.set_deadline()
+        self._initial_role.start()
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def begin_round(self, *, alone: bool, acknowledgement: up.MemberMessage) -> None:
         """Start the lease, and stop searching: this node's workers of a new round are about to start."""
-        self._heartbeats.start_lease(alone=alone)
+        self._lease_renewal.start_lease(alone=alone)
         self.send(acknowledgement)
         self._discovery.stop()
         if self._config.lends_endpoint:
             self.server.lend_endpoint()
         elif isinstance(self._link, LocalLink) and self._network is not None:
-            self.server.claim_endpoint(self._listen_host())
+            self.server.claim_endpoint(self._initial_role.listen_host)
 
     def end_round(self) -> None:
         """Release the lease and listen at the endpoint again: no worker and no store is left."""
-        self._heartbeats.release_lease()
-        self.server.reclaim_endpoint(self._listen_host())
+        self._lease_renewal.release_lease()
+        self.server.reclaim_endpoint(self._initial_role.listen_host)
 
     def check_expiry(self) -> bool:
-        """See `Heartbeats`."""
-        return self._heartbeats.check_expiry()
+        """See `LeaseRenewal`."""
+        return self._lease_renewal.check_expiry()
 
     def stop(self) -> None:
         """Stop searching and sending heartbeats. Idempotent."""
         self._discovery.stop()
-        self._heartbeats.stop()
+        self._lease_renewal.stop()
         self._cancel_timers()
 
     def close(self) -> None:
@@ -236,9 +176,14 @@ class Session:
             self._join_timer.cancel()
             self._join_timer = None
 
-    def fail(self, reason: str) -> None:
-        """See `DiscoveryOwner`."""
-        self._owner.fail(reason)
+    @property
+    def has_ended(self) -> bool:
+        """See `InitialRoleOwner`."""
+        return self._owner.has_ended
+
+    def fail(self, reason: str, *, usage: bool = False) -> None:
+        """See `DiscoveryOwner` and `InitialRoleOwner`."""
+        self._owner.fail(reason, usage=usage)
 
     def post_notice(self, text: str) -> None:
         """See `DiscoveryOwner`."""
@@ -270,7 +215,7 @@ class Session:
             if self._link is not None:
                 self._link.close()
             self.server.stop_leading(target.host, target.port)
-        self._heartbeats.stop()
+        self._lease_renewal.stop()
         self._attach(link)
 
     def _attach(self, link: Link) -> None:
@@ -326,14 +271,14 @@ class Session:
 
     def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`. A malformed message drops the leader."""
-        if link is not self._link or self._owner.has_ended or not self._heartbeats.record_receipt():
+        if link is not self._link or self._owner.has_ended or not self._lease_renewal.record_receipt():
             return
         try:
             message = down.LEADER_MESSAGES.read(frame)
         except MalformedMessageError as error:
             self._owner.post_notice(f"the leader sent a malformed message ({error})")
             why = "it sent a malformed message"
-            self._drop_link(why, promise_until_s=self._heartbeats.promise_until_s, pause_s=MALFORMED_PAUSE_S)
+            self._drop_link(why, promise_until_s=self._lease_renewal.promise_until_s, pause_s=MALFORMED_PAUSE_S)
             return
         match message:
             case down.Welcome():
@@ -359,13 +304,13 @@ class Session:
         if not isinstance(self._link, LocalLink):
             address = self._recovery.leader_address = (self._link.peer_host, welcome.listen_port)
             self.server.leader_address = address if address[1] else None
-            self._heartbeats.follow(self._link, since_s=self._join_sent_s)
+            self._lease_renewal.follow(self._link, since_s=self._join_sent_s)
         elif self.server.leader is not None:
-            self._heartbeats.lead(self.server.leader.lease_until_s)
+            self._lease_renewal.lead(self.server.leader.lease_until_s)
         self._owner.send_prepared()
 
     def _on_heartbeat_reply(self, reply: down.HeartbeatReply) -> None:
-        self._heartbeats.record_reply(reply)
+        self._lease_renewal.record_reply(reply)
         if reply.ended is not None:
             self._recovery.record_ended(*reply.ended)
 
@@ -375,9 +320,9 @@ class Session:
         """See `LinkOwner`. Without a goodbye, either the leader's process has ended or the connection broke."""
         if link is not self._link or self._owner.has_ended:
             return
-        promise_until_s, address = self._heartbeats.promise_until_s, self._recovery.leader_address
+        promise_until_s, address = self._lease_renewal.promise_until_s, self._recovery.leader_address
         led_rounds = self._recovery.led_rounds
-        may_have_ended = self._heartbeats.is_leased_elsewhere
+        may_have_ended = self._lease_renewal.is_leased_elsewhere
         self._drop_link(reason, promise_until_s=promise_until_s if may_have_ended or self._is_accepted else -NEVER)
         if may_have_ended and self._network is not None and address is not None and address[1]:
             self._probe = self._network.probe(*address, lambda refused: self._on_probe(refused, led_rounds))
@@ -393,7 +338,7 @@ class Session:
 
     def _on_silent(self) -> None:
         self._drop_link(
-            f"no message for {find_silence_s(self._config):g} s", promise_until_s=self._heartbeats.promise_until_s
+            f"no message for {find_silence_s(self._config):g} s", promise_until_s=self._lease_renewal.promise_until_s
         )
 
     def _on_quorum_lost(self) -> None:
@@ -407,7 +352,7 @@ class Session:
         was_accepted, self._is_accepted = self._is_accepted, False
         self.server.leader_address = None
         self._discovery.promise_until_s = promise_until_s
-        self._heartbeats.stop()
+        self._lease_renewal.stop()
         self._cancel_timers()
         if self._owner.has_job_end:
             self._loop.call_later(LINGER_S, self._owner.post_job_end)
@@ -417,11 +362,12 @@ class Session:
             self._owner.post_notice(f"lost the leader ({reason}): searching for it or its successor")
         self._discovery.set_deadline()
         if pause_s:
-            self._loop.call_later(pause_s, self._start_discovery)
+            self._loop.call_later(pause_s, self.start_discovery)
         else:
-            self._start_discovery()
+            self.start_discovery()
 
-    def _start_discovery(self) -> None:
+    def start_discovery(self) -> None:
+        """See `InitialRoleOwner`. Nothing happens when a leader has been found meanwhile."""
         if not self._owner.has_ended and self._link is None:
             self._discovery.start()
 

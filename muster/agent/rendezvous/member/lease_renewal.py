@@ -1,9 +1,13 @@
-"""Heartbeats between a member and its leader, and the fencing lease that follows from them.
+"""Where the fencing lease of this node's workers is renewed. It fires in the guard: `_guard.Guard`, by `check_expiry`.
 
-The leader gives a member up when it has received nothing for the silence limit. The member counts from when it *sent*
-the last heartbeat that was answered, which is earlier than when the leader received it, and its lease ends a margin
-before the limit: by the time the leader forms a round without it, its workers are gone, even if the agent is stopped
-and only the guard runs. CLOCK_BOOTTIME throughout, so that the time a machine is suspended counts.
+`LeaseRenewal` runs the renewal that fits the current leader. With a leader elsewhere, `FollowerRenewal` sends
+heartbeats, and each answer renews the lease. The leader gives a member up when it has received nothing for the silence
+limit. The member counts from when it *sent* the last heartbeat that was answered, which is earlier than when the leader
+received it, and its lease ends a margin before the limit: by the time the leader forms a round without it, its workers
+are gone, even if the agent is stopped and only the guard runs. When this node leads, `LeaderRenewal` renews the lease
+as long as no other node can have taken over (`leader.lease_limit`).
+
+CLOCK_BOOTTIME throughout, so that the time a machine is suspended counts.
 """
 
 from collections.abc import Callable
@@ -15,8 +19,122 @@ from muster.agent.rendezvous.protocol.member_messages import Heartbeat
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop, Timer
 
+NEVER = float("inf")
 
-class FollowerLease:
+
+class LeaseRenewal:
+    """Heartbeats to a leader elsewhere, the leader's own lease, or nothing while there is no leader."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        lease: Lease | None,
+        *,
+        interval_s: float,
+        silence_s: float,
+        on_silent: Callable[[], None],
+        on_quorum_lost: Callable[[], None],
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            loop: the agent's.
+            lease: the guard's; None when there is no guard.
+            interval_s: between two heartbeats.
+            silence_s: the silence limit, after which one side takes the other for lost.
+            on_silent: called when the lease has ended because the leader elsewhere sent nothing.
+            on_quorum_lost: called when this node leads and its lease has ended: others may have taken over.
+        """
+        self._loop = loop
+        self._lease = lease
+        self._interval_s = interval_s
+        self._silence_s = silence_s
+        self._on_silent = on_silent
+        self._on_quorum_lost = on_quorum_lost
+        self._follower: FollowerRenewal | None = None
+        self._leader: LeaderRenewal | None = None
+
+    def follow(self, link: Link, since_s: float) -> None:
+        """Send heartbeats to a leader elsewhere; `since_s` is when this node sent its join, CLOCK_BOOTTIME."""
+        self._follower = FollowerRenewal(
+            self._loop,
+            link,
+            interval_s=self._interval_s,
+            silence_s=self._silence_s,
+            since_s=since_s,
+            lease=None,
+            on_silent=self._on_silent,
+        )
+
+    def lead(self, until_s: Callable[[], float]) -> None:
+        """This node leads; `until_s` returns until when no other node can."""
+        self._leader = LeaderRenewal(
+            self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_quorum_lost
+        )
+
+    @property
+    def is_leased_elsewhere(self) -> bool:
+        """True while a leader elsewhere cannot have given this member up, even if the link has closed."""
+        return self._follower is not None and not self._follower.is_expired
+
+    @property
+    def promise_until_s(self) -> float:
+        """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
+        return -NEVER if self._follower is None else self._follower.received_s + self._silence_s
+
+    def record_receipt(self) -> bool:
+        """Record that the leader sent a message. False when it comes too late: see `check_expiry`."""
+        if self._follower is None:
+            return True
+        if self.check_expiry():
+            return False  # the leader may have given this member up since it sent the message
+        self._follower.record_receipt()
+        return True
+
+    def check_expiry(self) -> bool:
+        """True when the lease ended while this process was stopped; `on_silent` or `on_quorum_lost` has been called."""
+        if self._leader is not None and self._leader.is_expired:
+            self._leader.expire()
+            return True
+        if self._follower is not None and self._follower.is_expired:
+            self._on_silent()
+            return True
+        return False
+
+    def record_reply(self, reply: HeartbeatReply) -> None:
+        """Extend the lease: the leader elsewhere has answered a heartbeat."""
+        if self._follower is not None:
+            self._follower.record_reply(reply)
+
+    def start_lease(self, *, alone: bool) -> None:
+        """Renew the lease from now on: workers are about to start. A node alone needs no fencing."""
+        if self._leader is not None:
+            if alone and self._lease is not None:
+                self._lease.release()
+            self._leader.set_lease(self._lease, active=not alone)
+        elif self._follower is not None:
+            self._follower.set_lease(self._lease)
+
+    def release_lease(self) -> None:
+        """Release the lease: no worker is left. Without this, the guard would kill the warm template when it ends."""
+        if self._leader is not None:
+            self._leader.set_lease(None, active=False)
+        if self._follower is not None:
+            self._follower.set_lease(None)
+        if self._lease is not None:
+            self._lease.release()
+
+    def stop(self) -> None:
+        """Stop heartbeats and renewals: there is no leader any more. Idempotent."""
+        if self._follower is not None:
+            self._follower.stop()
+            self._follower = None
+        if self._leader is not None:
+            self._leader.stop()
+            self._leader = None
+
+
+class FollowerRenewal:
     """Heartbeats over one link to a leader elsewhere. `stop` when the link is gone."""
 
     def __init__(
@@ -111,7 +229,7 @@ class FollowerLease:
                 timer.cancel()
 
 
-class LeaderLease:
+class LeaderRenewal:
     """The lease of the leader's own workers: renewed as long as no other node can have taken over."""
 
     def __init__(

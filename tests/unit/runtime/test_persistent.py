@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.agent.rendezvous.consensus.persistent import PersistentMap, PersistentSet
+from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 KEYS = st.integers(0, 5)
 CHANGES = st.lists(st.tuples(st.integers(0, 30), KEYS, st.one_of(st.none(), st.integers(0, 3))), max_size=40)

@@ -1,7 +1,7 @@
 """The leader's state machine: a pure function `decide(state, event, now_s) -> (state, actions)`.
 
 The leader turns every message and every lost connection into an event and sends the actions that result. The job is in
-one of three phases:
+one of three phases, each a record of `state`:
 
     FORMING --(enough members, all workers stopped, quorum)--> RUNNING --(loss, join, failure)--> FORMING ...
                                                                   |--(all members succeeded)--> ENDING
@@ -55,7 +55,7 @@ from muster.agent.rendezvous.consensus.membership import (
     on_prepared,
     on_process_ended,
 )
-from muster.agent.rendezvous.consensus.state import Decision, JobPhase, JobState
+from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, Running
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
 from muster.agent.runtime.persistent import PersistentMap
 from muster.agent.runtime.records import assert_never, replace
@@ -126,11 +126,12 @@ def _on_round_acknowledged(state: JobState, event: RoundAcknowledged) -> Decisio
 
 
 def _on_succeeded(state: JobState, event: Succeeded) -> Decision:
-    if event.round_number == state.round_number and state.phase is JobPhase.RUNNING and event.id in state.assignments:
-        # The others may have waited for this node: one that stays idle for another timeout reports it again.
-        succeeded = state.succeeded.with_item(event.id)
-        return replace(state, idle=PersistentMap(), succeeded=succeeded, batch_since_s=None), ()
-    return state, ()
+    phase = state.phase
+    if event.round_number != state.round_number or event.id not in state.assignments or not isinstance(phase, Running):
+        return state, ()
+    # The others may have waited for this node: one that stays idle for another timeout reports it again.
+    succeeded = phase.succeeded.with_item(event.id)
+    return replace(state, phase=replace(phase, idle=PersistentMap(), succeeded=succeeded, batch_since_s=None)), ()
 
 
 def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decision:
@@ -138,17 +139,24 @@ def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decisio
     if event.round_number != state.round_number:
         return state, ()
     state = replace(state, timer=None)
-    if state.stopping and now_s >= state.stop_deadline_s:
-        return drop_stopping(state, now_s)
-    if state.phase is JobPhase.RUNNING and state.loss_wait_until_s is not None and now_s >= state.loss_wait_until_s:
-        return break_for_failure(state, now_s)
-    return state, ()
+    match state.phase:
+        case Forming() as phase:
+            is_overdue = phase.stopping and now_s >= phase.stop_deadline_s
+            return drop_stopping(state, phase, now_s) if is_overdue else (state, ())
+        case Running() as phase:
+            is_final = phase.loss_wait_until_s is not None and now_s >= phase.loss_wait_until_s
+            return break_for_failure(state, now_s) if is_final else (state, ())
+        case Ending():
+            return state, ()
+        case _:
+            assert_never(state.phase)
 
 
 def _check_join_timeout(state: JobState, now_s: float) -> Decision:
     """Fail when no round was formed within the join timeout."""
-    if state.phase is not JobPhase.FORMING or state.stopping or state.proposed is not None:
+    phase = state.phase
+    if not isinstance(phase, Forming) or phase.stopping or phase.proposed is not None:
         return state, ()
-    if now_s < find_join_deadline_s(state):
+    if now_s < find_join_deadline_s(state, phase):
         return state, ()
     return fail_rendezvous(state)

@@ -6,31 +6,37 @@ from muster.agent.rendezvous.consensus.events import LeaseChecked
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
 from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, list_node_indices
-from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState
+from muster.agent.rendezvous.consensus.state import FOREVER, Decision, Ending, Forming, JobState, RoundFailures, Running
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
-from muster.agent.runtime.records import replace
+from muster.agent.runtime.records import assert_never, replace
 
 
 def form_or_end(state: JobState, now_s: float) -> Decision:
     """Form a round or end the job when the state allows it."""
-    all_succeeded = len(state.succeeded) == len(state.assignments)
-    if state.phase is JobPhase.RUNNING and state.loss_wait_until_s is None and all_succeeded:
-        return _end_after_success(state, now_s)
-    if state.phase is not JobPhase.FORMING or state.stopping:
-        return state, ()
-    if state.final_reason is not None:
-        return _end_after_failure(state, now_s)
-    return _propose_round(state) if _can_form(state, now_s) else (state, ())
+    match state.phase:
+        case Forming() as phase:
+            if phase.stopping:
+                return state, ()
+            if phase.final_reason is not None:
+                return _end_after_failure(state, phase, phase.final_reason, now_s)
+            return _propose_round(state, phase) if _can_form(state, phase, now_s) else (state, ())
+        case Running() as phase:
+            is_done = phase.loss_wait_until_s is None and len(phase.succeeded) == len(state.assignments)
+            return _end_after_success(state, phase, now_s) if is_done else (state, ())
+        case Ending():
+            return state, ()
+        case _:
+            assert_never(state.phase)
 
 
-def _choose_members(state: JobState) -> list[MemberRecord]:
+def _choose_members(state: JobState, phase: Forming) -> list[MemberRecord]:
     """The members that may get an assignment, the leader's node always among them.
 
     A job that has run before continues without new members that still import, if enough others are ready.
     """
     ready = [member for member in state.members.values() if not member.is_leaving]
-    if not state.importing or not state.skips_last_call or state.importing_in_round:
+    if not state.importing or not phase.skips_last_call or state.importing_in_round:
         return ready
     prepared = [
         member
@@ -41,35 +47,35 @@ def _choose_members(state: JobState) -> list[MemberRecord]:
     return prepared if is_enough else ready
 
 
-def _can_form(state: JobState, now_s: float) -> bool:
-    if now_s < max(state.fence_until_s, state.lease_retry_s) or not _is_due(state, len(state.members), now_s):
+def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
+    if now_s < max(state.fence_until_s, phase.lease_retry_s) or not _is_due(state, phase, len(state.members), now_s):
         return False
     # Checking each member comes last: for most events, and for all but the last of many joins, it is too early.
-    ready = _choose_members(state)
+    ready = _choose_members(state, phase)
     if state.must_find_last_round and not state.quorum_rounds and len(ready) < state.rules.max_nodes:
         return False
-    if not any(member.is_leader for member in ready) or not _is_due(state, len(ready), now_s):
+    if not any(member.is_leader for member in ready) or not _is_due(state, phase, len(ready), now_s):
         return False
     return may_form_round(state.quorum_rounds, state.rules.min_nodes)
 
 
-def _is_due(state: JobState, count: int, now_s: float) -> bool:
+def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
     rules = state.rules
     if count < rules.min_nodes or count >= rules.max_nodes:
         return count >= rules.min_nodes
     if now_s < state.rejoin_wait_until_s and any(each.has_missing() for each in state.quorum_rounds):
         return False
-    if state.skips_last_call:
+    if phase.skips_last_call:
         return True
     return now_s >= state.last_join_s + rules.last_call_s and now_s >= state.announcement_wait_until_s
 
 
-def _propose_round(state: JobState) -> Decision:
+def _propose_round(state: JobState, phase: Forming) -> Decision:
     """Assign the ranks of the next round, and ask whether the leader's own workers would have a lease in it."""
     last_round = state.quorum_rounds[-1] if state.quorum_rounds else None
-    assignments = assign_ranks(_choose_members(state), last_round, state.rules.max_nodes)
+    assignments = assign_ranks(_choose_members(state, phase), last_round, state.rules.max_nodes)
     round_number = max(state.round_number, state.highest_known_round) + 1
-    attempt = state.attempt + (1 if state.is_new_attempt else 0)
+    attempt = state.attempt + (1 if phase.is_new_attempt else 0)
     leader = next(each for each in assignments if state.members[each.id].is_leader)
     quorum_round = QuorumRound(
         round_number=round_number,
@@ -91,22 +97,22 @@ def _propose_round(state: JobState) -> Decision:
         quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
         startup_signature=state.startup_signature,
     )
-    return replace(state, proposed=form), (CheckLease(quorum_rounds=form.quorum_rounds),)
+    return replace(state, phase=replace(phase, proposed=form)), (CheckLease(quorum_rounds=form.quorum_rounds),)
 
 
 def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Decision:
     """Form the proposed round if the leader's own workers have a lease in it, else try again soon."""
-    form = state.proposed
-    state = replace(state, proposed=None)
-    if form is None:
+    phase = state.phase
+    if not isinstance(phase, Forming) or phase.proposed is None:
         return state, ()
+    form = phase.proposed
     if not event.is_held:
-        return replace(state, lease_retry_s=now_s + LEASE_RETRY_S), ()
+        return replace(state, phase=replace(phase, proposed=None, lease_retry_s=now_s + LEASE_RETRY_S)), ()
     connected = form.quorum_rounds[-1].connected
     importing = {*state.importing, *state.importing_in_round}
     state = replace(
         state,
-        phase=JobPhase.RUNNING,
+        phase=Running(),
         round_number=form.round_number,
         attempt=form.attempt,
         has_formed_round=True,
@@ -115,16 +121,7 @@ def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Deci
         importing=PersistentSet(importing.difference(connected)),
         importing_in_round=PersistentSet(importing.intersection(connected)),
         unacknowledged=PersistentSet(connected),
-        succeeded=PersistentSet(),
-        failures=(),
-        stacks=(),
-        failed_by=PersistentSet(),
-        idle=PersistentMap(),
-        is_new_attempt=False,
-        skips_last_call=False,
-        batch_since_s=None,
-        loss_wait_until_s=None,
-        end_wait_until_s=FOREVER,
+        failures=RoundFailures(),
     )
     return state, (form, *_notify_spares(state))
 
@@ -137,43 +134,45 @@ def _notify_spares(state: JobState) -> tuple[Notify, ...]:
     return (Notify(text=f"{spares} more than --nnodes allows ({state.rules.max_nodes}): waiting as {word}"),)
 
 
-def _end_after_success(state: JobState, now_s: float) -> Decision:
+def _end_after_success(state: JobState, phase: Running, now_s: float) -> Decision:
     """End the job, but wait for members that were lost after they succeeded: they may continue with another leader."""
-    if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= state.end_wait_until_s:
-        return _end_job(state, succeeded=True)
-    if state.end_wait_until_s < FOREVER:
+    if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= phase.end_wait_until_s:
+        return _end_job(state, None)
+    if phase.end_wait_until_s < FOREVER:
         return state, ()
-    return replace(state, end_wait_until_s=now_s + state.rules.join_timeout_s), ()
+    end_wait_until_s = now_s + state.rules.join_timeout_s
+    return replace(state, phase=replace(phase, end_wait_until_s=end_wait_until_s)), ()
 
 
-def _end_after_failure(state: JobState, now_s: float) -> Decision:
+def _end_after_failure(state: JobState, phase: Forming, reason: str, now_s: float) -> Decision:
     """End the job, but wait for unreachable members: they may not know that it failed, and continue."""
-    if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= state.end_wait_until_s:
-        return _end_job(state, succeeded=False)
-    if state.end_wait_until_s < FOREVER or now_s < state.rejoin_wait_until_s:
+    if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= phase.end_wait_until_s:
+        return _end_job(state, reason)
+    if phase.end_wait_until_s < FOREVER or now_s < state.rejoin_wait_until_s:
         return state, ()
     limit_s = state.rules.join_timeout_s
-    line = f"{state.final_reason}; most nodes are unreachable and may continue: waiting {limit_s:g} s for them"
-    return replace(state, end_wait_until_s=now_s + limit_s), (Notify(text=line),)
+    line = f"{reason}; most nodes are unreachable and may continue: waiting {limit_s:g} s for them"
+    return replace(state, phase=replace(phase, end_wait_until_s=now_s + limit_s)), (Notify(text=line),)
 
 
-def _end_job(state: JobState, *, succeeded: bool) -> Decision:
+def _end_job(state: JobState, final_reason: str | None) -> Decision:
+    """End the job; `final_reason` says why it failed, None that it succeeded."""
     present = [member_id for member_id in state.assignments if member_id in state.members]
     report = None
-    if not succeeded:
+    if final_reason is not None:
         report = build_report(
             state.rules.run_id,
-            state.final_reason or "",
+            final_reason,
             state.attempt,
             state.rules.max_restarts,
-            state.failures,
-            state.stacks,
+            state.failures.seen,
+            state.failures.stacks,
         )
-    job_end = EndJob(ids=(), succeeded=succeeded, report=report, printer_id=None)
+    job_end = EndJob(ids=(), succeeded=final_reason is None, report=report, printer_id=None)
     # A leader that took over only to end the job has formed no round.
     printer_id = next(iter(present or state.members), None) if report is not None else None
     end = replace(job_end, ids=tuple(state.members), printer_id=printer_id)
-    return replace(state, phase=JobPhase.ENDING, job_end=job_end), (end,)
+    return replace(state, phase=Ending(job_end=job_end)), (end,)
 
 
 def fail_rendezvous(state: JobState) -> Decision:
@@ -189,4 +188,6 @@ def fail_rendezvous(state: JobState) -> Decision:
         why = f"{missing} nodes of round {state.round_number} are unreachable and may still be running"
     else:
         why = f"only {count} of at least {rules.min_nodes} nodes were there"
-    return replace(state, phase=JobPhase.ENDING), (FailRendezvous(reason=f"{why} within {rules.join_timeout_s:g} s"),)
+    return replace(state, phase=Ending(job_end=None)), (
+        FailRendezvous(reason=f"{why} within {rules.join_timeout_s:g} s"),
+    )

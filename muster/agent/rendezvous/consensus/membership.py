@@ -11,7 +11,15 @@ from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
 from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, RecoveredRound, build_quorum_round
-from muster.agent.rendezvous.consensus.state import FOREVER, Decision, JobPhase, JobState, describe_member
+from muster.agent.rendezvous.consensus.state import (
+    FOREVER,
+    Decision,
+    Ending,
+    Forming,
+    JobState,
+    Running,
+    describe_member,
+)
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
@@ -22,8 +30,9 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     recovered = event.member.recovery_state
     recovered = replace(recovered, attempt=min(recovered.attempt, state.rules.max_restarts))  # there are no more
     member = replace(event.member, join_order=state.join_count, recovery_state=recovered)
-    if state.phase is JobPhase.ENDING and state.job_end is not None:
-        return state, (replace(state.job_end, ids=(member.id,)),)
+    if isinstance(state.phase, Ending):
+        job_end = state.phase.job_end
+        return state, () if job_end is None else (replace(job_end, ids=(member.id,)),)
     is_first_to_import = not member.is_prepared and not state.importing
     state = _remove_from_importing(state, member.id)
     quorum_rounds = tuple(_add_connected(each, member) for each in state.quorum_rounds)
@@ -62,21 +71,24 @@ def on_prepared(state: JobState, event: Prepared, now_s: float) -> Decision:
 
 def _accepts_joins(state: JobState) -> bool:
     """True when a round runs to which a node can be added."""
-    return state.phase is JobPhase.RUNNING and not state.succeeded and len(state.assignments) < state.rules.max_nodes
+    is_open = isinstance(state.phase, Running) and not state.phase.succeeded
+    return is_open and len(state.assignments) < state.rules.max_nodes
 
 
 def _start_batch(state: JobState, now_s: float) -> JobState:
     """Record since when a member is ready to join the running job in a new round."""
-    if state.batch_since_s is not None or not _accepts_joins(state):
+    phase = state.phase
+    if not isinstance(phase, Running) or phase.batch_since_s is not None or not _accepts_joins(state):
         return state
-    return replace(state, batch_since_s=now_s)
+    return replace(state, phase=replace(phase, batch_since_s=now_s))
 
 
 def _clear_batch(state: JobState) -> JobState:
     """Clear the batch when no member is left that is ready to join."""
-    if state.batch_since_s is None or _list_newcomers(state):
+    phase = state.phase
+    if not isinstance(phase, Running) or phase.batch_since_s is None or _list_newcomers(state):
         return state
-    return replace(state, batch_since_s=None)
+    return replace(state, phase=replace(phase, batch_since_s=None))
 
 
 def _list_newcomers(state: JobState) -> list[MemberRecord]:
@@ -102,11 +114,12 @@ def _remove_from_importing(state: JobState, member_id: str) -> JobState:
 
 def break_for_joins(state: JobState, now_s: float) -> Decision:
     """Break the running round for the members that joined it, when their batch is due."""
-    if state.phase is not JobPhase.RUNNING or state.loss_wait_until_s is not None or now_s < find_batch_due_s(state):
+    phase = state.phase
+    if not isinstance(phase, Running) or phase.loss_wait_until_s is not None or now_s < find_batch_due_s(state, phase):
         return state, ()
     fresh = [describe_member(state, member) for member in _list_newcomers(state)]
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
-    return break_round(replace(state, skips_last_call=True), BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
+    return break_round(state, BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
 
 
 def _add_connected(quorum_round: QuorumRound, member: MemberRecord) -> QuorumRound:
@@ -129,12 +142,15 @@ def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: floa
         # There were two leaders: keep the higher attempt. (For the same round a member may know the next one already.)
         state = state if recovered.round_number == state.round_number else replace(state, attempt=attempt)
         return _adopt_rival_rounds(state, recovered, now_s)
+    phase = state.phase
+    if not isinstance(phase, Forming):
+        return state
     if recovered.round_number == state.round_number:
         return replace(
             state,
             attempt=attempt,
             startup_signature=state.startup_signature or recovered.startup_signature,
-            final_reason=state.final_reason or recovered.final_reason,
+            phase=replace(phase, final_reason=phase.final_reason or recovered.final_reason),
         )
     members = state.members.values()
     quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in recovered.quorum_rounds)
@@ -145,9 +161,8 @@ def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: floa
         round_number=recovered.round_number,
         attempt=recovered.attempt,
         startup_signature=recovered.startup_signature,
-        final_reason=recovered.final_reason,
+        phase=replace(phase, final_reason=recovered.final_reason, skips_last_call=True),
         quorum_rounds=quorum_rounds,
-        skips_last_call=True,
         fence_until_s=state.fence_until_s if is_complete else max(state.fence_until_s, now_s + state.rules.fence_s),
         rejoin_wait_until_s=max(state.rejoin_wait_until_s, now_s + state.rules.rejoin_wait_s),
     )
@@ -209,28 +224,31 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
         quorum_rounds=tuple(replace(each, connected=each.connected.without(event.id)) for each in state.quorum_rounds),
         unacknowledged=state.unacknowledged.without(event.id),
     )
-    if state.phase is JobPhase.FORMING and event.id in state.stopping:
-        state = replace(
-            state,
-            stopping=state.stopping.without(event.id),
-            forming_since_s=now_s,
-            fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s),
-        )
-        return refund_attempt(state, event.id, now_s), ()
-    if state.phase is not JobPhase.RUNNING or event.id not in state.assignments or event.id in state.succeeded:
+    phase = state.phase
+    if isinstance(phase, Forming) and event.id in phase.stopping:
+        phase = replace(phase, stopping=phase.stopping.without(event.id), since_s=now_s)
+        state = replace(state, phase=phase, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
+        return refund_attempt(state, phase, event.id, now_s), ()
+    if not _is_lost_from_round(state, event.id):
         return _clear_batch(state), ()
     state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     return break_for_loss(state, event.id, f"{describe_member(state, member)} was lost: {event.reason}", now_s)
 
 
-def drop_stopping(state: JobState, now_s: float) -> Decision:
+def _is_lost_from_round(state: JobState, member_id: str) -> bool:
+    """True when the running round cannot go on without this member."""
+    phase = state.phase
+    return isinstance(phase, Running) and member_id in state.assignments and member_id not in phase.succeeded
+
+
+def drop_stopping(state: JobState, phase: Forming, now_s: float) -> Decision:
     """Count members as lost whose workers should have ended by now. The kernel may not be able to end them.
 
     Such workers have been killed and never run again, but a member that cannot be trusted to have killed them may hold
     its lease: no round is formed before that has ended. The leader's own member stays: its node leaves by itself.
     """
-    overdue = tuple(each for each in state.stopping if not state.members[each].is_leader)
-    state = replace(state, stop_deadline_s=FOREVER)
+    overdue = tuple(each for each in phase.stopping if not state.members[each].is_leader)
+    state = replace(state, phase=replace(phase, stop_deadline_s=FOREVER))
     if not overdue:
         return state, ()
     nodes = ", ".join(describe_member(state, state.members[each]) for each in overdue[:3])
@@ -263,7 +281,7 @@ def on_leaving(state: JobState, event: Leaving, now_s: float) -> Decision:
     if member is None:
         return state, ()
     state = replace(state, members=state.members.with_item(event.id, replace(member, is_leaving=True)))
-    if state.phase is not JobPhase.RUNNING or event.id not in state.assignments or event.id in state.succeeded:
+    if not _is_lost_from_round(state, event.id):
         return _clear_batch(state), ()
     # It counts as stopping until its connection closes: only then have its workers ended.
     return break_for_loss(state, event.id, f"{describe_member(state, member)} left: {event.reason}", now_s)

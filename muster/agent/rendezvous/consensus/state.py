@@ -1,10 +1,9 @@
-"""The job as its leader knows it: one frozen record, and its initial value.
+"""The job as its leader knows it: one frozen record, one of three phases in it, and its initial value.
 
 Per-member facts are in persistent maps and sets, so that the cost of an event does not grow with the number of members.
 """
 
 import math
-from enum import Enum
 
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
@@ -17,13 +16,64 @@ from muster.agent.runtime.records import record
 FOREVER = math.inf
 
 
-class JobPhase(Enum):
-    """Where the job stands."""
+@record
+class Forming:
+    """No round runs: its members still stop, or the next one waits for members."""
 
-    FORMING = "forming"
-    """No round, or one whose members are stopping."""
-    RUNNING = "running"
-    ENDING = "ending"
+    since_s: float
+    """When the last round ended on all of its members; the join timeout counts from here."""
+    stopping: PersistentSet[str] = PersistentSet()
+    """Members whose workers must still stop before a round can be formed."""
+    stop_deadline_s: float = FOREVER
+    """When those that still stop count as lost."""
+    skips_last_call: bool = False
+    """The next round need not wait for the last call."""
+    is_new_attempt: bool = False
+    """The next round is a new attempt."""
+    final_reason: str | None = None
+    """Why the job has failed for good."""
+    proposed: FormRound | None = None
+    """The round that is formed if the leader's own workers have a lease in it."""
+    lease_retry_s: float = -FOREVER
+    """When the leader's lease is checked again."""
+    end_wait_until_s: float = FOREVER
+    """Until when the job's end waits for unreachable members: they may not know that it failed."""
+
+
+@record
+class Running:
+    """A round runs."""
+
+    succeeded: PersistentSet[str] = PersistentSet()
+    """Members whose workers all succeeded, also those that were lost afterwards."""
+    idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
+    """Members whose workers are all idle, and the failures to record if the whole job hangs."""
+    batch_since_s: float | None = None
+    """Since when a member is ready to join the running job in a new round."""
+    loss_wait_until_s: float | None = None
+    """When a failure that would end the job becomes final, unless a loss explains it before."""
+    end_wait_until_s: float = FOREVER
+    """Until when the job's end waits for members that were lost and may continue with another leader."""
+
+
+@record
+class Ending:
+    """The job has ended, or rendezvous has failed."""
+
+    job_end: EndJob | None
+    """How the job ended, for members that join late; None: rendezvous has failed."""
+
+
+@record
+class RoundFailures:
+    """The failures of the current round."""
+
+    seen: tuple[DatedFailure, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    failed_by: PersistentSet[str] = PersistentSet()
+    """Members that reported failures."""
+    loss_explains_until_s: float = -FOREVER
+    """A loss until then explains the first failure."""
 
 
 @record
@@ -31,70 +81,37 @@ class JobState:
     """All the leader knows. `build_initial_state` makes the first one."""
 
     rules: ConsensusRules
-    forming_since_s: float
-    """When the last round ended on all of its members; the join timeout counts from here."""
-    phase: JobPhase = JobPhase.FORMING
+    phase: Forming | Running | Ending
+    timer: SetTimer | None = None
+    """The leader's timer as last set; None: it has fired."""
     members: PersistentMap[str, MemberRecord] = PersistentMap()
     join_count: int = 0
+    last_join_s: float = -FOREVER
+    importing: PersistentSet[str] = PersistentSet()
+    """Members without an assignment that still import what their workers need."""
+    importing_in_round: PersistentSet[str] = PersistentSet()
+    """Members of the current round that still import what their workers need."""
     round_number: int = 0
     highest_known_round: int = 0
     """The highest round that any member knew: the next number is above it."""
     attempt: int = 0
     startup_signature: str | None = None
     """Signature of the start-up failure that ended the attempt before this one."""
-    proposed: FormRound | None = None
-    """The round that is formed if the leader's own workers have a lease in it."""
-    lease_retry_s: float = -FOREVER
-    """When the leader's lease is checked again."""
-    timer: SetTimer | None = None
-    """The leader's timer as last set; None: it has fired."""
     has_formed_round: bool = False
     """This leader has formed a round itself."""
+    must_find_last_round: bool = False
+    """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms a round only
+    with all `max` nodes, or once a member has brought the last round."""
     quorum_rounds: tuple[QuorumRound, ...] = ()
     """The last formed round, preceded by those that it has not yet replaced for all of its members."""
     assignments: PersistentMap[str, RankAssignment] = PersistentMap()
     """Of the current round; empty before the first."""
     unacknowledged: PersistentSet[str] = PersistentSet()
     """Members that have not acknowledged the current round."""
-    stopping: PersistentSet[str] = PersistentSet()
-    """Members whose workers must still stop before a round can be formed."""
-    stop_deadline_s: float = FOREVER
-    """When those that still stop count as lost."""
-    succeeded: PersistentSet[str] = PersistentSet()
-    """Members whose workers of this round all succeeded, also those that were lost afterwards."""
-    failures: tuple[DatedFailure, ...] = ()
-    stacks: tuple[Stack, ...] = ()
-    idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
-    """Members whose workers are all idle, and the failures to record if the whole job hangs."""
-    failed_by: PersistentSet[str] = PersistentSet()
-    """Members that reported failures in this round."""
-    loss_explains_until_s: float = -FOREVER
-    """A loss until then explains the round's first failure."""
-    is_new_attempt: bool = False
-    """The next round is a new attempt."""
-    final_reason: str | None = None
-    """Why the job has failed for good."""
-    skips_last_call: bool = False
-    """The next round need not wait for the last call."""
+    failures: RoundFailures = RoundFailures()
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
-    must_find_last_round: bool = False
-    """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms a round only
-    with all `max` nodes, or once a member has brought the last round."""
-    last_join_s: float = -FOREVER
-    batch_since_s: float | None = None
-    """Since when a member is ready to join the running job in a new round."""
-    importing: PersistentSet[str] = PersistentSet()
-    """Members without an assignment that still import what their workers need."""
-    importing_in_round: PersistentSet[str] = PersistentSet()
-    """Members of the current round that still import what their workers need."""
-    loss_wait_until_s: float | None = None
-    """When a failure that would end the job becomes final, unless a loss explains it before."""
-    end_wait_until_s: float = FOREVER
-    """Until when the job's end waits for members that were lost and may continue with another leader."""
-    job_end: EndJob | None = None
-    """How the job ended, for members that join late."""
 
 
 Decision = tuple[JobState, tuple[Action, ...]]
@@ -108,14 +125,13 @@ def build_initial_state(
         # The node whose end caused this takeover has a guard, too: its workers are killed within the fence time.
         return JobState(
             rules=rules,
-            forming_since_s=now_s,
-            skips_last_call=True,
+            phase=Forming(since_s=now_s, skips_last_call=True),
             fence_until_s=now_s + rules.fence_s,
             rejoin_wait_until_s=now_s + rules.rejoin_wait_s,
         )
     return JobState(
         rules=rules,
-        forming_since_s=now_s,
+        phase=Forming(since_s=now_s),
         announcement_wait_until_s=now_s + rules.announcement_wait_s,
         must_find_last_round=must_find_last_round,
     )

@@ -19,7 +19,8 @@
 A worker that hangs ends no wait here: `--hang-timeout` is the nodes', which report it as a failure.
 """
 
-from muster.agent.rendezvous.consensus.state import FOREVER, JobPhase, JobState
+from muster.agent.rendezvous.consensus.state import FOREVER, Ending, Forming, JobState, Running
+from muster.agent.runtime.records import assert_never
 
 LEASE_RETRY_S = 0.1
 """How soon a round that the leader's lease did not cover is tried again: heartbeats may have extended the lease."""
@@ -30,35 +31,38 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
 
     The time lies in the past when an event overtook a timer that is still needed. All else was decided with the event.
     """
-    if state.phase is JobPhase.ENDING:
-        return FOREVER
-    if state.stopping:
-        return state.stop_deadline_s
-    if state.phase is JobPhase.RUNNING:
-        last_s = FOREVER if state.loss_wait_until_s is None else state.loss_wait_until_s
-        dues = [state.end_wait_until_s, find_batch_due_s(state) if last_s == FOREVER else FOREVER]
-    else:
-        last_s = find_join_deadline_s(state)
-        dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s, state.end_wait_until_s]
-        dues += [state.last_join_s + state.rules.last_call_s, state.lease_retry_s]
+    match state.phase:
+        case Forming() as phase:
+            if phase.stopping:
+                return phase.stop_deadline_s
+            last_s = find_join_deadline_s(state, phase)
+            dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s]
+            dues += [phase.end_wait_until_s, phase.lease_retry_s, state.last_join_s + state.rules.last_call_s]
+        case Running() as phase:
+            last_s = FOREVER if phase.loss_wait_until_s is None else phase.loss_wait_until_s
+            dues = [phase.end_wait_until_s, find_batch_due_s(state, phase) if last_s == FOREVER else FOREVER]
+        case Ending():
+            return FOREVER
+        case _:
+            assert_never(state.phase)
     return min([last_s, *(due for due in dues if due > now_s)])
 
 
-def find_join_deadline_s(state: JobState) -> float:
+def find_join_deadline_s(state: JobState, phase: Forming) -> float:
     """When rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
-    if state.final_reason is not None:
+    if phase.final_reason is not None:
         return FOREVER
-    timeout_s = state.forming_since_s + state.rules.join_timeout_s
+    timeout_s = phase.since_s + state.rules.join_timeout_s
     return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)
 
 
-def find_batch_due_s(state: JobState) -> float:
+def find_batch_due_s(state: JobState, phase: Running) -> float:
     """When the running round is broken for members that joined it; infinity when there are none."""
-    if state.batch_since_s is None:
+    if phase.batch_since_s is None:
         return FOREVER
     importing = 0 if state.importing_in_round else len(state.importing)
     if len(state.members) - importing >= state.rules.max_nodes:
-        return state.batch_since_s  # the job is full: no other node can join
+        return phase.batch_since_s  # the job is full: no other node can join
     if importing:
-        return state.batch_since_s + state.rules.import_limit_s
-    return min(state.last_join_s + state.rules.batch_s, state.batch_since_s + state.rules.batch_limit_s)
+        return phase.batch_since_s + state.rules.import_limit_s
+    return min(state.last_join_s + state.rules.batch_s, phase.batch_since_s + state.rules.batch_limit_s)

@@ -164,7 +164,7 @@ class Leader:
                 self._outgoing.record_acknowledgement(connection.id)
             case Started():
                 self._outgoing.send_rank0_started(message.round_number, connection.id, self.state)
-            case Failed() if not self.state.failures:
+            case Failed() if not self.state.failures.seen:
                 suspicion_s = self._losses.compute_suspicion_s(self.state.assignments.__contains__)
                 self._apply(replace(message, suspicion_s=suspicion_s))
             case Failed() | Idle() | Leaving() | Prepared() | RoundAcknowledged() | Stopped() | Succeeded():

@@ -13,7 +13,7 @@ from muster.agent.rendezvous.consensus.actions import (
     SentAction,
 )
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
-from muster.agent.rendezvous.consensus.state import JobPhase, JobState
+from muster.agent.rendezvous.consensus.state import JobState, Running
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
 from muster.agent.rendezvous.protocol.leader_messages import (
     Exit,
@@ -108,14 +108,14 @@ class OutgoingMessages:
         assignment = state.assignments.get(member_id)
         if assignment is None or assignment.group_rank != 0:
             return
-        if round_number != state.round_number or state.phase is not JobPhase.RUNNING:
+        if round_number != state.round_number or not isinstance(state.phase, Running):
             return
         others = tuple(other for other in state.assignments if other != member_id)
         self._send(others, Rank0Started(round_number=round_number))
 
     def send_running_round(self, connection: MemberConnection, state: JobState) -> None:
         """Send the running round to a member that joins during it: it needs the successors to find the next leader."""
-        if self._running_round is None or state.phase is not JobPhase.RUNNING or connection.id in state.assignments:
+        if self._running_round is None or not isinstance(state.phase, Running) or connection.id in state.assignments:
             return
         connection.link.send(_build_round_summary(*self._running_round, connection.id, state))
 

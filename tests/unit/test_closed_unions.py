@@ -10,9 +10,28 @@ from pathlib import Path
 
 import muster
 
-NODE = Path(muster.__file__).parent / "agent" / "node"
-FILES = ("decisions", "round_workers", "state", "supervisor")
-TAKEN_OUT = {"decisions": "GlobalRank0Started", "round_workers": "KillWorkers", "supervisor": "LeaveJob"}
+AGENT = Path(muster.__file__).parent / "agent"
+FILES = (
+    "node/decisions",
+    "node/round_workers",
+    "node/state",
+    "node/supervisor",
+    "rendezvous/consensus/decisions",
+    "rendezvous/consensus/formation",
+    "rendezvous/consensus/waits",
+    "rendezvous/leader/leader",
+    "rendezvous/leader/outgoing",
+    "rendezvous/member/member",
+)
+TAKEN_OUT = {
+    "node/decisions": "GlobalRank0Started",
+    "node/round_workers": "KillWorkers",
+    "node/supervisor": "LeaveJob",
+    "rendezvous/consensus/decisions": "ProcessEnded",
+    "rendezvous/leader/outgoing": "CommitRound",
+    "rendezvous/leader/leader": "EndAcknowledged",
+    "rendezvous/member/member": "RoundBreak",
+}
 """By module, a case that one more copy lacks."""
 
 
@@ -33,20 +52,21 @@ def without(source: str, cases: list[tuple[int, int]]) -> str:
 def test_every_member_of_every_closed_union_needs_a_handler(tmp_path: Path) -> None:
     """Of each module a copy without any case of its matches, and of some a copy without one case."""
     expected: dict[str, int] = {}
-    for name in FILES:
-        source = (NODE / f"{name}.py").read_text()
+    for path in FILES:
+        name = path.replace("/", "_")
+        source = (AGENT / f"{path}.py").read_text()
         matches = list(find_cases(source))
         cases = [case for match in matches for case in match]
         assert cases
         (tmp_path / f"{name}_whole.py").write_text(source)
         (tmp_path / f"{name}_without_cases.py").write_text(without(source, cases))
         expected[f"{name}_without_cases"] = len(matches)
-        if name in TAKEN_OUT:
-            pattern = f"{TAKEN_OUT[name]}("
+        if path in TAKEN_OUT:
+            pattern = f"{TAKEN_OUT[path]}("
             [one] = [case for case in cases if pattern in source.splitlines()[case[0]]]
             (tmp_path / f"{name}_without_one.py").write_text(without(source, [one]))
             expected[f"{name}_without_one"] = 1
-    root = NODE.parents[2]
+    root = AGENT.parents[1]
     options = ["--config-file", str(root / "pyproject.toml"), "--cache-dir", str(root / ".mypy_cache")]
     command = [sys.executable, "-m", "mypy", *options, "--follow-imports", "silent", "--hide-error-context", "."]
     env = {**os.environ, "MYPYPATH": str(root)}
@@ -54,5 +74,6 @@ def test_every_member_of_every_closed_union_needs_a_handler(tmp_path: Path) -> N
     missed = [line for line in checked.stdout.splitlines() if '"assert_never"' in line]
     found = [line.partition(".py:")[0] for line in missed]
     assert {name: found.count(name) for name in found} == expected, checked.stdout + checked.stderr
-    for name, case in TAKEN_OUT.items():
+    for path, case in TAKEN_OUT.items():
+        name = path.replace("/", "_")
         assert [case in line for line in missed if line.startswith(f"{name}_without_one")] == [True]

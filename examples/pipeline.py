@@ -5,6 +5,7 @@ python examples/pipeline.py --scheduler kubernetes -j 2:4x8 --image registry.exa
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ LAST_LINES = 5
 def main() -> int:
     """Run one training; the exit code says whether it succeeded."""
     options = parse_options()
+    os.chdir(ROOT)  # local_cwd runs jobs in the current folder; all others send the workspace
     app = build_app(options)
     with get_runner() as runner:
         # what is printed is what runs: the same object is scheduled

@@ -1,6 +1,5 @@
 """TorchX's scheduler interface for `local_docker` and `docker`."""
 
-import json
 import logging
 import os
 import sys
@@ -8,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
@@ -34,6 +32,7 @@ from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.docker.users import build_user_id, list_user_ids
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.runner.app_codec import dump_app
@@ -251,7 +250,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                     else None
                 )
             found = read_app_for_wait(folder)
-            return None if found is None else build_describe_response(*found, error=read_error(folder.state_dir))
+            return (
+                None
+                if found is None
+                else build_describe_response(*found, error=read_error_file(folder.state_dir / LogNames.ERROR))
+            )
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -351,14 +354,6 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), _REGISTRY)
-
-
-def read_error(folder: Path) -> str | None:
-    """The app's error.json as one line; None if there is none."""
-    try:
-        return json.dumps(json.loads((folder / LogNames.ERROR).read_text()))
-    except (OSError, ValueError):
-        return None
 
 
 def _print_progress(line: str) -> None:

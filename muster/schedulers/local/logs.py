@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from muster.schedulers.lines import LineSplitter
 from muster.schedulers.local.capture import TIMES_RECORD, log_path, read_notice, times_path
 from muster.schedulers.supervision.file_watch import MAX_WAIT_S, Watch
 
@@ -53,36 +54,24 @@ def read_log(query: FileLogQuery, has_ended: Callable[[], bool], *also: Path) ->
 def _read_lines(query: FileLogQuery, has_ended: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
     with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
         _seek_since(log, query)
-        partial, last_read_s, complete, notice = bytearray(), time.monotonic(), False, b""
+        lines, last_read_s, complete, notice = LineSplitter(), time.monotonic(), False, b""
         while True:
             data = _read_until(log, query)
             if data:
-                partial += data
-                yield from _split_lines(partial, len(partial) - len(data))
+                yield from lines.feed(data)
                 last_read_s = time.monotonic()
                 continue
             if not notice and (notice := read_notice(query.folder)):
-                yield from (bytes(partial) + b"\n", notice) if partial else (notice,)
-                partial.clear()
-            if partial and (b"\r" in partial or complete or time.monotonic() - last_read_s >= PARTIAL_S):
-                yield bytes(partial)
-                partial.clear()
+                yield from (lines.take_rest() + b"\n", notice) if lines.has_rest() else (notice,)
+            waited = time.monotonic() - last_read_s >= PARTIAL_S
+            if lines.has_rest() and (lines.has_carriage_return() or complete or waited):
+                yield lines.take_rest()
             if complete:
                 return
             # Checked before the last read, so that all output up to the end is read.
             complete = not query.follow or has_ended() or _is_past(query)
             if not complete:
-                watch.wait(PARTIAL_S if partial else MAX_WAIT_S)
-
-
-def _split_lines(partial: bytearray, searched: int) -> list[bytes]:
-    """Remove and return the complete lines of `partial`; its first `searched` bytes contain no newline."""
-    cut = partial.rfind(b"\n", searched) + 1
-    if not cut:
-        return []
-    lines = bytes(partial[: cut - 1]).split(b"\n")
-    del partial[:cut]
-    return [line + b"\n" for line in lines]
+                watch.wait(PARTIAL_S if lines.has_rest() else MAX_WAIT_S)
 
 
 def _seek_since(log: BinaryIO, query: FileLogQuery) -> None:

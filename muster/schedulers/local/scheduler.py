@@ -4,7 +4,6 @@ Other shells need nothing from this process: an app's state is in its folder, an
 """
 
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError
+from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import FileLogQuery, read_log
@@ -261,7 +261,5 @@ def _read_error(folder: AppFolder, spec: AppSpec) -> str | None:
     for path in paths:
         with contextlib.suppress(OSError):
             found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found):
-        with contextlib.suppress(OSError, ValueError):
-            return json.dumps(json.loads(path.read_text()))
-    return None
+    texts = (read_error_file(path) for _, path in sorted(found))
+    return next(filter(None, texts), None)

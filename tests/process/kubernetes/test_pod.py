@@ -10,9 +10,9 @@ import pytest
 from torchx.specs import AppDef
 
 from muster.components.dist import ddp
+from muster.schedulers.failure_report import describe_report
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
 from muster.schedulers.kubernetes.live.pod_status import read_pod
-from muster.schedulers.kubernetes.live.status import describe_report
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.live.exit_reason import describe_start_failure, describe_state, ended_by_engine
 
 
@@ -57,10 +57,3 @@ def test_missing_interpreter_has_its_own_text():
     assert (
         describe_start_failure("no space\nleft", "img", "sh", runs_agent=False) == "could not be started: no space left"
     )
-
-
-def test_engine_times():
-    assert parse_time("1970-01-01T00:00:01.5Z") == 1.5
-    assert parse_time("1970-01-01T01:00:00.123456789+01:00") == pytest.approx(0.123456)
-    with pytest.raises(ValueError, match="yesterday"):
-        parse_time("yesterday")

@@ -5,10 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
 from muster.schedulers.docker.spec import Label
+from muster.schedulers.timestamps import parse_seconds
 
 OUT, ERR = 1, 2
 
@@ -56,7 +57,7 @@ class ScriptedEngine:
             if left == 0:
                 break
             began = began and not self.each_date
-            began = began or since_s is None or parse_time(time) >= since_s
+            began = began or since_s is None or parse_seconds(time) >= since_s
             if began:
                 yield stream, f"{time} {text}".encode() if timestamps else text.encode()
                 left = None if left is None else left - 1
@@ -130,7 +131,7 @@ def test_nothing_from_before_the_given_time_comes_after_a_break():
     engine = ScriptedEngine(lambda _: None)
     engine.containers = {0: ("exited", records)}
     engine.breaks = [1]
-    query = ContainerLogQuery(labels={}, since_s=parse_time(records[1][0]))
+    query = ContainerLogQuery(labels={}, since_s=parse_seconds(records[1][0]))
     lines = list(LogReader(engine, query, wait=engine.wait, has_ended=lambda: not engine.steps).lines())
     assert lines == ["e1\n", "o2\n"]
 

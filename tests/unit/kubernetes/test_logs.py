@@ -15,21 +15,21 @@ from muster.schedulers.kubernetes.live.logs import (
     Position,
     convert_to_stamp,
     format_stamp,
-    parse_stamp,
     split_stamp,
 )
+from muster.schedulers.timestamps import parse_timestamp
 
 
 def test_stamps_in_any_zone_and_precision():
-    assert parse_stamp("2026-01-01T00:00:00.5Z") == parse_stamp("2026-01-01T02:00:00.500000000+02:00")
-    assert parse_stamp("2026-01-01T00:00:00.12Z") > parse_stamp("2026-01-01T00:00:00.119999999Z")
-    assert format_stamp(parse_stamp("2026-01-01T00:00:07.9Z")) == "2026-01-01T00:00:07Z"
+    assert parse_timestamp("2026-01-01T00:00:00.5Z") == parse_timestamp("2026-01-01T02:00:00.500000000+02:00")
+    assert parse_timestamp("2026-01-01T00:00:00.12Z") > parse_timestamp("2026-01-01T00:00:00.119999999Z")
+    assert format_stamp(parse_timestamp("2026-01-01T00:00:07.9Z")) == "2026-01-01T00:00:07Z"
     zone = timezone(timedelta(hours=2))
-    assert convert_to_stamp(datetime(2026, 1, 1, 2, tzinfo=zone)) == parse_stamp("2026-01-01T00:00:00Z")
+    assert convert_to_stamp(datetime(2026, 1, 1, 2, tzinfo=zone)) == parse_timestamp("2026-01-01T00:00:00Z")
 
 
 def test_lines_keep_their_newline_and_their_spaces():
-    assert split_stamp(b"2026-01-01T00:00:00Z  a b \r\n") == (parse_stamp("2026-01-01T00:00:00Z"), b" a b \r\n")
+    assert split_stamp(b"2026-01-01T00:00:00Z  a b \r\n") == (parse_timestamp("2026-01-01T00:00:00Z"), b" a b \r\n")
     assert split_stamp(b"2026-01-01T00:00:00Z \n")[1] == b"\n"
     assert split_stamp(b"failed to open log file\n") == (None, b"failed to open log file\n")
 
@@ -44,7 +44,7 @@ def test_a_log_read_in_pieces_is_read_once(entries, breaks):
     position, got, start = Position(None), [], None
     for stop in [*sorted(breaks), len(log)]:
         since = position.resume()
-        start = parse_stamp(since)[0] if since else None
+        start = parse_timestamp(since)[0] if since else None
         for stamp, line in log[:stop]:
             if (start is None or stamp[0] >= start) and position.accept(stamp, line):
                 got.append((stamp, line))

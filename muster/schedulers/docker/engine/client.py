@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container, parse_time
+from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
 from muster.schedulers.docker.engine.sdk import (
     DEFAULT_HOST,
@@ -18,6 +18,7 @@ from muster.schedulers.docker.engine.sdk import (
     read_frames,
     translate_errors,
 )
+from muster.schedulers.timestamps import parse_seconds
 
 CALL_TIMEOUT_S: Final = 120.0
 """Longest wait for one answer; pulls and followed logs stream and have none."""
@@ -72,7 +73,7 @@ class Engine:
 
     def now_s(self) -> float:
         """The engine's own clock, in seconds since the epoch; its events carry this time."""
-        return parse_time(self.info()["SystemTime"])
+        return parse_seconds(self.info()["SystemTime"])
 
     def is_available(self) -> bool:
         """Whether an engine answers now."""

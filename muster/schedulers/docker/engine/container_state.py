@@ -1,12 +1,8 @@
 """Parses the engine's description of a container into a record: pure."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
-
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +50,3 @@ def parse_container(data: Mapping[str, Any]) -> ContainerFacts:
         gpu_ids=ids,
         memory_bytes=host.get("Memory") or 0,
     )
-
-
-def parse_time(text: str) -> float:
-    """RFC 3339 with up to nanoseconds -> seconds since the epoch (to the microsecond)."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an RFC 3339 time")
-    fraction = (match[2] or "")[:6].ljust(6, "0")
-    zone = "+00:00" if match[3] == "Z" else match[3]
-    return datetime.fromisoformat(f"{match[1]}.{fraction}{zone}").timestamp()

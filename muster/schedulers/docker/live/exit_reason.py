@@ -1,11 +1,11 @@
 """Describes why a container ended: pure, from the engine's state and the agent's report."""
 
-import json
-from typing import Any, Final
+from typing import Final
 
 from muster._contract import ExitCode
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import one_line
+from muster.schedulers.failure_report import describe_report, parse_report
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 20
 """Largest part that is read of an agent's last message or error file; the agent writes far less."""
@@ -51,22 +51,8 @@ def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
 
 def describe_message(message: bytes) -> str:
     """An agent's last message in one line: a report as JSON, or one sentence if there was no round at all."""
-    try:
-        data = json.loads(message)
-    except ValueError:
-        return one_line(message.decode(errors="replace"))
-    return describe_report(data) if isinstance(data, dict) else one_line(data)
-
-
-def describe_report(report: dict[str, Any]) -> str:
-    """The agent's report in one line: why the job ended, and what the root cause raised."""
-    failures = report.get("failures") or ()
-    first = next((f for f in failures if isinstance(f, dict) and not f.get("collateral")), None)
-    parts = [str(report.get("reason") or "")]
-    raised = first.get("exception") if first else None
-    if raised and str(raised) not in parts[0]:
-        parts.append(str(raised))
-    return one_line(": ".join(word for word in parts if word))
+    report = parse_report(message)
+    return one_line(message.decode(errors="replace")) if report is None else describe_report(report)
 
 
 def describe_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> str:

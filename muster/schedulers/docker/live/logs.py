@@ -1,14 +1,15 @@
 """Reads a replica's output, line by line, through all its containers in order."""
 
-import codecs
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
+from muster.schedulers.lines import LineSplitter
+from muster.schedulers.timestamps import parse_seconds
 
 POLL_S: Final = 0.1
 """Between two checks for the next container, or for an engine that stopped; output itself is pushed."""
@@ -146,7 +147,7 @@ class _Positions:
         latest = max((position.time for position in self._positions.values()), default="")
         if not latest:
             return since_s
-        return max(since_s or 0.0, parse_time(latest) - OVERLAP_S)
+        return max(since_s or 0.0, parse_seconds(latest) - OVERLAP_S)
 
     def accept_frame(self, stream: int, frame: bytes) -> bytes | None:
         """A frame's record without its date; None when it was returned before."""
@@ -191,31 +192,10 @@ def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
     Args:
         frames: number of the stream, and a piece of it.
     """
-    splitters: dict[int, _LineSplitter] = {}
+    splitters: dict[int, LineSplitter] = {}
     for stream, piece in frames:
-        yield from splitters.setdefault(stream, _LineSplitter()).feed(piece)
+        for line in splitters.setdefault(stream, LineSplitter()).feed(piece):
+            yield line.decode(errors="replace")
     for splitter in splitters.values():
-        yield from splitter.end()
-
-
-class _LineSplitter:
-    """Joins pieces and splits them at newlines; bytes that are not UTF-8 become replacement characters."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._rest: list[str] = []
-
-    def feed(self, piece: bytes) -> list[str]:
-        """The lines that end in this piece, with their newline."""
-        first, *more = self._decoder.decode(piece).split("\n")
-        self._rest.append(first)
-        lines = []
-        for text in more:
-            lines.append("".join(self._rest) + "\n")
-            self._rest = [text]
-        return lines
-
-    def end(self) -> list[str]:
-        """What is left: a last line without a newline, or nothing."""
-        rest = "".join(self._rest) + self._decoder.decode(b"", final=True)
-        return [rest] if rest else []
+        if rest := splitter.take_rest():
+            yield rest.decode(errors="replace")

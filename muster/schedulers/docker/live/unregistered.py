@@ -9,9 +9,10 @@ from torchx.specs import AppState, Role
 from torchx.specs.api import ReplicaStatus, RoleStatus
 
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_time
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.docker.users import list_user_ids
+from muster.schedulers.timestamps import parse_seconds
 
 _STOPPERS: Final = 32
 _WAITING: Final = ("created",)
@@ -65,8 +66,8 @@ def find_state(facts: ContainerFacts) -> AppState:
 
 def find_end_s(containers: Sequence[ContainerFacts]) -> float | None:
     """When the last container ended, by the engine's clock in seconds since the epoch; None if none has ended."""
-    ends = [parse_time(facts.finished_at) for facts in containers if facts.exit_code is not None and facts.finished_at]
-    return max(ends, default=None)
+    ended = (facts for facts in containers if facts.exit_code is not None and facts.finished_at)
+    return max((parse_seconds(facts.finished_at) for facts in ended), default=None)
 
 
 def describe_app(app_id: str, containers: Sequence[ContainerFacts], state_dir: str) -> DescribeAppResponse:

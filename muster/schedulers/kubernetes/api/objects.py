@@ -10,6 +10,7 @@ from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unre
 from muster.schedulers.kubernetes.kinds import Kind, parse_kind
 from muster.schedulers.kubernetes.labels import SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.schema import parse_version
+from muster.schedulers.lines import LineSplitter
 
 _PAGE_LIMIT: Final = 500
 
@@ -215,11 +216,10 @@ def _build_query(**items: str) -> dict[str, str]:
 
 
 def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
+    lines = LineSplitter()
     for chunk in read_chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line for line in lines if line.strip())
-    if rest.strip():
+        yield from (line for line in lines.feed(chunk) if line.strip())
+    if lines.take_rest().strip():
         raise Unreachable("the watch broke off inside an event")
 
 

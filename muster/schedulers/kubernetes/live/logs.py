@@ -17,6 +17,8 @@ from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.lines import LineSplitter
+from muster.schedulers.timestamps import Timestamp, parse_timestamp
 
 STREAM_LIMIT: Final = 50
 """Streams open at once; further readers poll."""
@@ -33,8 +35,8 @@ _NO_LOG: Final = b"unable to retrieve container logs for "
 
 _RETRY_S: Final = 0.5
 
-Stamp = tuple[int, int]
-"""(seconds since the epoch, nanoseconds) of a line, by its node's clock."""
+Stamp = Timestamp
+"""Of a line, by its node's clock."""
 
 
 class PodSource(Protocol):
@@ -246,15 +248,11 @@ def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
 
 def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Yields lines with their newline; the last one may lack it."""
-    rest: list[bytes] = []
+    lines = LineSplitter()
     for chunk in read_chunks:
-        first, *more = chunk.split(b"\n")
-        rest.append(first)
-        for line in more:
-            yield b"".join(rest) + b"\n"
-            rest = [line]
-    if any(rest):
-        yield b"".join(rest)
+        yield from lines.feed(chunk)
+    if lines.has_rest():
+        yield lines.take_rest()
 
 
 # -- times ------------------------------------------------------------------------------------------------------------
@@ -266,28 +264,9 @@ def split_stamp(raw: bytes) -> tuple[Stamp | None, bytes]:
     if not space:
         stamp, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
     try:
-        return parse_stamp(stamp.decode("ascii")), line
+        return parse_timestamp(stamp.decode("ascii")), line
     except ValueError:
         return None, raw
-
-
-def parse_stamp(text: str) -> Stamp:
-    """Parses RFC 3339 with up to nine digits of a second, in any zone.
-
-    Raises:
-        ValueError: not a time.
-    """
-    if len(text) < 20 or text[10] != "T":
-        raise ValueError(text)
-    whole, zone_and_fraction = text[:19], text[19:]
-    fraction, zone = "", zone_and_fraction
-    if zone_and_fraction.startswith("."):
-        digits = len(zone_and_fraction[1:]) - len(zone_and_fraction[1:].lstrip("0123456789"))
-        fraction, zone = zone_and_fraction[1 : 1 + digits], zone_and_fraction[1 + digits :]
-    moment = datetime.fromisoformat(whole + ("+00:00" if zone == "Z" else zone))
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return int(moment.timestamp()), int(fraction.ljust(9, "0")[:9] or 0)
 
 
 def format_stamp(stamp: Stamp) -> str:

@@ -1,11 +1,11 @@
 """Reads one pod: which node of the job it is, its phase, and the reason why it waits or ended. Pure."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes.labels import JOB_INDEX_LABEL, LABEL_COMPONENT, TASK_INDEX_LABEL, TASK_LABEL
 from muster.schedulers.kubernetes.names import CONTAINER, LEADER_TASK
 
@@ -116,14 +116,8 @@ def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_message(message: str) -> tuple[Mapping[str, Any] | None, str]:
-    if message.startswith("{"):
-        try:
-            report = json.loads(message)
-        except ValueError:
-            return None, message
-        if isinstance(report, dict) and ("failures" in report or "reason" in report):
-            return report, ""
-    return None, message.strip()
+    report = parse_report(message)
+    return (None, message.strip()) if report is None else (report, "")
 
 
 # -- why it waits -----------------------------------------------------------------------------------------------------

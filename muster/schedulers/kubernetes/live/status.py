@@ -4,17 +4,18 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
 
+from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.operations import read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
+from muster.schedulers.timestamps import parse_timestamp
 
 _VOLCANO_STATES: Final = {
     "Pending": AppState.PENDING,
@@ -194,14 +195,9 @@ def find_report(pods: Sequence[PodFact]) -> Mapping[str, Any] | None:
     return max(reports, key=lambda item: item[0])[1] if reports else None
 
 
-def describe_report(report: Mapping[str, Any]) -> str:
-    """One line, as on the job's console: it names the root cause, and says why the job was not restarted."""
-    return " ".join(str(report.get("reason") or "").split())
-
-
 def _build_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> dict[str, Any]:
     """Torch's error format, which TorchX prints, with the whole report."""
-    failure = (report.get("failures") or [{}])[0]
+    failure = find_root_cause(report)
     callstack = failure.get("traceback") or "\n".join(failure.get("stderr_tail") or ()) or describe_report(report)
     message = {
         "message": describe_report(report),
@@ -216,14 +212,14 @@ def _build_plain_error(fact: PodFact) -> dict[str, Any]:
     message = {
         "message": f"{fact.reason}: {text}" if text else fact.reason,
         "errorCode": fact.exit_code or 1,
-        "extraInfo": {"py_callstack": fact.text, "timestamp": str(_parse_seconds(fact.finished))},
+        "extraInfo": {"py_callstack": fact.text, "timestamp": str(_read_seconds(fact.finished))},
     }
     return {"message": message}
 
 
-def _parse_seconds(timestamp: str) -> int:
+def _read_seconds(timestamp: str) -> int:
     try:
-        return int(datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())
+        return parse_timestamp(timestamp)[0]
     except ValueError:
         return 0
 

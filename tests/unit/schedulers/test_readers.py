@@ -1,0 +1,73 @@
+"""What all adapters read: lines, times, and the agent's words about a failure."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.schedulers.failure_report import describe_report, find_root_cause, parse_report, read_error_file
+from muster.schedulers.lines import LineSplitter
+from muster.schedulers.timestamps import parse_seconds, parse_timestamp
+
+
+@given(pieces=st.lists(st.text(alphabet="aé\r\n", max_size=4).map(str.encode)), cut=st.integers(0, 20))
+def test_lines_do_not_depend_on_the_pieces(pieces, cut):
+    text = b"".join(pieces)
+    splitter = LineSplitter()
+    lines = [line for piece in (text[:cut], *[text[cut:][i : i + 3] for i in range(0, len(text), 3)])
+             for line in splitter.feed(piece)]  # fmt: skip
+    rest = splitter.take_rest()
+    assert lines == [line + b"\n" for line in text.split(b"\n")[:-1]]
+    assert rest == text.split(b"\n")[-1]
+    assert splitter.take_rest() == b""
+
+
+def test_a_rest_can_be_looked_at():
+    splitter = LineSplitter()
+    assert not splitter.has_rest()
+    assert splitter.feed(b"a\nb") == [b"a\n"]
+    assert (splitter.has_rest(), splitter.has_carriage_return()) == (True, False)
+    splitter.feed(b"\r")
+    assert splitter.has_carriage_return()
+    assert splitter.take_rest() == b"b\r"
+    assert not splitter.has_rest()
+
+
+def test_times():
+    assert parse_seconds("1970-01-01T00:00:01.5Z") == 1.5
+    assert parse_seconds("1970-01-01T01:00:00.123456789+01:00") == pytest.approx(0.123456)
+    assert parse_timestamp("1970-01-01T00:00:01.000000001Z") == (1, 1)
+    assert parse_timestamp("1970-01-01T00:00:01Z") == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "2026-01-01T00:00:00", "2026-01-01 00:00:00Z", "2026-13-01T00:00:00Z"]
+)  # fmt: skip
+def test_what_is_no_time(text):
+    with pytest.raises(ValueError):
+        parse_timestamp(text)
+
+
+@pytest.mark.parametrize("text", ["", "no round", "[]", "1", "{}", '{"other": 1}', "{", b"\xff"])
+def test_what_is_no_report(text):
+    assert parse_report(text) is None
+
+
+def test_the_root_cause_is_named_once():
+    collateral, cause = {"exception": "late", "collateral": True}, {"exception": "ValueError: x"}
+    report = parse_report(json.dumps({"reason": "rank 1\n failed", "failures": [collateral, cause]}))
+    assert find_root_cause(report) == cause
+    assert describe_report(report) == "rank 1 failed: ValueError: x"
+    assert describe_report(report | {"reason": "rank 1: ValueError: x"}) == "rank 1: ValueError: x"
+    assert describe_report({}) == ""
+    assert find_root_cause({"failures": ["odd"]}) == {}
+
+
+def test_error_files(tmp_path):
+    file = tmp_path / "error.json"
+    assert read_error_file(file) is None
+    file.write_text('{\n "a": 1}')
+    assert read_error_file(file) == '{"a": 1}'
+    file.write_text("{")
+    assert read_error_file(file) is None

@@ -1,8 +1,9 @@
 """Detects that this node's workers hang, from the CPU time and the bytes written in the workers' sessions.
 
-All that a process of a worker's session writes counts: to a log file, an inherited console, a pipe, a checkpoint. What
-it reads does not: a thread that polls a pipe or /proc once a second goes on reading while everything else hangs, and a
-worker that reads something useful also computes or writes.
+A step or phase that the worker reports through `muster.worker` counts. All that a process of a worker's session writes
+counts too: to a log file, an inherited console, a pipe, a checkpoint. What it reads does not: a thread that polls a
+pipe or /proc once a second goes on reading while everything else hangs, and a worker that reads something useful also
+computes or writes.
 """
 
 import contextlib
@@ -43,6 +44,8 @@ class Activity:
     """Output that the agent captured."""
     processes: Mapping[ProcessKey, Reading]
     """All processes of the worker's session; empty where there is no /proc."""
+    progress_ns: int | None = None
+    """When the worker last reported a step or phase through `muster.worker`; None: never."""
 
 
 @dataclass
@@ -115,7 +118,9 @@ class HangWatch:
         baseline = self._baselines.get(local_rank)
         if baseline is not None:
             allowed_s = _BACKGROUND_S + _BACKGROUND_SHARE * (now_s - baseline.at_s)
-            if not _has_written(baseline.activity, activity) and _count_cpu_s(baseline.activity, activity) <= allowed_s:
+            has_progress = baseline.activity.progress_ns != activity.progress_ns
+            is_silent = not has_progress and not _has_written(baseline.activity, activity)
+            if is_silent and _count_cpu_s(baseline.activity, activity) <= allowed_s:
                 return False
         self._baselines[local_rank] = _Baseline(now_s, activity)
         return True

@@ -63,6 +63,8 @@ def _format_failure(failure: Failure) -> Iterator[str]:
     yield f"  time      : {_format_time(failure.time_s)} on that host's clock"
     end = "hung, then stopped" if failure.hung else describe_end(failure)
     yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""))
+    if failure.step is not None:
+        yield f"  step      : {failure.step}" + (f" of {failure.total_steps}" if failure.total_steps else "")
     if failure.oom is not None:
         yield from _wrap("  memory    : ", describe_oom(failure.oom))
     if failure.traceback:
@@ -173,3 +175,12 @@ def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
         yield from (f"  {line}" for line in text.splitlines())
     if missing > 0:
         yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or just started"
+
+
+def format_steps(by_rank: Mapping[int, tuple[int, int | None]]) -> Iterator[str]:
+    """Format the steps that ranks have reported, by global rank: step, and total if known; equal ones on one line."""
+    groups: dict[tuple[int, int | None], list[int]] = {}
+    for rank, reported in sorted(by_rank.items()):
+        groups.setdefault(reported, []).append(rank)
+    for (step, total), ranks in groups.items():
+        yield f"{name_ranks(ranks)}: step {step}" + (f" of {total}" if total else "")

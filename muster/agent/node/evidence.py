@@ -60,7 +60,11 @@ class Evidence:
         found: list[Failure] = []
         if streams is None or not self._run_within_limit(lambda: found.append(collect(streams))):
             found = []  # the thread may still append
-        return found[0] if found else collect(streams and replace(streams, error_file=None, stack_file=None))
+        collected = found[0] if found else collect(streams and replace(streams, error_file=None, stack_file=None))
+        if self._workers.page is None:
+            return collected
+        status = self._workers.page.read_slot(local_rank)
+        return replace(collected, step=status.step, total_steps=status.total)
 
     def _run_within_limit(self, read: Callable[[], None]) -> bool:
         """Run it in another thread; False when it hangs, or an earlier one still does, or there can be no thread."""
@@ -91,13 +95,25 @@ class Evidence:
         """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""
 
         def print_them(texts: dict[int, str]) -> None:
-            from muster.agent.diagnosis.report_text import format_stacks  # only this needs it
+            from muster.agent.diagnosis.report_text import format_stacks, format_steps  # only this needs them
 
             ranked = {round.rank_offset + local_rank: text for local_rank, text in texts.items()}
             for line in format_stacks(ranked, missing=len(self._workers.live) - len(ranked)):
                 self._logs.print_line(line)
+            for line in format_steps(self._read_steps(round)):
+                self._logs.print_line(line)
 
         self.collect_stacks(print_them)
+
+    def _read_steps(self, round: Round) -> dict[int, tuple[int, int | None]]:  # noqa: A002
+        """By global rank: the last step it reported, and how many it expects."""
+        page = self._workers.page
+        slots = {worker.local_rank: page.read_slot(worker.local_rank) for worker in self._workers.live} if page else {}
+        return {
+            round.rank_offset + local_rank: (slot.step, slot.total)
+            for local_rank, slot in slots.items()
+            if slot.step is not None
+        }
 
 
 @record

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.placement.affinity import WorkerPlacement
+    from muster.agent.workers.status_page import StatusPage
 
 
 @record
@@ -59,6 +60,9 @@ class RoundWorkers:
         self._hang: HangWatch | None = None
         self._fencings = 0
         """The guard's count when the workers were started."""
+        self._page_failed = False
+        self.page: StatusPage | None = None
+        """Of this round; None: none could be made, and steps are not shown."""
         self.memory = MemoryWatch()
         """Has been reset when the workers were started."""
         self.streams: dict[int, WorkerStreams] = {}
@@ -104,6 +108,7 @@ class RoundWorkers:
         self._fencings = self._lease.count_fencings()
         self.memory.reset()
         self._watch_for_hangs(formed.number)
+        self._renew_page(formed)
         local_rank = 0
         specs: list[WorkerSpec] = []
         try:
@@ -119,10 +124,11 @@ class RoundWorkers:
     def _build_spec(self, formed: Round, local_rank: int, *, hosts_store: bool) -> WorkerSpec:
         streams = self.streams[local_rank] = self._logs.open_worker(local_rank)
         placement = self._placements[local_rank] if self._placements else None
+        env = build_worker_env(self._config, formed, local_rank, error_file=streams.error_file)
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),
-            env=build_worker_env(self._config, formed, local_rank, error_file=streams.error_file),
+            env={**env, **self.page.build_env(local_rank)} if self.page else env,
             stdout_fd=streams.stdout_fd,
             stderr_fd=streams.stderr_fd,
             cpus=placement.cpus if placement else None,
@@ -131,6 +137,23 @@ class RoundWorkers:
             store_port=formed.master_port if hosts_store else None,
             stack_file=streams.stack_file,
         )
+
+    def _renew_page(self, formed: Round) -> None:
+        """A new page for each round: workers of the last one cannot be mistaken for these."""
+        from muster.agent.workers.status_page import StatusPage  # loaded while the workers' template imports
+
+        self._close_page()
+        try:
+            self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
+        except OSError as error:
+            if not self._page_failed:
+                self._logs.print_line(f"no status page ({error}): steps of muster.worker are not shown or agreed on")
+            self._page_failed = True
+
+    def _close_page(self) -> None:
+        if self.page is not None:
+            self.page.close()
+            self.page = None
 
     def _close_child_ends(self) -> None:
         for local_rank in self.streams:
@@ -185,7 +208,9 @@ class RoundWorkers:
         processes = hang.read_sessions({worker.pid: self.streams[worker.local_rank].stack_file for worker in live})
         return {
             worker.local_rank: hang.Activity(
-                captured_bytes=self._logs.count_captured_bytes(worker.local_rank), processes=processes[worker.pid]
+                captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
+                processes=processes[worker.pid],
+                progress_ns=self.page.read_slot(worker.local_rank).changed_ns if self.page else None,
             )
             for worker in live
         }
@@ -195,3 +220,4 @@ class RoundWorkers:
         if self._hang is not None:
             self._hang.close()
         self._pool.close()
+        self._close_page()

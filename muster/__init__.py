@@ -8,7 +8,7 @@
     run           torchrun's module: what programs call of torch.distributed.run
     _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     _contract     what components, schedulers and the agent must agree on: variables, exit codes, file names
-    _processes    process trees, and the system calls that Python lacks
+    _processes    process trees, cores, and the system calls that Python lacks
 
 Components and schedulers never import the agent: they know its command. Nothing imports `elastic` and `run`.
 """

@@ -1,4 +1,4 @@
-"""Process trees and the two Linux calls the standard library lacks. Shared by the guard, the agent and local_cwd.
+"""Process trees, cores, and the two Linux calls the standard library lacks. For the guard, the agent and local_cwd.
 
 Source: prctl(2), timerfd_create(2), proc(5).
 """
@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 LINUX = sys.platform.startswith("linux")
 
@@ -169,3 +169,48 @@ def kill_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     pids = list_descendants(root, keep=keep)
     send_signal(pids, signal.SIGKILL)
     return pids
+
+
+# -- cores -------------------------------------------------------------------------------------------------------------
+
+
+def count_allowed_cores() -> int:
+    """Count the cores this process may run on, as torchrun does for `cpu`.
+
+    Source: torch/_utils.py (`cpu_count`) of torch 2.13.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def count_usable_cores(
+    *, cgroup: str | os.PathLike[str] = "/sys/fs/cgroup", count_allowed: Callable[[], int] = count_allowed_cores
+) -> int:
+    """Count the cores the workers can use together: those allowed, or fewer where a cgroup limits CPU time (a pod).
+
+    Reads cpu.max of cgroup v2 and the CFS quota of v1, as a container sees them at the mount's root.
+    """
+    allowed = count_allowed()
+    quota = _read_quota(os.fspath(cgroup))
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def _read_quota(cgroup: str) -> float | None:
+    words = _read_words(f"{cgroup}/cpu.max")
+    if not words:
+        words = _read_words(f"{cgroup}/cpu/cpu.cfs_quota_us") + _read_words(f"{cgroup}/cpu/cpu.cfs_period_us")
+    try:
+        quota, period = words
+        cores = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None  # "max", or nothing to read
+    return cores if cores > 0 else None  # v1 has -1 for no limit
+
+
+def _read_words(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().split()
+    except OSError:
+        return []

@@ -47,6 +47,35 @@ from muster.agent.__main__ import main
 sys.exit(main())
 """
 
+# In the zip, at the end of the package's own `__init__`. Where only PYTHONPATH reaches, the zip stands before installed
+# packages: there its `muster` adds an installed one of ours to itself and gives way to a foreign one. The agent itself
+# (the zip stands first) needs neither.
+_EXTENSION: Final = """
+
+def _find_installed() -> None:
+    import sys
+
+    root = __path__[0][: -len("/muster")]
+    if sys.path[:1] == [root]:
+        return
+    machinery = sys.modules["_frozen_importlib_external"]
+    spec = machinery.PathFinder.find_spec("muster", [entry for entry in sys.path if entry != root])
+    if spec is None or spec.loader is None:
+        return
+    from importlib.util import module_from_spec
+
+    others = list(spec.submodule_search_locations or ())
+    if any(machinery.PathFinder.find_spec("muster._contract", [other]) for other in others):
+        __path__.extend(others)
+        return
+    module = sys.modules["muster"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+_find_installed()
+del _find_installed
+"""
+
 
 def build_agent_bundle() -> bytes:
     """Packs the agent and what it shares with the adapters.
@@ -61,6 +90,7 @@ def build_agent_bundle() -> bytes:
         f"muster/{name}": strip_source(path.read_text()) for name, path in paths.items() if name not in _PYTHON_API
     }
     entries["__main__.py"] = _MAIN
+    entries["muster/__init__.py"] += _EXTENSION
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         for name in sorted(entries):

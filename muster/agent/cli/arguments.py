@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from muster import __version__
 from muster._contract import Env
+from muster._processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
 from muster.agent.config import AgentConfig, LogConfig, Std, StdChoice
 from muster.agent.errors import UsageError
-from muster.agent.placement.device_count import count_usable_cores, count_workers
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
 from muster.agent.workers.environment import choose_visible_device
 from muster.agent.workers.spec import Program, ProgramKind
@@ -60,12 +60,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     shutdown_timeout_s = _choose_shutdown_timeout_s(values, environ)
     stop_limit_s = shutdown_timeout_s + _read_kill_limit_s(environ)
     rendezvous = build_rendezvous_config(values, environ, host_name=host_name, stop_limit_s=stop_limit_s)
-    nproc = count_workers(
-        values.text("nproc-per-node") or "1",
-        origin=values.origin("nproc-per-node"),
-        env=environ,
-        python=environ.get("PYTHON_EXEC") or sys.executable,
-    )
+    nproc = _choose_nproc(values, environ)
     virtual_local_rank = values.switch("virtual-local-rank")
     if virtual_local_rank:
         choose_visible_device(environ, nproc - 1)
@@ -215,6 +210,16 @@ def _build_log_command(environ: Mapping[str, str]) -> str | None:
         return None
     namespace = environ.get(Env.POD_NAMESPACE)
     return f"torchx log {adapter}://torchx/{f'{namespace}:' if namespace else ''}{app_id}"
+
+
+def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
+    text = values.text("nproc-per-node") or "1"
+    if text.isdecimal() and int(text):
+        return int(text)
+    from muster.agent.placement.device_count import count_workers  # only words and mistakes need it
+
+    python = environ.get("PYTHON_EXEC") or sys.executable
+    return count_workers(text, origin=values.origin("nproc-per-node"), env=environ, python=python)
 
 
 def _find_termination_log(environ: Mapping[str, str]) -> str | None:

@@ -1,12 +1,12 @@
-"""How many workers `--nproc-per-node` means, and how many cores they share.
+"""How many workers `--nproc-per-node` means where it is a word.
 
-Source: torch/distributed/run.py (`determine_local_world_size`) and torch/_utils.py (`cpu_count`) of torch 2.13.
+Source: torch/distributed/run.py (`determine_local_world_size`) of torch 2.13.
 """
 
-import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from muster._processes import count_allowed_cores
 from muster.agent.errors import UsageError
 
 _LIMIT_S = 120.0
@@ -76,42 +76,3 @@ def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: st
         raise UsageError(f"{origin} {kind!r}: {lines[-1]}; must be a number, auto, cpu, gpu, xpu, or a device's name")
     number = int(done.stdout.split()[-1])
     return count_allowed_cores() if number < 0 else number
-
-
-def count_allowed_cores() -> int:
-    """Count the cores this process may run on, as torchrun does for `cpu`."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def count_usable_cores(
-    *, cgroup: str | os.PathLike[str] = "/sys/fs/cgroup", count_allowed: Callable[[], int] = count_allowed_cores
-) -> int:
-    """Count the cores the workers can use together: those allowed, or fewer where a cgroup limits CPU time (a pod).
-
-    Reads cpu.max of cgroup v2 and the CFS quota of v1, as a container sees them at the mount's root.
-    """
-    allowed = count_allowed()
-    quota = _read_quota(os.fspath(cgroup))
-    return allowed if quota is None else max(1, min(allowed, int(quota)))
-
-
-def _read_quota(cgroup: str) -> float | None:
-    words = _read_words(f"{cgroup}/cpu.max")
-    if not words:
-        words = _read_words(f"{cgroup}/cpu/cpu.cfs_quota_us") + _read_words(f"{cgroup}/cpu/cpu.cfs_period_us")
-    try:
-        quota, period = words
-        cores = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):
-        return None  # "max", or nothing to read
-    return cores if cores > 0 else None  # v1 has -1 for no limit
-
-
-def _read_words(path: str) -> list[str]:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().split()
-    except OSError:
-        return []

@@ -4,6 +4,7 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (`_start_w
 torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/conformance.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -52,10 +53,19 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     )
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
+    if config.program.kind is ProgramKind.COMMAND and (bundle := _find_bundle()):
+        # A command may start Python. Never beside an empty entry: that would mean the working directory.
+        env["PYTHONPATH"] = f"{env['PYTHONPATH']}{os.pathsep}{bundle}" if env.get("PYTHONPATH") else bundle
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)
     return env
+
+
+def _find_bundle() -> str | None:
+    """The zip that this agent runs from, which holds `muster.worker`; None: it runs from an installed package."""
+    archive = getattr(globals().get("__loader__"), "archive", None)
+    return None if archive is None else os.path.abspath(archive)
 
 
 def build_common_env(config: AgentConfig) -> dict[str, str]:

@@ -131,6 +131,10 @@ def main(argv: "list[str]") -> None:
     else:
         kind, error_file, signum, stack_file, crash_file, target, *args = argv
         stack_signum = int(signum)
+    if not os.path.isdir(
+        own_root
+    ):  # the bundle: `import muster.worker` finds it after all that the program's Python has
+        sys.path.append(own_root)
     run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file, record_code)
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from muster._processes import count_allowed_cores, count_usable_cores
 from muster.agent.errors import UsageError
-from muster.agent.placement.device_count import count_allowed_cores, count_usable_cores, count_workers
+from muster.agent.placement.device_count import count_workers
 
 
 def count(text: str, python: str = "/no/python") -> int:

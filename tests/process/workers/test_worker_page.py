@@ -1,0 +1,123 @@
+"""`muster.worker` in real workers: importable wherever the agent comes from, and read by the agent."""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree, run_tree
+from launchers import ONE_START
+
+from muster.schedulers.bundle import build_agent_bundle
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "workers_steps.py"
+PACKAGE = Path(__file__).parents[3] / "muster"
+STARTS = [ONE_START] if ONE_START else ["cold", "warm"]
+FLAGS = ["--standalone", "--nproc-per-node", "2"]
+
+
+def build_command(*words: str, start: str = "cold", python: tuple[str, ...] = (), agent: str = "") -> list[str]:
+    entry = [agent] if agent else ["-m", "muster.agent"]
+    preload = ["--preload", "json"] if start == "warm" else []
+    return [sys.executable, *python, *entry, *FLAGS, "--start", start, *preload, *words]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> str:
+    path = tmp_path / "muster-agent.zip"
+    path.write_bytes(build_agent_bundle())
+    return str(path)
+
+
+def expect_step(outcome: Outcome) -> None:
+    assert outcome.exit_code == 1, outcome.explain()
+    assert "step      : 7 of 10" in outcome.stderr, outcome.explain()
+    assert outcome.leftovers == ()
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("how", ["raise", "fork", "second", "killed"])
+def test_the_report_has_the_last_step_of_the_rank_and_of_no_other_process(how: str, start: str) -> None:
+    expect_step(run_tree(build_command(str(PROGRAM), how, start=start)))
+
+
+def test_a_command_reports_steps_too() -> None:
+    expect_step(run_tree(build_command("--no-python", sys.executable, str(PROGRAM), "raise")))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_stacks_on_request_come_with_the_steps(start: str) -> None:
+    with Tree(build_command("--tee", "3", str(PROGRAM), "waits", start=start)) as tree:
+        tree.wait_for_line("waiting")
+        agent = next(pid for pid in tree.children() if pid)
+        tree.send(signal.SIGUSR2, agent)
+        tree.wait_for_line("ranks 0-1: step 7 of 10", stream="stderr")
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_worker_that_only_steps_does_not_hang(start: str) -> None:
+    outcome = run_tree(build_command("--hang-timeout", "3", str(PROGRAM), "steps", start=start))
+    assert outcome.exit_code == 0, outcome.explain()
+
+
+# -- where the package comes from -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_without_muster_in_the_image_the_bundle_has_it(bundle: str, start: str) -> None:
+    outcome = run_tree(build_command(str(PROGRAM), "where", start=start, python=("-S",), agent=bundle))
+    assert outcome.stdout.count(f"muster is {bundle}/muster/__init__.py, managed True") == 2, outcome.explain()
+
+
+def test_without_muster_in_the_image_a_command_finds_it_too(bundle: str) -> None:
+    command = build_command("--no-python", sys.executable, "-S", str(PROGRAM), "where", python=("-S",), agent=bundle)
+    outcome = run_tree(command, env={**os.environ, "PYTHONPATH": ""})
+    assert outcome.stdout.count(f"muster is {bundle}/muster/__init__.py, managed True") == 2, outcome.explain()
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_another_installed_version_is_the_one_that_programs_import(tmp_path: Path, bundle: str, start: str) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(PACKAGE, site / "muster", ignore=shutil.ignore_patterns("__pycache__", "agent", "schedulers"))
+    command = build_command(str(PROGRAM), "where", start=start, python=("-S",), agent=bundle)
+    outcome = run_tree(command, env={**os.environ, "PYTHONPATH": str(site)})
+    assert outcome.stdout.count(f"muster is {site}/muster/__init__.py, managed True") == 2, outcome.explain()
+
+
+def test_a_command_gets_the_bundles_modules_and_an_installed_packages_others(tmp_path: Path, bundle: str) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(PACKAGE, site / "muster", ignore=shutil.ignore_patterns("__pycache__", "agent", "schedulers"))
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import muster.worker, muster.components; print(muster.worker.__file__, muster.components.__file__)"
+    )
+    code = f"import sys; sys.path.append({str(site)!r}); import runpy; runpy.run_path({str(script)!r})"
+    command = build_command("--no-python", sys.executable, "-S", "-c", code, python=("-S",), agent=bundle)
+    outcome = run_tree(command, cwd=tmp_path)
+    assert outcome.stdout.count(f"{bundle}/muster/worker.py {site}/muster/components/__init__.py") == 2, (
+        outcome.explain()
+    )
+
+
+@pytest.mark.parametrize("reach", ["script", "command"])
+def test_a_foreign_package_of_that_name_is_the_programs(tmp_path: Path, bundle: str, reach: str) -> None:
+    foreign = tmp_path / "site" / "muster"
+    foreign.mkdir(parents=True)
+    (foreign / "__init__.py").write_text("FOREIGN = 'yes'\n")
+    (foreign / "part.py").write_text("PART = 'of it'\n")
+    script = tmp_path / "main.py"
+    script.write_text(
+        f"import sys; sys.path.append({str(foreign.parent)!r})\n"
+        "import muster, muster.part; sys.stdout.write(f'foreign {muster.FOREIGN} {muster.part.PART}\\n')\n"
+    )
+    if reach == "script":  # beside the script
+        shutil.copytree(foreign, tmp_path / "muster")
+        command = build_command(str(script), python=("-S",), agent=bundle)
+    else:
+        command = build_command("--no-python", sys.executable, "-S", str(script), python=("-S",), agent=bundle)
+    outcome = run_tree(command)
+    assert outcome.stdout.count("foreign yes of it") == 2, outcome.explain()

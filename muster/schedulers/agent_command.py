@@ -114,6 +114,25 @@ def find_agent_flag(args: Sequence[str], name: str) -> str | None:
     return values[-1] if values else None
 
 
+def find_program(args: Sequence[str]) -> tuple[str, str] | None:
+    """What an agent role runs: ("script", path) or ("module", name); None for another program, or without one.
+
+    Args:
+        args: of a role for which `is_agent_role` holds.
+    """
+    flags = list_agent_flags(args)
+    rest = list(args[flags[-1].end if flags else _COMMAND_LENGTH :])
+    words = [args[flag.begin] for flag in flags]
+    if rest[:1] == ["--"]:
+        del rest[0]
+    if not rest or any("no-python".startswith(flag.spelling) for flag in flags if len(flag.spelling) > 1):
+        return None
+    is_module = any(word.startswith("-m") for word in words) or any(
+        "module".startswith(flag.spelling) for flag in flags if len(flag.spelling) > 1
+    )
+    return "module" if is_module else "script", rest[0]
+
+
 def _set_agent_flag(args: Sequence[str], name: str, value: str) -> list[str]:
     found = [flag for flag in list_agent_flags(args) if flag.matches(name)]
     begin, end = (found[-1].begin, found[-1].end) if found else (_COMMAND_LENGTH, _COMMAND_LENGTH)

@@ -123,6 +123,9 @@ class DockerDriver:
         """See `ReplicaDriver`."""
         self._submit(self._signal, replica, "SIGTERM")
 
+    def suspend(self, *, suspended: bool) -> None:
+        """See `ReplicaDriver`. Containers go on: their nodes may be on other machines."""
+
     def kill(self, replica: ReplicaId) -> None:
         """See `ReplicaDriver`."""
         self._submit(self._signal, replica, "SIGKILL")

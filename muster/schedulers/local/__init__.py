@@ -2,7 +2,8 @@
 
 TorchX calls `scheduler`; `options` holds the `-cfg` options. `request` turns an AppDef into what will run (pure, the
 dry run), `devices` assigns GPUs, `interpreter` finds the Python that runs the agents. `driver` runs replicas for the
-supervisor, `replica_process` starts one that ends with the supervisor, `capture` writes output, `logs` reads it.
+supervisor, `replica_process` starts one that ends with the supervisor, `capture` writes output, `logs` reads it;
+`agent_files` reads what agents report.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `torchx delete` removes
 an app or a user removes the folder by hand: an app that has ended needs nothing there.

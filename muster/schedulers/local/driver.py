@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from muster import _processes
-from muster._contract import AGENT_BUNDLE_NAME, Env
+from muster._contract import AGENT_BUNDLE_NAME, Env, ExitCode
+from muster.schedulers.local.agent_files import read_report
 from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.replica_process import Launch, spawn
 from muster.schedulers.naming import derive_token
@@ -93,8 +95,14 @@ class LocalDriver:
         return True
 
     def stop(self, replica: ReplicaId) -> None:
-        """See `ReplicaDriver`."""
+        """See `ReplicaDriver`. A suspended guard handles the signal only when it continues."""
         self._signal(replica, signal.SIGTERM)
+        self._signal(replica, signal.SIGCONT)
+
+    def suspend(self, *, suspended: bool) -> None:
+        """See `ReplicaDriver`. Each guard stops all below it, and then itself."""
+        for replica in self._running:
+            self._signal(replica, signal.SIGTSTP if suspended else signal.SIGCONT)
 
     def kill(self, replica: ReplicaId) -> None:
         """See `ReplicaDriver`. The guard's descendants become children of this process, which kills them at its end."""
@@ -135,7 +143,19 @@ class LocalDriver:
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         kill_orphans({each.pid for each in self._running.values()})
         running.capture.close()  # after the last writer has ended, so that no output is lost
-        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code))
+        reason = self._read_reason(replica) if code == ExitCode.WORKERS_FAILED else ""
+        self._event_queue.post(
+            ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code, reason=reason)
+        )
+
+    def _read_reason(self, replica: ReplicaId) -> str:
+        """Why the job failed, as its agents reported it; "" when they left no report."""
+        plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
+        return (
+            read_report(Path(plan["env"][Env.LOG_DIR])).get("reason", "")
+            if _runs_agent(plan) and Env.LOG_DIR in plan["env"]
+            else ""
+        )
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
         running = self._running.get(replica)

@@ -169,6 +169,7 @@ def _build_launch(
             Env.REQUIRE_TOKEN: "1",
             Env.LOG_DIR: role_dir,
             Env.ADAPTER: "local_cwd",
+            Env.STOPS_TOGETHER: "1",  # the supervisor stops and continues all replicas at once
             Env.APP_ID: app_id,
         }
         command = _build_agent_command(applied, folder, host)

@@ -15,9 +15,12 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
-from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import EngineError
+from muster._contract import AGENT_MODULE
+from muster._programs import explain_missing
+from muster.schedulers.agent_command import find_program, is_agent_role
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import read_error_file
+from muster.schedulers.local.agent_files import count_restarts
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import FileLogQuery, read_log
@@ -27,6 +30,7 @@ from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.runner.interrupt import hide_traceback
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.suspension import follow_suspension
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -89,8 +93,10 @@ class LocalScheduler(PluginScheduler):
 
         Raises:
             EngineError: the supervisor could not be started; nothing is left of the app.
+            SchedulerError: a script or module does not exist.
         """
         request: LocalRequest = dryrun_info.request
+        _check_programs(request)
         spec = AppSpec(
             app_id=request.app_id,
             scheduler=self.backend,
@@ -113,6 +119,7 @@ class LocalScheduler(PluginScheduler):
             raise EngineError(f"cannot start {request.app_id}: {error}") from error
         if not request.detach:
             self._attached[request.app_id] = AppFolder(request.folder)
+            follow_suspension(self._tell_attached)
         return request.app_id
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -127,7 +134,9 @@ class LocalScheduler(PluginScheduler):
         if found is None:
             return None  # another shell has just deleted it
         spec, record = found
-        return build_describe_response(spec, record, error=_read_error(folder, spec), ui_url=folder.path.as_uri())
+        restarts = sum(count_restarts(folder.role_dir(role.name)) for role in spec.roles if role.runs_agent)
+        error, ui_url = _read_error(folder, spec), folder.path.as_uri()
+        return build_describe_response(spec, record, error=error, ui_url=ui_url, restarts=restarts)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`."""
@@ -191,12 +200,30 @@ class LocalScheduler(PluginScheduler):
             if folders:
                 self._readers.wait_until_idle(READERS_LIMIT_S)
 
+    def _tell_attached(self, word: str) -> None:
+        for folder in self._attached.values():
+            folder.send_request(word)
+
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), self.backend)
 
     def _find(self, app_id: str) -> AppFolder | None:
         path = self._registry().find(app_id)
         return None if path is None else AppFolder(path)
+
+
+def _check_programs(request: LocalRequest) -> None:
+    """Refuse a script or module that does not exist: each worker of each node would say so otherwise."""
+    for role, (launch, *_) in request.replicas.items():
+        program = find_program(["-m", AGENT_MODULE, *launch.command[2:]]) if launch.runs_agent else None
+        if program is None or "PYTHON_EXEC" in launch.env:
+            continue
+        # What another interpreter, or one with other folders, can import is not known here.
+        if program[0] == "module" and (launch.command[0] != sys.executable or "PYTHONPATH" in launch.env):
+            continue
+        problem = explain_missing(*program, launch.cwd)
+        if problem is not None:
+            raise SchedulerError(f"role {role}: {problem}")
 
 
 class Readers:

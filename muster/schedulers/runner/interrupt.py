@@ -15,7 +15,7 @@ def hide_traceback() -> None:
     `close` too. The process still ends by SIGINT, as shells expect. Other exceptions, and programs that are not
     TorchX's command line, are not affected.
     """
-    if not isinstance(sys.exc_info()[1], KeyboardInterrupt) or not _runs_command_line():
+    if not isinstance(sys.exc_info()[1], KeyboardInterrupt) or not runs_command_line():
         return
     hook = sys.excepthook
 
@@ -26,5 +26,6 @@ def hide_traceback() -> None:
     sys.excepthook = show
 
 
-def _runs_command_line() -> bool:
+def runs_command_line() -> bool:
+    """Whether this process is running TorchX's command line."""
     return any(frame.f_globals.get("__name__") == _COMMAND_LINE for frame, _ in traceback.walk_stack(None))

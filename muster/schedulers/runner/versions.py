@@ -193,7 +193,7 @@ def get_workspace_path(workspace: str) -> str:
 
 
 def build_describe_response(
-    spec: AppSpec, record: AppRecord | None, *, error: str | None = None, ui_url: str | None = None
+    spec: AppSpec, record: AppRecord | None, *, error: str | None = None, ui_url: str | None = None, restarts: int = 0
 ) -> DescribeAppResponse:
     """What `torchx status` and `describe` show of a supervised app.
 
@@ -202,6 +202,7 @@ def build_describe_response(
         record: its current state; None: its supervisor has recorded none yet.
         error: the app's error.json as text, when there is one.
         ui_url: a link for the user.
+        restarts: of workers, in place; those of replicas are in the record.
     """
     _print_states_by_name()
     app = load_app(spec.description)
@@ -211,7 +212,7 @@ def build_describe_response(
     return DescribeAppResponse(
         app_id=spec.app_id,
         state=AppState.SUBMITTED if record is None else AppState[record.app.app_state],
-        num_restarts=0 if record is None else record.app.num_restarts,
+        num_restarts=restarts + (0 if record is None else record.app.num_restarts),
         msg=NONE if record is None or not record.app.reason else record.app.reason,
         structured_error_msg=error or NONE,
         ui_url=ui_url,

@@ -137,10 +137,13 @@ class AppFolder:
         self.lock_file = self.state_dir / "lock"
         self.log_file = self.state_dir / "supervisor.log"
 
+    def role_dir(self, role: str) -> Path:
+        """The folder of one role: its replicas' output, and the logs of its agents."""
+        return self.path / (role if self._is_old else build_role_dir_name(role))
+
     def replica_dir(self, replica: ReplicaId) -> Path:
         """The folder of one replica's output."""
-        role = replica.role if self._is_old else build_role_dir_name(replica.role)
-        return self.path / role / str(replica.index)
+        return self.role_dir(replica.role) / str(replica.index)
 
     def create(self, spec: AppSpec) -> None:
         """Make the folder for a new app.

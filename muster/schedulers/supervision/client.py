@@ -235,7 +235,8 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
     left = [folder for folder in folders if folder.spec_file.exists() and not has_ended(folder.read_record())]
     try:
         for folder in left:
-            logger.info("stopping %s; Ctrl-C kills it at once", folder.path.name)
+            grace_s = folder.read_spec().grace_s
+            logger.info("stopping %s, up to %g s; Ctrl-C again kills", folder.path.name, grace_s)
             request_stop(folder)
         for folder in left:
             wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)

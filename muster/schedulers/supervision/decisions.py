@@ -150,6 +150,8 @@ def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
 def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
     if not role.runs_agent or event.final:
         return what
+    if event.reason and event.exit_code == ExitCode.WORKERS_FAILED:
+        return f"{event.reason} ({event.replica} exited with {event.exit_code})"
     meaning = {
         int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",
         int(ExitCode.USAGE): "its command line is wrong; see its log",

@@ -122,6 +122,10 @@ class ReplicaDriver(Protocol):
         """Ask a replica to end, if it runs. Returns at once. The supervisor measures the grace period."""
         ...
 
+    def suspend(self, *, suspended: bool) -> None:
+        """Stop all replicas for a while, or continue them; a driver that cannot leaves them running."""
+        ...
+
     def kill(self, replica: ReplicaId) -> None:
         """End a replica now, if it runs. Returns at once."""
         ...

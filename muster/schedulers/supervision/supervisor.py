@@ -183,8 +183,8 @@ def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
         report_end()
 
 
-def watch_requests(folder: AppFolder, event_queue: EventQueue) -> None:
-    """Post the requests of other commands as events."""
+def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDriver) -> None:
+    """Post the requests of other commands as events; "suspend" and "continue" change no state of the app."""
     # Opened for reading and writing: with a writer of our own the pipe never reports end of file.
     fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
 
@@ -195,6 +195,9 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue) -> None:
                 event_queue.post(events.KillRequested())
             elif "cancel" in words:
                 event_queue.post(events.CancelRequested())
+            for word in words:
+                if word in ("suspend", "continue"):
+                    driver.suspend(suspended=word == "suspend")
 
     event_queue.watch_readable(fd, read_requests)
 
@@ -239,8 +242,8 @@ def supervise(folder: AppFolder, report_ready: Callable[[str], None]) -> None:
         spec = folder.read_spec()
         event_queue = EventQueue()
         watch_signals(event_queue)
-        watch_requests(folder, event_queue)
         driver = load_factory(spec.driver)(spec=spec, event_queue=event_queue)
+        watch_requests(folder, event_queue, driver)
         supervisor = Supervisor(folder, spec, event_queue, driver)
         watch_owner(spec, event_queue)
         supervisor.begin()

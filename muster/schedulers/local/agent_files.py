@@ -1,0 +1,45 @@
+"""Reads what the agents of a role leave in their log folder: the job's report, and how often it restarted."""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from muster._contract import LogNames
+from muster.schedulers.failure_report import parse_report
+
+_TAIL_BYTES = 64 << 10
+
+
+def read_report(log_dir: Path) -> Mapping[str, Any]:
+    """The newest report of the agents; empty when there is none that can be read.
+
+    Args:
+        log_dir: of a role; it has one folder per run id.
+    """
+    for path in _list_newest(log_dir, LogNames.REPORT):
+        with contextlib.suppress(OSError):
+            report = parse_report(path.read_bytes())
+            if report is not None:
+                return report
+    return {}
+
+
+def count_restarts(log_dir: Path) -> int:
+    """How often the agents have restarted workers in place because one failed, according to their last record."""
+    for path in _list_newest(log_dir, LogNames.EVENTS):
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = [line for line in file.read().split(b"\n") if line]
+            return int(json.loads(lines[-1]).get("attempt", 0)) if lines else 0
+    return 0
+
+
+def _list_newest(log_dir: Path, name: str) -> list[Path]:
+    found: list[tuple[float, Path]] = []
+    for path in log_dir.glob(f"*/{name}"):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]

@@ -216,8 +216,8 @@ def _check_programs(request: LocalRequest) -> None:
     """Refuse a script or module that does not exist: each worker of each node would say so otherwise."""
     for role, (launch, *_) in request.replicas.items():
         program = find_program(["-m", AGENT_MODULE, *launch.command[2:]]) if launch.runs_agent else None
-        if program is None or "PYTHON_EXEC" in launch.env:
-            continue
+        if program is None or "PYTHON_EXEC" in launch.env or not os.path.exists(launch.command[0]):
+            continue  # there is no program, or another message is due
         # What another interpreter, or one with other folders, can import is not known here.
         if program[0] == "module" and (launch.command[0] != sys.executable or "PYTHONPATH" in launch.env):
             continue

@@ -185,7 +185,9 @@ class TestSupervisorDied:
         status = runner.status(detached("running-golden"))
         assert status.num_restarts == 3  # every replica once
         again = "rank 0 of 2, attempt 0: wait\n"
-        assert list(runner.log_lines(detached("running-golden"), "trainer", 0)) == [again, again]
+        *lines, last = runner.log_lines(detached("running-golden"), "trainer", 0)
+        assert lines == [again, again]
+        assert last.startswith("[muster] succeeded after ")
         assert list(runner.log_lines(detached("running-golden"), "side", 0)) == ["beside\n", "beside\n"]
         assert not (folder_of(state, "running-golden") / "private.json").exists()
 

@@ -63,6 +63,7 @@ def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
         "MUSTER_LOG_DIR": "/logs/app-x/trainer",
         "MUSTER_ADAPTER": "local_cwd",
         "MUSTER_APP_ID": "app-x",
+        "MUSTER_STOPS_TOGETHER": "1",
     }
 
 

@@ -10,7 +10,7 @@ from muster._contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
 from muster.agent.cli.command_line import parse_command_line
 from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError
-from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, list_agent_flags
+from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, find_program, list_agent_flags
 
 COMMAND = ["-m", "muster.agent"]
 
@@ -109,3 +109,19 @@ def test_arguments_of_the_program_are_not_changed() -> None:
         role.args += ["--rdzv-id", "the program's"]
     args = assign_run_ids(roles, {"a": "a", "b": "b"}, app_id="APP")
     assert args["a"] == [*COMMAND, "--rdzv-id", "x-a", "main.py", "--rdzv-id", "the program's"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--nnodes", "2", "main.py", "-m", "x"], ("script", "main.py")),
+        (["main.py"], ("script", "main.py")),
+        (["--nnodes", "2", "-m", "pack.main", "--no-python"], ("module", "pack.main")),
+        (["--module", "pack.main"], ("module", "pack.main")),
+        (["--tee", "3", "--", "main.py"], ("script", "main.py")),
+        (["--no-python", "true"], None),
+        (["--nnodes", "2"], None),
+    ],
+)
+def test_the_program_of_an_agent_role(args, expected) -> None:
+    assert find_program(["-m", "muster.agent", *args]) == expected

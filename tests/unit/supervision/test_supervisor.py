@@ -36,6 +36,9 @@ class FakeDriver:
     def stop(self, replica):
         self.done.append(f"stop {replica}")
 
+    def suspend(self, *, suspended):
+        self.done.append("suspend" if suspended else "continue")
+
     def kill(self, replica):
         self.done.append(f"kill {replica}")
 

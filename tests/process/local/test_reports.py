@@ -1,0 +1,120 @@
+"""What local_cwd says of a job before it starts and after it failed; and stopping a job for a while."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from harness import wait_until
+from torchx.specs.finder import ComponentValidationException
+
+from muster.components import dist
+from muster.schedulers.local import create_scheduler
+from muster.schedulers.local.agent_files import count_restarts, read_report
+from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+
+TICKS = """
+import os, sys, time
+for step in range(600):
+    print("step", step, flush=True)
+    if os.path.exists(sys.argv[1]):
+        break
+    time.sleep(0.05)
+"""
+FAILS = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("bad batch 17")
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def scheduler():
+    made = create_scheduler("torchx")
+    yield made
+    made.close()
+
+
+def find_folder(app_id: str) -> AppFolder:
+    import os
+
+    return AppFolder(AppRegistry(find_state_dir(os.environ), "local_cwd").find(app_id))
+
+
+@pytest.mark.parametrize("program", [{"script": "no_such.py"}, {"m": "no_such.module"}])
+def test_a_program_that_does_not_exist_is_refused_at_submission(scheduler, program) -> None:
+    app = dist.ddp(j="2x2", **program)
+    scheduler.submit_dryrun(app, {})  # a dry run may be of another machine's program
+    with pytest.raises(ComponentValidationException, match=r"no_such") as caught:
+        scheduler.submit(app, {})
+    assert "\n" not in str(caught.value)
+    assert scheduler.list() == []
+
+
+def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler, tmp_path) -> None:
+    (tmp_path / "train.py").write_text(FAILS)
+    app_id = scheduler.submit(dist.ddp(script="train.py", j="2x1", max_retries=1, start="cold"), {})
+    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=60, what="the end")
+    status = scheduler.describe(app_id)
+    assert status.msg.startswith("rank 1 on node 1 ("), status.msg
+    assert "exited with code 1 (ValueError: bad batch 17); all 1 restarts are used (train/" in status.msg
+    assert status.num_restarts == 1
+
+
+def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
+    """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
+    (tmp_path / "train.py").write_text(TICKS)
+    done = tmp_path / "done"
+    app = dist.ddp(str(done), script="train.py", j="2x1", start="cold", hang_timeout=2)
+    app_id = scheduler.submit(app, {})
+    folder = find_folder(app_id)
+    logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in (0, 1)]
+    wait_until(lambda: all(log.exists() and "step 5\n" in log.read_text() for log in logs), what="both nodes run")
+    assert folder.send_request("suspend")
+    sizes: list[int] = []
+
+    def stand_still() -> bool:
+        last, sizes[:] = sizes[:], [log.stat().st_size for log in logs]
+        threading.Event().wait(0.5)
+        return last == sizes
+
+    wait_until(stand_still, what="no node writes")
+    shown = [log.read_text() for log in logs]
+    threading.Event().wait(7)
+    assert [log.read_text() for log in logs] == shown
+    assert folder.send_request("continue")
+    wait_until(lambda: all(log.stat().st_size > len(text) for log, text in zip(logs, shown, strict=True)), what="steps")
+    done.touch()
+    wait_until(lambda: scheduler.describe(app_id).state.name == "SUCCEEDED", timeout_s=30, what="the end")
+    assert scheduler.describe(app_id).num_restarts == 0
+    for log in logs:
+        assert log.read_text().count("step 0\n") == 1, "workers started again"
+
+
+def test_files_of_agents_that_cannot_be_read(tmp_path: Path) -> None:
+    assert (read_report(tmp_path), count_restarts(tmp_path)) == ({}, 0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "report.json").write_text("{")
+    (tmp_path / "run" / "events.jsonl").write_text("")
+    assert (read_report(tmp_path), count_restarts(tmp_path)) == ({}, 0)
+    (tmp_path / "run" / "report.json").write_text(json.dumps({"reason": "why"}))
+    (tmp_path / "run" / "events.jsonl").write_text('{"attempt": 1}\n{"attempt": 2}\n')
+    assert (read_report(tmp_path), count_restarts(tmp_path)) == ({"reason": "why"}, 2)
+
+
+def test_the_interpreter_is_this_one() -> None:
+    """Else modules are not looked up, and the test of them would prove nothing."""
+    from muster.schedulers.local.interpreter import find_interpreter
+
+    assert find_interpreter({}, sys.executable) == sys.executable

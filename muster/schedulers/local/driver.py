@@ -17,6 +17,7 @@ from typing import Any
 
 from muster import _processes
 from muster._contract import AGENT_BUNDLE_NAME, Env, ExitCode
+from muster.schedulers.failure_report import describe_report
 from muster.schedulers.local.agent_files import read_report
 from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.replica_process import Launch, spawn
@@ -151,11 +152,9 @@ class LocalDriver:
     def _read_reason(self, replica: ReplicaId) -> str:
         """Why the job failed, as its agents reported it; "" when they left no report."""
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
-        return (
-            read_report(Path(plan["env"][Env.LOG_DIR])).get("reason", "")
-            if _runs_agent(plan) and Env.LOG_DIR in plan["env"]
-            else ""
-        )
+        if not _runs_agent(plan) or Env.LOG_DIR not in plan["env"]:
+            return ""
+        return describe_report(read_report(Path(plan["env"][Env.LOG_DIR])))
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
         running = self._running.get(replica)

@@ -69,13 +69,20 @@ def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
     return DescribeAppResponse(
         app_id=app_id,
         state=state,
-        num_restarts=len(observation.pods) - len(find_latest_pods(observation.pods)),  # the older pods were replaced
+        # the older pods were replaced; workers that failed were restarted in place
+        num_restarts=len(observation.pods) - len(find_latest_pods(observation.pods)) + _count_attempts(report),
         msg=build_message(observation, state, report) or NONE,
         structured_error_msg=NONE if report is None else json.dumps(_build_torch_error(report)),
         roles=app.roles,
         roles_statuses=_build_replicas(app, observation, state),
         **extra,
     )
+
+
+def _count_attempts(report: Mapping[str, Any] | None) -> int:
+    """How often workers had been restarted in place when the job failed; 0 while it has not."""
+    attempt = (report or {}).get("attempt")
+    return attempt if isinstance(attempt, int) else 0
 
 
 # -- the state --------------------------------------------------------------------------------------------------------

@@ -310,6 +310,10 @@ class Bench:
         self.processes: list[FakeProcess] = []
         self.signals: list[tuple[int, int]] = []
         """(local rank, signal) for each that reached a live worker; stack signals are not listed."""
+        self.newest = 0
+        """The number of the round that formed last."""
+        self.deaf: set[int] = set()
+        """Local ranks whose workers ignore SIGTERM."""
         self.post: Callable[[RendezvousEvent], None] = lambda event: None
         self._pids = itertools.count(4_000_000_000)  # no real process has these
         event_log = EventLog(self.clock)
@@ -352,6 +356,7 @@ class Bench:
         self.answers[name, number] = lambda: (act(), None)[1]
 
     def form(self, number: int = 1, attempt: int = 0, *, is_held: bool = False) -> None:
+        self.newest = number
         nproc = self.supervisor._config.nproc
         formed = Round(
             number=number,
@@ -377,9 +382,9 @@ class Bench:
         self.post(JobEnded(succeeded=succeeded))
 
     def end_worker(self, local_rank: int, code: int) -> None:
-        """The newest worker of that rank ends by itself."""
-        worker = next(each for each in reversed(self.processes) if each.spec.local_rank == local_rank)
-        self._end(worker, code)
+        """The newest worker of that rank ends by itself, if there is one."""
+        for worker in [each for each in self.processes if each.spec.local_rank == local_rank][-1:]:
+            self._end(worker, code)
 
     def worker(self, local_rank: int) -> FakeProcess:
         """The newest worker of that rank."""
@@ -421,6 +426,8 @@ class Bench:
         live = [each.spec.local_rank for each in self.processes if each.is_alive]
         assert spec.local_rank not in live, "two workers of one rank live at once"
         process = FakeProcess(next(self._pids), spec)
+        if spec.local_rank in self.deaf:
+            del process.ends_with[signal.SIGTERM]
         self.processes.append(process)
         return process
 

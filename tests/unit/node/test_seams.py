@@ -5,12 +5,15 @@ See `doubles.node_bench` for what is replaced.
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from doubles.node_bench import Bench, open_bench
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from muster.agent.rendezvous.interface import BreakKind, GlobalRank0Started, RendezvousFailed
 
@@ -319,3 +322,71 @@ def test_an_error_file_is_read(bench: Bench) -> None:
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
     assert failure.exception == "ValueError: no such shard"
+
+
+# -- every history -----------------------------------------------------------------------------------------------------
+
+
+def steps() -> st.SearchStrategy[Callable[[Bench], object]]:
+    """Something that happens to the node. Most of it concerns the newest round, some an older one."""
+    age = st.sampled_from([0, 0, 0, 1])
+    rank = st.integers(0, 1)
+    kind = st.sampled_from(BreakKind)
+
+    def form(attempt: int, *, is_held: bool) -> Callable[[Bench], object]:
+        return lambda bench: bench.form(bench.newest + 1, attempt, is_held=is_held)
+
+    def break_round(age: int, kind: BreakKind, *, stacks: bool) -> Callable[[Bench], object]:
+        return lambda bench: bench.break_round(bench.newest - age, kind, stacks=stacks)
+
+    def fence(bench: Bench) -> None:
+        bench.lease.fencings += 1
+        bench.kill_descendants(0)
+
+    return st.one_of(
+        st.builds(form, st.sampled_from([0, 0, 3]), is_held=st.booleans()),
+        st.builds(form, st.just(0), is_held=st.just(value=False)),
+        st.builds(break_round, age, kind, stacks=st.booleans()),
+        st.builds(lambda n: lambda bench: bench.post(GlobalRank0Started(number=bench.newest - n)), age),
+        st.builds(lambda r, c: lambda bench: bench.end_worker(r, c), rank, st.sampled_from([0, 0, 1, -9, -11])),
+        st.just(fence),
+        st.builds(lambda s: lambda bench: send_to_self(s)(), st.sampled_from([signal.SIGUSR2, signal.SIGINT])),
+        st.builds(lambda ok: lambda bench: bench.end_job(succeeded=ok), st.booleans()),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.005, 0.05, 1.0, 7.0]), steps()), max_size=20),
+    st.sets(st.integers(0, 1)),
+)
+def test_whatever_happens_the_agent_ends_and_leaves_no_worker(
+    history: list[tuple[float, Callable[[Bench], object]]], deaf: set[int]
+) -> None:
+    """The bench itself refuses two live workers of one rank, descriptors left open, and a wait without an end."""
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        tempfile.TemporaryDirectory() as folder,
+        open_bench(monkeypatch, Path(folder), hang_timeout_s=5.0, restart_backoff_s=1.0) as bench,
+    ):
+        bench.deaf = deaf
+        bench.at(0.0, bench.form)
+        at_s = 0.0
+        for delay_s, step in history:
+            at_s += delay_s
+            bench.at(at_s, lambda step=step: step(bench))
+        bench.at(at_s + 100.0, send_to_self(signal.SIGTERM))
+        code = bench.run()
+        assert code in (0, 1, 130, 143)
+        assert [process for process in bench.processes if process.is_alive] == []
+        assert bench.names()[-1] == ("closed", None)
+        assert bench.names("closed") == [("closed", None)]
+        started = [number for name, number in bench.names("started")]
+        assert started == sorted(set(started), key=lambda number: number or 0)
+        reported = [
+            (number, failure.local_rank)
+            for name, number, detail in bench.calls
+            if name in ("failed", "stopped")
+            for failure in (detail if name == "failed" else detail[0])
+        ]
+        assert len(reported) == len(set(reported))

@@ -64,6 +64,8 @@ class RendezvousConfig:
     """--rdzv-endpoint as given, for torch's handlers."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """--rdzv-conf as given, for torch's handlers."""
+    control_fd: int | None = None
+    """For `caller`: the socket to the program whose handler is used."""
     master_addr: str = "127.0.0.1"
     """--master-addr, for `static`."""
     master_port: int = 29500

@@ -7,7 +7,7 @@
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
     processes      start_processes and its contexts        rank_call      what a worker of those calls
-    tail           TailLog, tail_logfile
+    tail           TailLog, tail_logfile                   rendezvous     handlers that the caller made
     errors         what torch has no class for
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from muster._contract import ExitCode
-from muster.agent.errors import UsageError
 from muster.elastic.failures import build_process_failures, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
 from muster.elastic.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.processes import refuse_private_overrides
+from muster.elastic.rendezvous import BACKEND, CallersRendezvous
 
 _PRIVATE: tuple[str, ...] = (
     *("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown", "_rendezvous", "_assign_worker_ranks"),
@@ -104,7 +104,13 @@ class LocalElasticAgent:
         spec = self._spec
         flags, environ = self._build_flags(), self._build_environ()
         names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)
-        start = partial(Job, environ=environ, on_record=self._handle_record, handled_signals=split_signals(names))
+        start = partial(
+            Job,
+            environ=environ,
+            rendezvous=self._build_rendezvous(),
+            on_record=self._handle_record,
+            handled_signals=split_signals(names),
+        )
         if isinstance(spec.entrypoint, str):
             outcome = start([*flags, "--no-python", spec.entrypoint, *map(str, spec.args)]).run()
             values: dict[int, Any] = dict.fromkeys(outcome.ranks)
@@ -172,11 +178,8 @@ class LocalElasticAgent:
     def _build_flags(self) -> list[str]:
         spec, settings = self._spec, self._settings
         if spec.rdzv_handler is not None:
-            raise UsageError(
-                f"rdzv_handler={spec.rdzv_handler!r}: handlers of the caller are not supported; leave it out for one "
-                "node, or use elastic_launch with rdzv_backend and rdzv_endpoint"
-            )
-        if spec.master_port is not None:
+            place = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
+        elif spec.master_port is not None:
             place = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
             place.append("--rdzv-backend=static")
         else:
@@ -184,6 +187,14 @@ class LocalElasticAgent:
         specs = settings.logs_specs
         logs = build_log_flags(specs) if specs is not None else self._build_older_log_flags()
         return [*place, *logs, *build_worker_flags(spec), f"--shutdown-timeout={settings.shutdown_timeout}"]
+
+    def _build_rendezvous(self) -> CallersRendezvous | None:
+        spec = self._spec
+        if spec.rdzv_handler is None:
+            return None
+        return CallersRendezvous(
+            spec.rdzv_handler, nproc=spec.local_world_size, role=spec.role, local_addr=spec.local_addr
+        )
 
     def _build_older_log_flags(self) -> list[str]:
         from muster.elastic.flags import format_std

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from muster.agent.diagnosis.report import Report
 from muster.agent.driven import REPORT_NAME
 from muster.elastic.process import AgentProcess
+from muster.elastic.rendezvous import CallersRendezvous
 from muster.elastic.results import WorkerServer
 
 _DRAIN_LIMIT_S = 1.0
@@ -53,6 +54,7 @@ class Job:
         *,
         environ: Mapping[str, str],
         server: WorkerServer | None = None,
+        rendezvous: CallersRendezvous | None = None,
         on_record: Callable[[Record], None] | None = None,
         handled_signals: Sequence[str] = (),
     ) -> None:
@@ -62,6 +64,7 @@ class Job:
             flags: its command line, from the first flag to the program's last argument.
             environ: its environment, and that of its workers.
             server: serves function workers; `run` ends its listening. None: the program is a command.
+            rendezvous: a handler of this process's, closed by `run`; `flags` name its backend. None: the agent's own.
             on_record: called in `run`'s thread with each record of the agent's event log.
             handled_signals: names; while `run` waits in the main thread, those that have their default effect are
                 passed on to the job instead.
@@ -70,6 +73,7 @@ class Job:
             EnvironmentFault: the agent cannot be started.
         """
         self._server = server
+        self._rendezvous = rendezvous
         self._on_record = on_record
         self._handled_signals = handled_signals
         self._selector = selectors.DefaultSelector()
@@ -140,6 +144,8 @@ class Job:
         self._selector.register(self._process.control_fd, selectors.EVENT_READ, self._receive)
         for fd in self._outputs:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._copy_output(fd))
+        if self._rendezvous is not None:
+            self._rendezvous.connect(self._process.send)
         if self._server is not None:
             self._server.watch(self._selector, self._process.folder)
         try:
@@ -166,7 +172,9 @@ class Job:
             self._has_ended = True
             return
         for message in messages:
-            if "record" in message:
+            if "rendezvous" in message and self._rendezvous is not None:
+                self._rendezvous.handle(message)
+            elif "record" in message:
                 self._keep_record(message["record"])
             elif "error" in message:
                 self._error = message["error"]
@@ -190,6 +198,8 @@ class Job:
         return Report.from_json(json.loads(text))
 
     def _close(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         self._process.close()
         if self._server is not None:
             self._server.stop_listening()

@@ -17,7 +17,10 @@ from muster.elastic.process import FOLDER_MARK
 from muster.elastic.results import WorkerServer
 
 _FUNCTION_PROGRAM = "agent/workers/function.py"
-_PRELOADED = ("torch", "torch._dynamo", "torch.distributed")
+_PRELOADED = (
+    *("torch", "torch._dynamo", "torch.distributed", "torch.distributed.launcher.api"),
+    "torch.distributed.elastic.agent.server.api",
+)
 """What the template imports if this process has: workers will import the same `__main__`."""
 
 START_METHODS = ("spawn", "forkserver")

@@ -150,6 +150,11 @@ class AgentProcess:
             elif "agent" in message and fds:
                 self._agent_fd = fds.pop(0)
 
+    def send(self, data: bytes) -> None:
+        """Send to the agent; nothing when it is gone. Any thread may call it."""
+        with contextlib.suppress(OSError):
+            self._control.sendall(data)
+
     def send_signal(self, signum: int) -> None:
         """Signal the guard, which passes it on to the agent. Nothing happens once it has ended."""
         with self._lock:

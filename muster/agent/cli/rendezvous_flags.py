@@ -14,6 +14,8 @@ _STATIC_PORT: Final = 29500
 _STATIC_TIMEOUT_S: Final = 900.0
 _OURS: Final = ("muster", "c10d")
 _TORCHS: Final = ("c10d-torch", "etcd", "etcd-v2")
+_CALLERS: Final = "caller"
+"""For programs that start an agent, see `muster.elastic`; not for people."""
 _TRUE: Final = ("1", "true", "t", "yes", "y")
 _FALSE: Final = ("0", "false", "f", "no", "n")
 
@@ -80,6 +82,7 @@ def build_rendezvous_config(
         is_host=None if backend == "static" else is_host,
         endpoint=_name_endpoint(values, host, port) if is_torchs else "",
         conf=conf,
+        control_fd=int(environ[Env.CONTROL_FD]) if backend == _CALLERS and Env.CONTROL_FD in environ else None,
         master_addr=host if backend == "static" else "127.0.0.1",
         master_port=port if backend == "static" else _STATIC_PORT,
     )
@@ -151,7 +154,7 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
         return "static" if placed or max_nodes > 1 else "standalone"
     if named in _OURS:
         return "muster"
-    if named not in _TORCHS and named not in _list_handlers():
+    if named not in (*_TORCHS, _CALLERS) and named not in _list_handlers():
         allowed = ("muster", "c10d", "static", *_TORCHS, *_list_handlers())
         raise values.build_error("rdzv-backend", "one of " + ", ".join(dict.fromkeys(allowed)))
     return named

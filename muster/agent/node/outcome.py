@@ -31,7 +31,8 @@ def report_outcome(
     if finish.ended is not None and finish.ended.report is not None:
         _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
     ended = finish.ended
-    if ended is not None and (ended.prints_report if ended.report is not None else is_first_node):
+    is_silent = config.control_fd is not None and int(finish.code) == 0  # the program that drives this agent is told
+    if ended is not None and not is_silent and (ended.prints_report if ended.report is not None else is_first_node):
         from muster.agent.node.summary import describe_job  # only one node of the job prints it
 
         logs.print_line(describe_job(times, config, logs.run_dir, succeeded=ended.succeeded))

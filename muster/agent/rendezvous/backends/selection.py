@@ -7,6 +7,9 @@ from muster.agent.runtime.loop import Loop
 OWN_NAMES = frozenset({"muster", "c10d"})
 """On our command line `c10d` means muster's own; torch's is `c10d-torch`."""
 
+CALLERS_NAME = "caller"
+"""The handler is an object of the program that drives this agent, see `torch_caller`."""
+
 
 def create_rendezvous(
     config: RendezvousConfig,
@@ -43,7 +46,17 @@ def create_rendezvous(
         return _create_own(config, nproc, role, loop, lease, node_name, post)
     from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous
 
-    return TorchRendezvous(config, nproc=nproc, role=role, loop=loop, post=post)
+    if config.backend == CALLERS_NAME:
+        from muster.agent.rendezvous.backends.torch_caller import CallerThread
+
+        return TorchRendezvous(
+            config, loop=loop, post=post, make_thread=lambda owner: CallerThread(config, loop, owner)
+        )
+    from muster.agent.rendezvous.backends.torch_thread import HandlerThread
+
+    return TorchRendezvous(
+        config, loop=loop, post=post, make_thread=lambda owner: HandlerThread(config, nproc, role, owner)
+    )
 
 
 def _create_own(

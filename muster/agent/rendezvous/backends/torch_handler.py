@@ -9,21 +9,46 @@ nodes; torch's agent instead takes 300 s of waiting for success.
 import os
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.backends.torch_thread import HandlerThread, Layout
+from muster.agent.rendezvous.backends.torch_thread import Layout
 from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere
 from muster.agent.rendezvous.interface import BreakKind, Notice, PostEvent, RendezvousFailed, RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
 
+class CommandThread(Protocol):
+    """`torch_thread.HandlerThread`, or `torch_caller.CallerThread`, which passes all calls on to one."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def send_command(self, command: str, reason: str = "", root: Failure | None = None) -> None:
+        """See `HandlerThread`."""
+        ...
+
+    def stop(self) -> None:
+        """End."""
+        ...
+
+
 class TorchRendezvous:
     """Implements `Rendezvous` with a handler of torch's."""
 
-    def __init__(self, config: RendezvousConfig, *, nproc: int, role: str, loop: Loop, post: PostEvent) -> None:
+    def __init__(
+        self,
+        config: RendezvousConfig,
+        *,
+        loop: Loop,
+        post: PostEvent,
+        make_thread: "Callable[[TorchRendezvous], CommandThread]",
+    ) -> None:
+        """`make_thread` makes what owns the handler: a thread of this agent, or one of the program that drives it."""
         self._config = config
         self._loop = loop
         self._post = post
@@ -34,7 +59,7 @@ class TorchRendezvous:
         self._results: deque[Callable[[], None]] = deque()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         loop.watch_readable(self._read_fd, self._run_results)
-        self._thread = HandlerThread(config, nproc, role, self)
+        self._thread = make_thread(self)
 
     # -- called by the thread ---------------------------------------------------------------------------------------
 

@@ -102,14 +102,15 @@ class _Stage(Enum):
 class HandlerThread(threading.Thread):
     """Owns torch's handler: nothing else touches it."""
 
-    def __init__(self, config: RendezvousConfig, nproc: int, role: str, owner: Owner) -> None:
+    def __init__(self, config: RendezvousConfig, nproc: int, role: str, owner: Owner, *, handler: Any = None) -> None:
+        """`handler` is one that a program made (see `muster.elastic`); None: the thread makes what `config` names."""
         super().__init__(daemon=True, name="rendezvous")
         self._config = config
         self._nproc = nproc
         self._role = role
         self._owner = owner
         self._commands: queue.SimpleQueue[tuple[str, str, Failure | None]] = queue.SimpleQueue()
-        self._handler: Any = None
+        self._handler: Any = handler
         self._store: Any = None
         self._rank = self._size = 0
         self._port: PortReservation | None = None
@@ -146,7 +147,7 @@ class HandlerThread(threading.Thread):
         try:
             try:
                 self._silence_s = find_silence_s(self._config)
-                self._handler = self._create_handler()
+                self._handler = self._handler or self._create_handler()
             except (ValueError, KeyError) as error:
                 self._report_failure(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
                 return
@@ -310,7 +311,8 @@ class HandlerThread(threading.Thread):
         torch's own would reuse one store for all rounds, which breaks restarts (stale keys under one port): those get a
         fresh port every round, as with our own rendezvous.
         """
-        return self._config.backend not in TORCH_NAMES
+        own = type(self._handler).__module__.startswith("torch.")  # one that a program made has no name here
+        return self._config.backend not in TORCH_NAMES and not own
 
     def _agree_layout(self, info: Any) -> Layout:
         """Every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT."""

@@ -1,0 +1,48 @@
+"""Rendezvous handlers that the caller made: torch's, and a class of the caller's own."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "handlers.py"
+
+# On a loaded machine importing torch takes a minute, and every job here does so.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+
+def run_scenario(scenario: str, folder: Path) -> Outcome:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env = {**os.environ, "TMPDIR": str(folder)}
+    outcome = run_tree([sys.executable, str(PROGRAM), scenario, str(port)], env=env, cwd=folder, timeout_s=500)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    return outcome
+
+
+def test_its_calls_run_in_the_caller(tmp_path: Path) -> None:
+    outcome = run_scenario("own", tmp_path)
+    assert outcome.stdout.splitlines() == [
+        "asked in True True",
+        "{0: ([0, 2, 0, 0, 0], 0), 1: ([1, 2, 0, 1, 1], 0)}",
+    ], outcome.explain()
+
+
+def test_two_nodes_with_torchs_handler(tmp_path: Path) -> None:
+    outcome = run_scenario("nodes", tmp_path)
+    ranks = [(rank, ([rank, 4, rank // 2, rank % 2, rank], 0)) for rank in range(4)]
+    assert outcome.stdout == f"{ranks}\n", outcome.explain()
+
+
+def test_a_crash_restarts_both_nodes(tmp_path: Path) -> None:
+    outcome = run_scenario("crash", tmp_path)
+    assert outcome.stdout.startswith("[0, 1, 2, 3] {"), outcome.explain()
+
+
+def test_a_failure_reaches_both_nodes(tmp_path: Path) -> None:
+    outcome = run_scenario("fail", tmp_path)
+    assert outcome.stdout == "[True, True] [3]\n", outcome.explain()

@@ -18,6 +18,10 @@ class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[m
     """The machine's or the engine's fault: one line that says what is missing and what to do."""
 
 
+class PlatformError(EngineError, ModuleNotFoundError):
+    """This system lacks what a scheduler needs. `torchx runopts` prints a ModuleNotFoundError as a line and goes on."""
+
+
 class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[misc]
     """A scheduler option (`-cfg`) that does not exist or has an impossible value; `cfg_key` names it."""
 

@@ -86,6 +86,22 @@ def test_only_gpus_visible_to_the_caller_are_assigned(apps_with_gpus, app_of, mo
     assert wait_until(lambda: apps_with_gpus.logs(app_id), "output") == ["GPU-cccc\n"]
 
 
+def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of, wait_until, monkeypatch):
+    """NVIDIA's runtime as the engine's default shows all of them to every container."""
+    apps = apps_with_gpus
+    engine = apps.scheduler._engine
+    info = engine.info()
+    monkeypatch.setattr(engine, "info", lambda: {**info, "DefaultRuntime": "nvidia"})
+    from muster.schedulers.docker import request
+
+    monkeypatch.setattr(request, "is_agent_role", lambda role: True)
+    monkeypatch.setattr(request, "rewrite_image_args", list)
+    monkeypatch.setattr("muster.schedulers.docker.scheduler.check_images", lambda engine, app, folder: app)
+    app_id = apps.run(app_of(SAYS, image="tiny", replicas=2), agent="image")
+    seen = [wait_until(lambda replica=replica: apps.logs(app_id, replica=replica), "output") for replica in range(2)]
+    assert seen == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]  # one each of three
+
+
 def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):
     """On a machine that has some."""
     try:

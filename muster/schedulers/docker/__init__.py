@@ -13,14 +13,24 @@ from typing import Any
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG001  # TorchX passes its own to all
-    """`local_docker`: the app ends with the command that submitted it."""
+    """`local_docker`: the app ends with the command that submitted it.
+
+    Raises:
+        PlatformError: this system is not Linux.
+    """
+    from muster.schedulers.runner.platforms import require_linux
+
+    require_linux("local_docker")
     from muster.schedulers.docker.scheduler import DockerScheduler
 
     return DockerScheduler("local_docker", session_name, detached=False)
 
 
 def create_detached_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG001
-    """`docker`: the same, but the app keeps running when the command ends."""
+    """`docker`: the same, but the app keeps running when the command ends. Raises as `create_scheduler`."""
+    from muster.schedulers.runner.platforms import require_linux
+
+    require_linux("docker")
     from muster.schedulers.docker.scheduler import DockerScheduler
 
     return DockerScheduler("docker", session_name, detached=True)

@@ -1,11 +1,16 @@
 """Assigns GPUs to replicas: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
 
+import logging
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.spec import AppRequest
+
+logger = logging.getLogger(__name__)
 
 _HOOK: Final = "nvidia-container-runtime-hook"
 
@@ -52,6 +57,47 @@ def assign_gpus(wanted: Sequence[int], free: Sequence[str], in_use: Collection[s
     return [tuple(next(devices) for _ in range(count)) for count in wanted]
 
 
+def needs_sharing(app: AppRequest, address: str) -> bool:
+    """Whether several agents run on the engine of this machine and none of the app's containers requests GPUs.
+
+    Args:
+        app: what will run.
+        address: the engine's, in the form of DOCKER_HOST.
+    """
+    agents = sum(container.runs_agent for container in app.containers)
+    return agents > 1 and not any(container.gpus for container in app.containers) and _is_here(address)
+
+
+def shows_all_gpus(info: Mapping[str, object]) -> bool:
+    """Whether the engine shows all GPUs to containers that request none: NVIDIA's runtime is its default.
+
+    Args:
+        info: the engine's answer to `GET /info`.
+    """
+    return "nvidia" in str(info.get("DefaultRuntime"))
+
+
+def share_gpus(app: AppRequest, free: int) -> AppRequest:
+    """The same app with the same number of GPUs for each agent: on one device NCCL refuses a second rank.
+
+    Args:
+        app: requests no GPUs.
+        free: GPUs that no other container uses.
+    """
+    agents = sum(container.runs_agent for container in app.containers)
+    share = free // agents
+    if not share:
+        logger.warning("%d nodes cannot share %d GPUs: all of them see all; NCCL refuses this", agents, free)
+        return app
+    containers = tuple(replace(each, gpus=share) if each.runs_agent else each for each in app.containers)
+    return replace(app, containers=containers)
+
+
+def _is_here(address: str) -> bool:
+    url = urlsplit(address)
+    return url.scheme in ("unix", "fd") or url.hostname in ("localhost", "127.0.0.1", "::1")
+
+
 def check_host(address: str) -> None:
     """Refuse an engine on another machine: its GPUs cannot be listed from here, and this machine's have other ids.
 
@@ -61,8 +107,7 @@ def check_host(address: str) -> None:
     Raises:
         DockerError: it is on another machine.
     """
-    url = urlsplit(address)
-    if url.scheme not in ("unix", "fd") and url.hostname not in ("localhost", "127.0.0.1", "::1"):
+    if not _is_here(address):
         raise DockerError(
             f"the app needs GPUs, but those of the engine at {address} cannot be listed from this machine; "
             "submit the app on the engine's host"

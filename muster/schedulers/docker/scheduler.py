@@ -63,7 +63,9 @@ _REGISTRY: Final = "docker"
 _ROLE_AND_INDEX: Final = 30
 """Characters that names of containers and networks need after the app's name."""
 
-_POLL_S: Final = 0.05
+_CHECK_S: Final = 1.0
+"""Between two looks at an app that starts, if the engine reports nothing of it."""
+
 _FLUSH_S: Final = 30.0
 """The time that ending an app takes beyond its grace period: the engine removes its objects."""
 
@@ -157,8 +159,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         submission: Submission = dryrun_info.request
         report_progress = _discard_progress if submission.quiet else _print_progress
         with _translate_errors(), ExitStack() as undo:
-            gpus = self._find_gpus(submission.request)
-            request = self._prepare(submission.request, report_progress)
+            request, gpus = self._find_gpus(submission.request)
+            request = self._prepare(request, report_progress)
             payload = self._build_payload(request)
             request = creation.create_app(self._engine, request, payload, gpus)
             undo.callback(creation.remove_app, self._engine, request.labels)
@@ -179,14 +181,20 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         creation.build_images(self._engine, request, self._workspaces.files, report_progress)
         return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
 
-    def _find_gpus(self, request: AppRequest) -> list[str]:
-        """Ids of the GPUs that the app may use; checked before an image is pulled for nothing."""
-        if not any(container.gpus for container in request.containers):
-            return []
+    def _find_gpus(self, request: AppRequest) -> tuple[AppRequest, list[str]]:
+        """Ids of the GPUs that the app may use; checked before an image is pulled for nothing.
+
+        Returns:
+            The request, whose nodes share the GPUs if all of them would see all.
+        """
+        shares = devices.needs_sharing(request, self._engine.host) and devices.shows_all_gpus(self._engine.info())
+        if not shares and not any(container.gpus for container in request.containers):
+            return request, []
         devices.check_host(self._engine.host)
         devices.check_runtime(self._engine.info())
         visible = devices.limit_visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return reservations.check_gpus(self._engine, request, visible)
+        free = reservations.check_gpus(self._engine, request, visible)
+        return (devices.share_gpus(request, len(free)) if shares else request), free
 
     def _build_payload(self, request: AppRequest) -> Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
@@ -220,10 +228,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             EngineError: one could not be started.
         """
         folder = AppFolder(spec.folder)
+        since_s = self._engine.now_s()
         _, record = client.read_app(folder)
-        # Both are polled: the engine for started containers, the app's record for a failed start.
         while not client.has_ended(record) and self._engine.has_created_containers(request.labels):
-            time.sleep(_POLL_S)
+            # A container that cannot be started is removed. Nothing announces a supervisor that died: hence the limit.
+            since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
             _, record = client.read_app(folder)  # starts the supervisor again when that has died
         if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
             return

@@ -32,11 +32,12 @@ def create_detached_scheduler(session_name: str, **kwargs: Any) -> Any:
     """The same scheduler as `detached`: TorchX waits for every scheduler whose name begins with `local`.
 
     Raises:
-        ModuleNotFoundError: this system is not Linux; `torchx runopts` prints it as a line.
+        PlatformError: this system is not Linux.
     """
     del kwargs
-    if not LINUX:
-        raise ModuleNotFoundError("the scheduler `detached` needs Linux")
+    from muster.schedulers.runner.platforms import require_linux
+
+    require_linux("detached")
     from muster.schedulers.local.scheduler import LocalScheduler
 
     return LocalScheduler("detached", session_name)

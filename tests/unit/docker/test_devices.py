@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.docker.devices import assign_gpus, check_host, check_runtime, limit_visible
+from muster.schedulers.docker.devices import (
+    assign_gpus,
+    check_host,
+    check_runtime,
+    limit_visible,
+    needs_sharing,
+    share_gpus,
+    shows_all_gpus,
+)
 from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 from muster.schedulers.gpus import parse_gpus
 
 LISTING = """\
@@ -72,3 +81,31 @@ def test_gpus_of_an_engine_on_this_machine_can_be_listed(address):
 def test_gpus_of_an_engine_on_another_machine_are_refused(address):
     with pytest.raises(DockerError, match=f"those of the engine at {address} cannot be listed"):
         check_host(address)
+
+
+def app_of(*agents, gpus=0):
+    """An app with a container for each; whether it runs the agent."""
+    containers = tuple(
+        ContainerRequest(
+            role="r", replica=index, image="i", name="n", command=("c",), env={}, hostname="h", aliases=(),
+            runs_agent=runs_agent, bundled=False, gpus=gpus,
+        )
+        for index, runs_agent in enumerate(agents)
+    )  # fmt: skip
+    return AppRequest(
+        app_id="a", network="n", owns_network=True, pull="missing", grace_s=1.0, keep="all", user="u",
+        containers=containers,
+    )  # fmt: skip
+
+
+def test_agents_share_what_all_of_them_would_see():
+    app = app_of(True, True, False)
+    assert needs_sharing(app, "unix:///var/run/docker.sock")
+    assert [container.gpus for container in share_gpus(app, 8).containers] == [4, 4, 0]
+    assert [container.gpus for container in share_gpus(app, 5).containers] == [2, 2, 0]
+    assert share_gpus(app, 1) == app
+    assert not needs_sharing(app, "tcp://elsewhere:2375")
+    assert not needs_sharing(app_of(True, False), "unix:///x")
+    assert not needs_sharing(app_of(True, True, gpus=1), "unix:///x")
+    assert shows_all_gpus({"DefaultRuntime": "nvidia"})
+    assert not shows_all_gpus({"DefaultRuntime": "runc", "Runtimes": {"nvidia": {}}})

@@ -300,17 +300,43 @@ class Engine:
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def events(self, actions: Sequence[str], since_s: float | None = None) -> Iterator[dict[str, Any]]:
+    def wait_event(
+        self, actions: Sequence[str], labels: Mapping[str, str | None], since_s: float, limit_s: float
+    ) -> float:
+        """Wait for the next event of containers with these labels.
+
+        Args:
+            actions: "start", "die", ...
+            labels: of the containers.
+            since_s: by the engine's clock; an earlier event does not count.
+            limit_s: how long after `since_s` this returns at the latest.
+
+        Returns:
+            `since_s` for the next call.
+        """
+        for event in self.events(actions, since_s=since_s, until_s=since_s + limit_s, labels=labels):
+            return float(event["timeNano"] // 1000 + 1) / 1e6
+        return since_s + limit_s
+
+    def events(
+        self,
+        actions: Sequence[str],
+        since_s: float | None = None,
+        until_s: float | None = None,
+        labels: Mapping[str, str | None] | None = None,
+    ) -> Iterator[dict[str, Any]]:
         """Events of all containers as they happen. Ends, or raises EngineUnavailable, when the engine stops.
 
         Args:
             actions: "die", "kill", ...
             since_s: by the engine's clock.
+            until_s: ends then, by the engine's clock; None: it does not.
+            labels: only of containers with these; None: all.
         """
-        filters = {"type": "container", "event": list(actions)}
-        since = None if since_s is None else f"{since_s:.9f}"
+        filters = {"type": "container", "event": list(actions), "label": _label_filter(labels or {})}
+        since, until = (None if time_s is None else f"{time_s:.9f}" for time_s in (since_s, until_s))
         with self._translate_errors("follow the Docker engine's events"):
-            stream = self._api.events(filters=filters, since=since, decode=True)
+            stream = self._api.events(filters=filters, since=since, until=until, decode=True)
             with close_at_end(stream):
                 yield from stream
 

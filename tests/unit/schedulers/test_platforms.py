@@ -1,0 +1,25 @@
+"""Systems other than Linux: one line instead of a supervisor that nobody can watch."""
+
+import pytest
+
+from muster import _processes
+from muster.schedulers import docker, local
+from muster.schedulers.errors import EngineError
+
+pytestmark = pytest.mark.torchx
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"),
+    [
+        (docker.create_scheduler, "local_docker"),
+        (docker.create_detached_scheduler, "docker"),
+        (local.create_detached_scheduler, "detached"),
+    ],
+)
+def test_what_needs_linux_says_so_in_one_line(monkeypatch, factory, name):
+    monkeypatch.setattr(_processes, "LINUX", False)
+    with pytest.raises(EngineError, match=f"the scheduler {name} needs Linux, this is linux: run torchx in") as raised:
+        factory("test")
+    assert isinstance(raised.value, ModuleNotFoundError)  # what `torchx runopts` prints as a line
+    assert "\n" not in str(raised.value)

@@ -20,6 +20,7 @@ from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.transport.links import LinkEnd
 from muster.agent.round import Round
 
 EPHEMERAL = 40000
@@ -146,7 +147,7 @@ class SimLink:
             self.closed = True
             self.process.links.pop(self, None)
             if self.owner is not None:
-                self.owner.on_closed(self, "connection closed")
+                self.owner.on_closed(self, LinkEnd(reason="connection closed"))
 
     def close(self) -> None:
         if not self.closed:
@@ -184,7 +185,7 @@ class SimNetwork:
 
     def connect(self, host: str, port: int, on_open: Any, on_failed: Any, timeout_s: float) -> SimDial:
         dial = SimDial()
-        self._dial(dial, host, port, timeout_s, on_open, on_failed)
+        self._dial(dial, host, port, timeout_s, on_open, lambda why, _refused: on_failed(LinkEnd(reason=why)))
         return dial
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> SimDial:

@@ -13,7 +13,7 @@ from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed
 from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
 from muster.agent.rendezvous.transport import tcp_network as network_module
-from muster.agent.rendezvous.transport.tcp_network import PENDING_CONNECTIONS_LIMIT, TcpNetwork
+from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
@@ -172,7 +172,7 @@ GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x0
 
 
 def test_garbage_and_silent_connections_do_no_harm(nodes, port, monkeypatch) -> None:
-    monkeypatch.setattr(network_module, "PENDING_LIMIT_S", 0.3)
+    monkeypatch.setattr(network_module, "STRANGER_LIMIT_S", 0.3)
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
@@ -205,14 +205,15 @@ def _is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_pending_connections_are_limited(nodes, port) -> None:
+def test_connections_that_have_not_joined_are_limited(nodes, port, monkeypatch) -> None:
+    monkeypatch.setattr(network_module, "STRANGERS_LIMIT", 100)
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
     one.turn()
     connections = []
     try:
-        for _ in range(PENDING_CONNECTIONS_LIMIT + 50):
+        for _ in range(150):
             connections.append(socket.create_connection(("127.0.0.1", port)))
             one.turn()
         wait_for(lambda: sum(map(_is_closed, _unblocked(connections))) >= 50, one)
@@ -238,15 +239,15 @@ def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
     loop = Loop()
     links = []
     network = TcpNetwork(loop, None)
-    network.connect("127.0.0.1", port, links.append, lambda why, refused: None, 5.0)
+    network.connect("127.0.0.1", port, links.append, lambda end: None, 5.0)
     received = []
 
     class Owner:
         def on_message(self, link, message) -> None:
             received.append(message)
 
-        def on_closed(self, link, reason) -> None:
-            received.append(reason)
+        def on_closed(self, link, end) -> None:
+            received.append(end.reason)
 
     def turn() -> bool:
         loop.turn(0.005)
@@ -305,15 +306,15 @@ def test_only_reading_can_be_the_other_sides_fault() -> None:
         def on_message(self, link, message) -> None:
             raise ProtocolError("a message of ours is too long to send")
 
-        def on_closed(self, link, reason) -> None:
-            raise AssertionError(reason)
+        def on_closed(self, link, end) -> None:
+            raise AssertionError(end.reason)
 
     def on_link(link, message) -> None:
         link.owner = Owner()
         arrived.append(link)
 
     listener = network.listen("127.0.0.1", 0, on_link)
-    network.connect("127.0.0.1", listener.port, opened.append, lambda why, refused: None, 5.0)
+    network.connect("127.0.0.1", listener.port, opened.append, lambda end: None, 5.0)
     while not opened:
         loop.turn(0.1)
     opened[0].send(LeaderQuery(run_id="first"))

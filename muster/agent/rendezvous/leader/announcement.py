@@ -10,7 +10,7 @@ from muster.agent.rendezvous.protocol.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.discovery_messages import ANNOUNCEMENT_ANSWERS, Announcement, AnnouncementRefused
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Closing, Link, Network
+from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
 
 INTERVAL_S = 0.5
@@ -59,7 +59,7 @@ class TakeoverAnnouncer:
         link.owner = self
         link.send(self._build())
 
-    def _on_failed(self, _why: str, _refused: bool) -> None:
+    def _on_failed(self, _end: LinkEnd) -> None:
         self._dial = None
 
     def on_message(self, link: Link, frame: Frame | Message) -> None:
@@ -74,7 +74,7 @@ class TakeoverAnnouncer:
         if isinstance(answer, AnnouncementRefused):
             self._on_other_leader(link.peer_host, answer.port)
 
-    def on_closed(self, _link: Link, _reason: str) -> None:
+    def on_closed(self, _link: Link, _end: LinkEnd) -> None:
         """See `LinkOwner`."""
         self._link = None
 

@@ -49,7 +49,7 @@ from muster.agent.rendezvous.protocol.member_messages import (
     Started,
 )
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Link, LocalLink, Network
+from muster.agent.rendezvous.transport.links import Link, LinkEnd, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, replace
 
@@ -183,12 +183,12 @@ class Leader:
         ended = (last.round_number, last.ended) if last is not None and last.ended else None
         connection.link.send(HeartbeatReply(number=heartbeat.number, at_s=now_s, ended=ended))
 
-    def on_closed(self, link: Link, reason: str) -> None:
+    def on_closed(self, link: Link, end: LinkEnd) -> None:
         """See `LinkOwner`."""
         self._claims.remove(link)
         connection = self._connections.find_link(link)
         if connection is not None:
-            self._losses.record_closed(connection, reason)
+            self._losses.record_closed(connection, end.reason)
 
     # -- losses -----------------------------------------------------------------------------------------------------
 

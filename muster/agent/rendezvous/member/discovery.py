@@ -10,12 +10,10 @@ from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
 from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery, QueryReply, Role
 from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
-from muster.agent.rendezvous.transport.links import Link, Network
+from muster.agent.rendezvous.transport.links import Cause, Link, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
 
-REFUSAL_CAUSES = ("MUSTER_TOKEN", "of the protocol")
-"""Texts that name a wrong token or protocol version in a refusal."""
 ENDPOINT_SEARCH_S = 2.0
 """How long the node at the job's endpoint searches for a leader elsewhere before it leads the nodes that join it."""
 NEVER = float("inf")
@@ -196,12 +194,11 @@ class Discovery:
             self._owner.start_leading(takeover=self._recovery.round_number > 0)
 
     def _report_refusal(self) -> None:
-        """Post the refusal at once, not only at the join timeout: waiting does not mend it."""
-        if self._search is None or self._has_reported_refusal:
-            return
-        if any(cause in self._search.last_error for cause in REFUSAL_CAUSES):
+        """Post what waiting does not mend at once, not only at the join timeout."""
+        failure = self._search.last_failure if self._search is not None else None
+        if failure is not None and failure.cause is not Cause.BROKEN and not self._has_reported_refusal:
             self._has_reported_refusal = True
-            self._owner.post_notice(f"cannot join the job at {self._search.last_error}")
+            self._owner.post_notice(f"cannot join the job at {failure.reason}")
 
     # -- join timeout ------------------------------------------------------------------------------------------------
 
@@ -217,6 +214,7 @@ class Discovery:
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        why = f" ({self._search.last_error})" if self._search is not None and self._search.last_error else ""
+        failure = self._search.last_failure if self._search is not None else None
+        why = "" if failure is None else f" ({failure.reason})"
         host, port = self._options.endpoint
         self._owner.fail(f"found no leader at {host}:{port} within {self._options.join_timeout_s:g} s{why}")

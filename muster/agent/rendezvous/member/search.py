@@ -7,9 +7,9 @@ from muster.agent.rendezvous.protocol.discovery_messages import QUERY_ANSWERS, L
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Closing, Link, Network
+from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, record
+from muster.agent.runtime.records import assert_never, record, replace
 
 FIRST_INTERVAL_S = 0.05
 LAST_INTERVAL_S = 0.5
@@ -19,6 +19,9 @@ ANSWER_LIMIT_S = 5.0
 """A connection without an answer for so long leads to a machine that is gone: connect again, it may have come back."""
 
 SILENT = "it does not answer: does another program have the port?"
+
+RENEW_S = 5.0
+"""How long a connection is used: well below the time after which the other node closes one that has not joined."""
 
 
 @record
@@ -41,14 +44,17 @@ class _Query:
         self._search = search
         self._attempt: Closing | None = None
         self.link: Link | None = None
-        self._asked_s = 0.0
+        self._opened_s = self._asked_s = 0.0
         self._is_waiting = False
 
     def retry(self) -> None:
         if self.link is not None and self._is_waiting and self._search.now_s() - self._asked_s > ANSWER_LIMIT_S:
             self.link.close()
             self.link = None
-            self._report_failure(SILENT)
+            self._report_failure(LinkEnd(reason=SILENT))
+        if self.link is not None and not self._is_waiting and self._search.now_s() - self._opened_s > RENEW_S:
+            self.link.close()
+            self.link = None
         if self.link is not None:
             if not self._is_waiting:
                 self._send_query(self.link)
@@ -59,6 +65,7 @@ class _Query:
     def _on_open(self, link: Link) -> None:
         self._attempt = None
         self.link = link
+        self._opened_s = self._search.now_s()
         link.owner = self
         self._send_query(link)
 
@@ -67,13 +74,14 @@ class _Query:
         self._asked_s = self._search.now_s()
         link.send(self._search.query)
 
-    def _on_failed(self, why: str, _refused: bool) -> None:
+    def _on_failed(self, end: LinkEnd) -> None:
         self._attempt = None
-        self._report_failure(why)
+        self._report_failure(end)
 
-    def _report_failure(self, why: str) -> None:
+    def _report_failure(self, end: LinkEnd) -> None:
         self.has_result = True
-        self._search.record_failure(f"{self.target.host}:{self.target.port}: {why}", self.target)
+        reason = f"{self.target.host}:{self.target.port}: {end.reason}"
+        self._search.record_failure(replace(end, reason=reason), self.target)
 
     def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`."""
@@ -84,7 +92,7 @@ class _Query:
         except MalformedMessageError as error:
             link.close()
             self.link = None
-            self._report_failure(f"it sent a malformed answer ({error})")
+            self._report_failure(LinkEnd(reason=f"it sent a malformed answer ({error})"))
             return
         match answer:
             case Rejected():
@@ -104,10 +112,10 @@ class _Query:
         """True while a query is out and no answer has come."""
         return self.link is not None and self._is_waiting
 
-    def on_closed(self, _link: Link, reason: str) -> None:
+    def on_closed(self, _link: Link, end: LinkEnd) -> None:
         """See `LinkOwner`."""
         self.link = None
-        self._report_failure(reason)
+        self._report_failure(end)
 
     def close(self) -> None:
         for closing in (self._attempt, self.link):
@@ -132,7 +140,7 @@ class Search:
         self.query = query
         self.on_reply = on_reply
         self.on_reject = on_reject
-        self.last_error = ""
+        self.last_failure: LinkEnd | None = None
         """The endpoint's last failure, for the message at the join timeout."""
         self._loop = loop
         self._on_progress = on_progress
@@ -175,17 +183,19 @@ class Search:
             self._interval_s = FIRST_INTERVAL_S
             self._tick()
 
-    def record_failure(self, why: str, target: Target) -> None:
+    def record_failure(self, end: LinkEnd, target: Target) -> None:
         """A target did not answer."""
-        if target.group_rank is None or not self.last_error:
-            self.last_error = why
+        if target.group_rank is None or self.last_failure is None:
+            self.last_failure = end
         if not self._closed:
             self._on_progress()
 
     def describe_failure(self) -> str:
         """Why no leader was found at the endpoint; "" when nothing is known."""
         silent = [q.target for q in self._queries if q.target.group_rank is None and q.is_unanswered]
-        return f"{silent[0].host}:{silent[0].port}: {SILENT}" if silent else self.last_error
+        if silent:
+            return f"{silent[0].host}:{silent[0].port}: {SILENT}"
+        return "" if self.last_failure is None else self.last_failure.reason
 
     def is_answered_below(self, group_rank: int) -> bool:
         """True when every member of a lower rank has answered or failed to answer."""

@@ -28,7 +28,7 @@ from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, JobEnd, Rejected, Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Link, Listener, LocalLink, Network
+from muster.agent.rendezvous.transport.links import Link, LinkEnd, Listener, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, record, replace
 
@@ -323,7 +323,7 @@ class Server:
         self._connections.pop(link, None)
         link.close()
 
-    def on_closed(self, link: Link, _reason: str) -> None:
+    def on_closed(self, link: Link, _end: LinkEnd) -> None:
         """See `LinkOwner`."""
         self._connections.pop(link, None)
 

@@ -21,7 +21,7 @@ from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Closing, Link, LocalLink, Network
+from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 
 JOIN_ANSWER_LIMIT_S = 5.0
@@ -316,14 +316,14 @@ class Session:
 
     # -- the leader is lost -----------------------------------------------------------------------------------------
 
-    def on_closed(self, link: Link, reason: str) -> None:
+    def on_closed(self, link: Link, end: LinkEnd) -> None:
         """See `LinkOwner`. Without a goodbye, either the leader's process has ended or the connection broke."""
         if link is not self._link or self._owner.has_ended:
             return
         promise_until_s, address = self._lease_renewal.promise_until_s, self._recovery.leader_address
         led_rounds = self._recovery.led_rounds
         may_have_ended = self._lease_renewal.is_leased_elsewhere
-        self._drop_link(reason, promise_until_s=promise_until_s if may_have_ended or self._is_accepted else -NEVER)
+        self._drop_link(end.reason, promise_until_s=promise_until_s if may_have_ended or self._is_accepted else -NEVER)
         if may_have_ended and self._network is not None and address is not None and address[1]:
             self._probe = self._network.probe(*address, lambda refused: self._on_probe(refused, led_rounds))
 

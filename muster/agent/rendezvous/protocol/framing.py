@@ -33,6 +33,10 @@ class ProtocolError(Exception):
     """The other side does not follow the protocol, or could not prove the job token. `str()` says which."""
 
 
+class RefusalError(ProtocolError):
+    """The handshake was refused, here or there: the two nodes differ in their token or version."""
+
+
 _decode = json.JSONDecoder().decode
 
 

@@ -14,6 +14,7 @@ from muster.agent.rendezvous.protocol.framing import (
     Frame,
     FrameReader,
     ProtocolError,
+    RefusalError,
     build_frame,
     decode_json,
 )
@@ -100,12 +101,12 @@ class Codec:
             self._received += 1
         message = decode_json(payload)
         if "refused" in message:
-            raise ProtocolError(_read_refusal(message))
+            raise RefusalError(_read_refusal(message))
         return message
 
     def _handle_handshake(self, message: Frame) -> None:
         if "refused" in message:
-            raise ProtocolError(_read_refusal(message))
+            raise RefusalError(_read_refusal(message))
         if not self._is_server:
             self._check_server(message)
         elif not self._has_hello:
@@ -129,7 +130,7 @@ class Codec:
 
     def _refuse(self, why: str) -> None:
         self._write(build_frame(_encode({"refused": why})))
-        raise ProtocolError(why)
+        raise RefusalError(why)
 
     def _check_server(self, message: Frame) -> None:
         self._nonces = (self._nonce, _read_hex(message, "nonce"))

@@ -9,7 +9,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from muster.agent.rendezvous.transport.links import Cause, LinkEnd
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import record
 
 Address = tuple[int, str]
 """Address family and numeric host."""
@@ -67,41 +69,65 @@ class FixedPort:
         """Do nothing: nothing is reserved."""
 
 
+@record
+class Resolved:
+    """The addresses of a host, or why there are none."""
+
+    addresses: tuple[Address, ...] = ()
+    failure: LinkEnd | None = None
+
+
+OnAnswer = Callable[[Resolved], None]
+_LOOPBACK = Resolved(addresses=((int(socket.AF_INET), "127.0.0.1"), (int(socket.AF_INET6), "::1")))
+
+
 class Resolver:
     """Resolves names in short-lived threads, so that a slow name server cannot delay a heartbeat. Close it."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._answers: deque[tuple[Callable[[list[Address]], None], list[Address]]] = deque()
+        self._answers: deque[tuple[OnAnswer, Resolved]] = deque()
         self._read_fd = self._write_fd = -1
 
-    def resolve(self, host: str, on_answer: Callable[[list[Address]], None]) -> None:
-        """Call `on_answer` on the loop with the addresses; with none if the name does not resolve (yet)."""
+    def resolve(self, host: str, on_answer: OnAnswer) -> None:
+        """Call `on_answer` on the loop, always."""
         numeric = parse_numeric(host)
         if numeric is not None:
-            self._loop.call_soon(lambda: on_answer([numeric]))
+            self._loop.call_soon(lambda: on_answer(Resolved(addresses=(numeric,))))
         elif host == "localhost":
-            loopback: list[Address] = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
-            self._loop.call_soon(lambda: on_answer(loopback))
+            self._loop.call_soon(lambda: on_answer(_LOOPBACK))
         else:
-            self._start_thread(host, on_answer)
+            try:
+                self._start_thread(host, on_answer)
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is left
+                failed = _build_fault(host, error)
+                self._loop.call_soon(lambda: on_answer(failed))
 
-    def _start_thread(self, host: str, on_answer: Callable[[list[Address]], None]) -> None:
+    def _start_thread(self, host: str, on_answer: OnAnswer) -> None:
         import threading  # only where a name is given
 
         if self._read_fd < 0:
-            self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._read_fd, self._write_fd = os.pipe()  # pipe2 is Linux's alone
+            os.set_blocking(self._read_fd, False)
+            os.set_blocking(self._write_fd, False)
             self._loop.watch_readable(self._read_fd, self._deliver_answers)
         # The thread gets its own copy of the write end: it may answer after this resolver has closed.
         answer_fd = os.dup(self._write_fd)
-        threading.Thread(target=self._run, args=(host, on_answer, answer_fd), daemon=True, name="resolve").start()
-
-    def _run(self, host: str, on_answer: Callable[[list[Address]], None], answer_fd: int) -> None:
+        thread = threading.Thread(target=self._run, args=(host, on_answer, answer_fd), daemon=True, name="resolve")
         try:
-            found = resolve(host)
+            thread.start()
+        except RuntimeError:
+            os.close(answer_fd)
+            raise
+
+    def _run(self, host: str, on_answer: OnAnswer, answer_fd: int) -> None:
+        try:
+            resolved = Resolved(addresses=tuple(resolve(host)))
         except (OSError, UnicodeError):
-            found = []
-        self._answers.append((on_answer, found))
+            resolved = Resolved(failure=LinkEnd(reason="the host name does not resolve"))
+        except Exception as error:  # noqa: BLE001 (the loop must learn of it: a thread's error is lost)
+            resolved = _build_fault(host, error)
+        self._answers.append((on_answer, resolved))
         try:
             os.write(answer_fd, b"\0")
         except OSError:
@@ -115,8 +141,8 @@ class Resolver:
         except BlockingIOError:
             return
         while self._answers:
-            on_answer, found = self._answers.popleft()
-            on_answer(found)
+            on_answer, resolved = self._answers.popleft()
+            on_answer(resolved)
 
     def close(self) -> None:
         """Drop answers that are still to come. Idempotent."""
@@ -125,3 +151,8 @@ class Resolver:
             os.close(self._read_fd)
             os.close(self._write_fd)
             self._read_fd = self._write_fd = -1
+
+
+def _build_fault(host: str, error: Exception) -> Resolved:
+    reason = f"cannot resolve {host!r}: {type(error).__name__}: {error}"
+    return Resolved(failure=LinkEnd(reason=reason, cause=Cause.FAULT))

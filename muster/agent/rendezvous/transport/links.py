@@ -4,11 +4,33 @@ The real network is `tcp_network.TcpNetwork`; the simulation of the tests has it
 """
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Protocol
 
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import record
+
+
+class Cause(Enum):
+    """What kind of reason ended a link, or kept it from being opened."""
+
+    BROKEN = "broken"
+    """Closed, reset, or no answer: trying again may help."""
+    REFUSED = "refused"
+    """The handshake was refused: another job token, or another version. Only a person can mend it."""
+    FAULT = "fault"
+    """This process could not even try."""
+
+
+@record
+class LinkEnd:
+    """Why a link has ended, or could not be opened."""
+
+    reason: str
+    """One line."""
+    cause: Cause = Cause.BROKEN
 
 
 class LinkOwner(Protocol):
@@ -18,8 +40,8 @@ class LinkOwner(Protocol):
         """A message has arrived: not read yet, or a record when it comes from this same process."""
         ...
 
-    def on_closed(self, link: "Link", reason: str) -> None:
-        """The other side closed the link, or it broke. Called once, and not after `close`."""
+    def on_closed(self, link: "Link", end: LinkEnd) -> None:
+        """The other side closed the link, it broke, or it has not joined in time. Called once, not after `close`."""
         ...
 
 
@@ -76,10 +98,10 @@ class Network(Protocol):
         host: str,
         port: int,
         on_open: Callable[[Link], None],
-        on_failed: Callable[[str, bool], None],
+        on_failed: Callable[[LinkEnd], None],
         timeout_s: float,
     ) -> Closing:
-        """Open a link. `on_failed(why, refused)`; closing what is returned cancels it without a callback."""
+        """Open a link. Closing what is returned cancels it without a callback."""
         ...
 
     def listen(self, host: str | None, port: int, on_link: OnLink) -> Listener:
@@ -148,4 +170,4 @@ class LocalLink:
         if self._other is not None:
             self._other = None
             if self.owner is not None:
-                self.owner.on_closed(self, "closed")
+                self.owner.on_closed(self, LinkEnd(reason="closed"))

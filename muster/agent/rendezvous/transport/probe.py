@@ -40,10 +40,11 @@ class Probe:
             return
         family, host = self._address
         try:
-            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
         except OSError:  # no descriptor left: nothing can be proven
             self._finish(refused=False)
             return
+        self._socket.setblocking(False)  # SOCK_NONBLOCK is Linux's alone
         code = self._socket.connect_ex((host, self._port))
         if code in (0, errno.EINPROGRESS):
             self._loop.watch_writable(self._socket.fileno(), self._on_dialled)

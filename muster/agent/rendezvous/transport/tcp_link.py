@@ -3,11 +3,11 @@
 import socket
 from collections.abc import Callable, Iterator
 
-from muster.agent.rendezvous.protocol.framing import Frame, ProtocolError
+from muster.agent.rendezvous.protocol.framing import Frame, ProtocolError, RefusalError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.addresses import normalise
-from muster.agent.rendezvous.transport.links import LinkOwner
+from muster.agent.rendezvous.transport.links import Cause, LinkEnd, LinkOwner
 from muster.agent.runtime.loop import Loop
 
 READ_BYTES = 256 * 1024
@@ -22,6 +22,8 @@ class TcpLink:
         self.owner: LinkOwner | None = None
         self.on_open: Callable[[], None] | None = None
         self.on_first_message: Callable[[Frame], None] | None = None
+        self.on_settled: Callable[[], None] | None = None
+        """Called once, when the other side is trusted or the link has ended."""
         self._loop = loop
         self._socket = sock
         self._out = bytearray()
@@ -48,11 +50,17 @@ class TcpLink:
     def trust(self) -> None:
         """See `Link`."""
         self._codec.trust()
+        self._report_settled()
+
+    def _report_settled(self) -> None:
+        if self.on_settled is not None:
+            on_settled, self.on_settled = self.on_settled, None
+            on_settled()
 
     def _queue(self, data: bytes) -> None:
         self._out += data
         if len(self._out) > UNSENT_LIMIT_BYTES:
-            self._fail("it does not read what it is sent")
+            self.fail(LinkEnd(reason="it does not read what it is sent"))
         elif len(self._out) == len(data):
             self._flush()
 
@@ -78,10 +86,10 @@ class TcpLink:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._fail(error.strerror or str(error))
+            self.fail(LinkEnd(reason=error.strerror or str(error)))
             return
         if not data:
-            self._fail("connection closed")
+            self.fail(LinkEnd(reason="connection closed"))
             return
         was_open = self.is_open
         messages = self._codec.receive(data)
@@ -98,7 +106,8 @@ class TcpLink:
         try:
             return next(messages, None)
         except ProtocolError as error:
-            self._fail(str(error))
+            cause = Cause.REFUSED if isinstance(error, RefusalError) else Cause.BROKEN
+            self.fail(LinkEnd(reason=str(error), cause=cause))
             return None
 
     def _report_open(self, was_open: bool) -> None:
@@ -113,20 +122,22 @@ class TcpLink:
         elif self.owner is not None:
             self.owner.on_message(self, message)
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, end: LinkEnd) -> None:
+        """Close it, and tell the owner."""
         if self._closed:
             return
         self._out.clear()
         self.close()
         if self.owner is not None:
             owner = self.owner
-            self._loop.call_soon(lambda: owner.on_closed(self, reason))
+            self._loop.call_soon(lambda: owner.on_closed(self, end))
 
     def close(self) -> None:
         """See `Link`."""
         if self._closed:
             return
         self._closed = True
+        self._report_settled()
         if self._out:
             try:
                 self._socket.send(self._out)

@@ -1,11 +1,12 @@
-"""Links over TCP on the agent's loop: nothing blocks, and unknown connections cost little.
+"""Links over TCP on the agent's loop: nothing blocks, and strangers cost little.
 
-A connection is pending until its first valid message (with a token: after the handshake). Pending connections have a
-few seconds and small frames, and their number is limited: the oldest is closed first, so that a flood of half-open
-connections cannot keep members out.
+A connection is a stranger's until its owner trusts it: when its node joins. Strangers have small frames (without a
+token, else until the handshake) and a deadline, whatever they ask, and their number is limited: the oldest is closed
+first, so that a flood of connections cannot keep members out. Nodes that search for a leader connect again in time.
 """
 
 import errno
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -13,88 +14,120 @@ from collections.abc import Callable
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.transport.addresses import (
     Address,
+    Resolved,
     Resolver,
     is_bindable,
     parse_numeric,
     resolve,
 )
-from muster.agent.rendezvous.transport.links import Closing, Link, Listener, OnLink
+from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Listener, OnLink
 from muster.agent.rendezvous.transport.probe import Probe, is_self_connected
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
 
-PENDING_LIMIT_S = 5.0
-PENDING_CONNECTIONS_LIMIT = 512
+STRANGER_LIMIT_S = 10.0
+"""How long a connection may go without a join."""
+STRANGERS_LIMIT = 1024
+"""Connections without a proven token and without a join. A joining node is one for a few milliseconds."""
 BACKLOG = 4096
 ACCEPTS_PER_TURN = 256
+ACCEPT_PAUSE_S = 0.25
+"""How soon to accept again after the process or the machine ran out of descriptors."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TcpListener:
-    """Accepts connections, and passes on those whose first message is valid. Close it."""
+    """Accepts connections, and passes each on with its first message. Close it."""
 
     def __init__(self, loop: Loop, sock: socket.socket, token: str | None, on_link: OnLink) -> None:
         self._loop = loop
         self._socket = sock
         self._token = token
         self._on_link = on_link
-        self._pending: dict[TcpLink, Timer] = {}
+        self._pending: set[TcpLink] = set()
+        """Those that have sent no message yet."""
+        self._strangers: dict[TcpLink, None] = {}
+        """Those that count against the limit, the oldest first."""
+        self._pause_timer: Timer | None = None
         self.port: int = sock.getsockname()[1]
         sock.setblocking(False)
         loop.watch_readable(sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for place in range(ACCEPTS_PER_TURN):
             try:
                 sock, _address = self._socket.accept()
-            except OSError:
-                # Nothing more to accept, or no descriptor left: the kernel keeps the connection in its queue.
+            except (BlockingIOError, InterruptedError):
                 return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    if place == 0:  # later it may mean nothing: Linux looks for a descriptor first, then who waits
+                        self._make_room()
+                    return
+                continue  # that connection was closed before it was accepted
             sock.setblocking(False)
-            self._add_pending(sock)
+            self._add_stranger(sock)
 
-    def _add_pending(self, sock: socket.socket) -> None:
+    def _make_room(self) -> None:
+        """No descriptor is left: close a stranger, else pause: the kernel keeps what waits and reports it each turn."""
+        if self._strangers:
+            self._close_oldest()
+            return
+        self._loop.unwatch_readable(self._socket.fileno())
+        self._pause_timer = self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._pause_timer = None
+        self._loop.watch_readable(self._socket.fileno(), self._on_readable)
+
+    def _add_stranger(self, sock: socket.socket) -> None:
         try:
             link = TcpLink(self._loop, sock, self._token, is_server=True)
         except OSError:
             sock.close()  # closed before it was accepted
             return
-        if len(self._pending) >= PENDING_CONNECTIONS_LIMIT:
-            self._close_pending(next(iter(self._pending)))
+        if len(self._strangers) >= STRANGERS_LIMIT:
+            self._close_oldest()
+        timer = self._loop.call_later(STRANGER_LIMIT_S, lambda: link.fail(LinkEnd(reason="it has not joined in time")))
+
+        def settle() -> None:
+            timer.cancel()
+            self._pending.discard(link)
+            self._strangers.pop(link, None)
+
         link.owner = self
+        link.on_settled = settle
         link.on_first_message = lambda message: self._pass_on(link, message)
-        self._pending[link] = self._loop.call_later(PENDING_LIMIT_S, lambda: self._close_pending(link))
+        if self._token is not None:
+            link.on_open = lambda: self._strangers.pop(link, None)  # it has proved the token
+        self._pending.add(link)
+        self._strangers[link] = None
+
+    def _close_oldest(self) -> None:
+        next(iter(self._strangers)).fail(LinkEnd(reason="too many connections that have not joined"))
 
     def _pass_on(self, link: TcpLink, message: Frame) -> None:
-        self._remove_pending(link)
+        self._pending.discard(link)
         link.owner = None
         self._on_link(link, message)
-
-    def _close_pending(self, link: TcpLink) -> None:
-        self._remove_pending(link)
-        link.close()
-
-    def _remove_pending(self, link: TcpLink) -> None:
-        timer = self._pending.pop(link, None)
-        if timer is not None:
-            timer.cancel()
 
     def on_message(self, link: Link, _frame: object) -> None:
         """Never called: the first message goes to `on_first_message`, and the link gets another owner."""
         link.close()
 
-    def on_closed(self, link: Link, _reason: str) -> None:
-        """A pending connection was closed, or sent something that is not our protocol."""
-        if isinstance(link, TcpLink):
-            self._remove_pending(link)
+    def on_closed(self, _link: Link, _end: LinkEnd) -> None:
+        """A connection was closed before its first message, or sent something that is not our protocol."""
 
     def close(self) -> None:
-        """Stop accepting, and close pending connections. Idempotent."""
+        """Stop accepting, and close connections that have sent nothing yet. Idempotent."""
         if self._socket.fileno() < 0:
             return
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
         self._loop.unwatch(self._socket.fileno())
         self._socket.close()
         for link in list(self._pending):
-            self._close_pending(link)
+            link.close()
 
 
 class _Dial:
@@ -108,42 +141,37 @@ class _Dial:
         self._socket: socket.socket | None = None
         self._link: TcpLink | None = None
         self._closed = False
-        self._refused = False
-        self._why = ""
+        self._end = LinkEnd(reason="")
+        """Why the last address could not be reached."""
         self.on_open: Callable[[Link], None] | None = None
-        self.on_failed: Callable[[str, bool], None] | None = None
+        self.on_failed: Callable[[LinkEnd], None] | None = None
         self._timer = self._loop.call_later(timeout_s, self._on_timeout)
 
-    def try_addresses(self, found: list[Address]) -> None:
+    def try_addresses(self, resolved: Resolved) -> None:
         if self._closed:
             return
-        self._addresses.extend(found)
-        self._why = "the host name does not resolve"
+        self._addresses.extend(resolved.addresses)
+        self._end = resolved.failure or self._end
         self._try_next()
 
     def _try_next(self) -> None:
         while self._addresses and not self._closed:
             family, host = self._addresses.popleft()
             try:
-                sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                sock = socket.socket(family, socket.SOCK_STREAM)
             except OSError as error:
-                self._why = error.strerror or str(error)
+                self._end = LinkEnd(reason=error.strerror or str(error))
                 continue
+            sock.setblocking(False)  # SOCK_NONBLOCK is Linux's alone
             code = sock.connect_ex((host, self._port))
             if code in (0, errno.EINPROGRESS):
                 self._socket = sock
                 self._loop.watch_writable(sock.fileno(), self._on_writable)
                 return
             sock.close()
-            self._record_error(code)
+            self._end = LinkEnd(reason=os.strerror(code))
         if not self._closed:
             self._fail()
-
-    def _record_error(self, code: int) -> None:
-        import os
-
-        self._refused = code == errno.ECONNREFUSED
-        self._why = os.strerror(code)
 
     def _on_writable(self) -> None:
         sock = self._socket
@@ -157,7 +185,7 @@ class _Dial:
             code = errno.ECONNREFUSED
         if code:
             sock.close()
-            self._record_error(code)
+            self._end = LinkEnd(reason=os.strerror(code))
             self._try_next()
         else:
             self._start_handshake(sock)
@@ -167,7 +195,7 @@ class _Dial:
             link = TcpLink(self._loop, sock, self._network.token, is_server=False)
         except OSError as error:
             sock.close()
-            self._why = error.strerror or str(error)
+            self._end = LinkEnd(reason=error.strerror or str(error))
             self._try_next()
             return
         self._link = link
@@ -188,21 +216,20 @@ class _Dial:
         """Never called: no message arrives before the link is open."""
         link.close()
 
-    def on_closed(self, _link: Link, reason: str) -> None:
+    def on_closed(self, _link: Link, end: LinkEnd) -> None:
         """Closed during the handshake."""
         if not self._closed:
-            self._why = reason
+            self._end = end
             self._fail()
 
     def _on_timeout(self) -> None:
-        self._refused = False
-        self._why = "no answer"
+        self._end = LinkEnd(reason="no answer")
         self._fail()
 
     def _fail(self) -> None:
         self.close()
         if self.on_failed is not None:
-            self.on_failed(self._why, self._refused)
+            self.on_failed(self._end)
 
     def _stop(self) -> None:
         self._closed = True
@@ -232,7 +259,7 @@ class TcpNetwork:
         host: str,
         port: int,
         on_open: Callable[[Link], None],
-        on_failed: Callable[[str, bool], None],
+        on_failed: Callable[[LinkEnd], None],
         timeout_s: float,
     ) -> Closing:
         """See `Network`."""
@@ -263,7 +290,7 @@ class TcpNetwork:
 
     def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
         """See `Network`."""
-        self._resolver.resolve(host, lambda found: on_result(any(is_bindable(address) for address in found)))
+        self._resolver.resolve(host, lambda found: on_result(any(map(is_bindable, found.addresses))))
 
     def close(self) -> None:
         """See `Network`."""

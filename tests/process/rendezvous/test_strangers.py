@@ -1,0 +1,333 @@
+"""What any process that can reach the port may do to a job: over real sockets, with a clock that the test moves."""
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from doubles.rendezvous_links import StandingClock
+
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.backends.selection import create_rendezvous
+from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.protocol.framing import STRANGER_LIMIT_BYTES, VERSION
+from muster.agent.rendezvous.transport import addresses
+from muster.agent.rendezvous.transport import tcp_network as network_module
+from muster.agent.rendezvous.transport.links import Cause, LinkEnd
+from muster.agent.rendezvous.transport.tcp_network import STRANGER_LIMIT_S, TcpListener, TcpNetwork
+from muster.agent.runtime.loop import Loop
+
+HELLO = {"hello": VERSION, "auth": False, "nonce": "00"}
+QUERY = {"type": "LeaderQuery", "run_id": "run"}
+
+
+def build_frame(message: dict[str, Any]) -> bytes:
+    payload = json.dumps(message).encode()
+    return struct.pack(">I", len(payload)) + payload
+
+
+class Job:
+    """One node that leads and waits for another, in this process; time passes only in `pass_time`."""
+
+    def __init__(self, index: int = 0, **changes: Any) -> None:
+        self.clock = StandingClock()
+        self.loop = Loop(self.clock)  # type: ignore[arg-type]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.port = int(server.getsockname()[1])
+        settings = {"host": "127.0.0.1", "port": self.port, "node_index": index, "min_nodes": 2, "max_nodes": 2}
+        config = RendezvousConfig(**{"backend": "muster", "run_id": "run", **settings, **changes})
+        self.events: list[Any] = []
+        self.member = create_rendezvous(config, 1, "default", self.loop, None, f"host-{index}", self.events.append)
+        self.sockets = contextlib.ExitStack()
+
+    def turn(self, often: int = 20) -> None:
+        for _ in range(often):
+            self.loop.turn(0.002)
+
+    def pass_time(self, seconds: float) -> None:
+        """In small steps, so that timers run in order."""
+        for _ in range(int(seconds * 10)):
+            self.clock.passed_s += 0.1
+            self.turn(1)
+        self.turn()
+
+    def connect(self, *messages: dict[str, Any]) -> socket.socket:
+        sock = self.sockets.enter_context(socket.create_connection(("127.0.0.1", self.port)))
+        sock.setblocking(False)
+        for message in messages:
+            sock.sendall(build_frame(message))
+        self.turn()
+        return sock
+
+    def find(self, kind: type) -> Any:
+        return next((event for event in self.events if isinstance(event, kind)), None)
+
+    def close(self) -> None:
+        self.sockets.close()
+        self.member.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    made.member.join()
+    made.turn()
+    yield made
+    made.close()
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """What has arrived; empty when the other side has closed, None when nothing has."""
+    try:
+        return sock.recv(1 << 16)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_stranger_that_asks_again_and_again_is_closed_at_its_deadline(job: Job) -> None:
+    stranger = job.connect(HELLO, QUERY)
+    assert b"QueryReply" in (receive(stranger) or b"")
+    for _ in range(int(STRANGER_LIMIT_S) - 1):
+        job.pass_time(1.0)
+        stranger.sendall(build_frame(QUERY))
+        job.turn()
+        assert b"QueryReply" in (receive(stranger) or b"")
+    job.pass_time(2.0)
+    assert receive(stranger) == b""
+
+
+def test_strangers_that_have_asked_a_valid_question_are_limited_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_module, "STRANGERS_LIMIT", 10)
+    strangers = [job.connect(HELLO, QUERY) for _ in range(25)]
+    assert all(b"QueryReply" in (receive(stranger) or b"") for stranger in strangers)
+    job.turn()
+    assert [receive(stranger) for stranger in strangers] == [b""] * 15 + [None] * 10
+
+
+def test_a_stranger_may_not_send_long_frames(job: Job) -> None:
+    stranger = job.connect(HELLO, QUERY)
+    assert b"QueryReply" in (receive(stranger) or b"")
+    stranger.sendall(struct.pack(">I", STRANGER_LIMIT_BYTES + 1) + b'{"type":"LeaderQuery"')
+    job.turn()
+    assert receive(stranger) == b""
+
+
+def test_a_member_stays_beyond_the_strangers_deadline() -> None:
+    one, two = Job(), None
+    one.member.join()
+    one.turn()
+    try:
+        two = Job(1, port=one.port)
+        two.clock, two.loop.clock = one.clock, one.clock  # type: ignore[assignment]
+        two.member.join()
+        for _ in range(300):
+            one.turn(1)
+            two.turn(1)
+            one.clock.passed_s += 0.01
+        assert one.find(RoundFormed)
+        assert two.find(RoundFormed)
+        for _ in range(int(STRANGER_LIMIT_S * 20)):
+            one.clock.passed_s += 0.1
+            one.turn(1)
+            two.turn(1)
+        assert [type(event) for event in two.events] == [RoundFormed]
+    finally:
+        if two is not None:
+            two.close()
+        one.close()
+
+
+def test_a_node_that_searches_for_long_connects_again_before_it_is_closed() -> None:
+    """The other node knows no leader: one that asks it is a stranger for as long as it asks."""
+    loop = Loop(StandingClock())  # type: ignore[arg-type]
+    network = TcpNetwork(loop, None)
+    links: list[Any] = []
+
+    class Owner:
+        def on_message(self, link: Any, frame: Any) -> None:
+            from muster.agent.rendezvous.protocol.leader_messages import Goodbye
+
+            link.send(Goodbye(reason="a message of no use to the search, but an answer"))
+
+        def on_closed(self, link: Any, end: LinkEnd) -> None:
+            ends.append(end)
+
+    ends: list[LinkEnd] = []
+
+    def on_link(link: Any, frame: Any) -> None:
+        link.owner = Owner()
+        links.append(link)
+        link.owner.on_message(link, frame)
+
+    listener = network.listen("127.0.0.1", 0, on_link)
+    searching = Job(1, port=listener.port, join_timeout_s=1000.0)
+    searching.member.join()
+    try:
+        for _ in range(400):
+            searching.clock.passed_s += 0.1
+            loop.clock.passed_s += 0.1  # type: ignore[attr-defined]
+            searching.turn(1)
+            loop.turn(0)
+        assert len(links) > 3
+        assert {end.reason for end in ends} == {"connection closed"}  # by the node that searches
+    finally:
+        searching.close()
+        for link in links:
+            link.close()
+        network.close()
+        listener.close()
+        loop.close()
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Nothing can be opened inside."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = []
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    try:
+        while True:
+            try:
+                fillers.append(os.dup(0))
+            except OSError:
+                break
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in fillers:
+            os.close(descriptor)
+
+
+def test_a_listener_without_descriptors_pauses_and_accepts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    on_readable = TcpListener._on_readable
+    monkeypatch.setattr(TcpListener, "_on_readable", lambda self: (calls.append(1), on_readable(self)))
+    clock = StandingClock()
+    loop = Loop(clock)  # type: ignore[arg-type]
+    network = TcpNetwork(loop, None)
+    links: list[Any] = []
+    listener = network.listen("127.0.0.1", 0, lambda link, _frame: links.append(link))
+    client = socket.socket()
+    try:
+        client.connect(("127.0.0.1", listener.port))
+        client.sendall(build_frame(HELLO) + build_frame(QUERY))
+        with without_descriptors():
+            for _ in range(200):
+                loop.turn(0)
+            assert len(calls) == 1
+            clock.passed_s += network_module.ACCEPT_PAUSE_S
+            for _ in range(200):
+                loop.turn(0)
+            assert len(calls) == 2
+        clock.passed_s += network_module.ACCEPT_PAUSE_S
+        for _ in range(20):
+            loop.turn(0.002)
+        assert len(links) == 1
+    finally:
+        client.close()
+        listener.close()
+        for link in links:
+            link.close()
+        network.close()
+        loop.close()
+
+
+def test_without_descriptors_the_oldest_stranger_makes_room_for_a_node(job: Job) -> None:
+    stranger = job.connect(HELLO, QUERY)
+    assert b"QueryReply" in (receive(stranger) or b"")
+    client = socket.socket()
+    with without_descriptors():
+        client.connect(("127.0.0.1", job.port))
+        client.sendall(build_frame(HELLO) + build_frame(QUERY))
+        job.turn()
+        client.setblocking(False)
+        assert b"QueryReply" in (receive(client) or b"")
+        assert receive(stranger) == b""
+    client.close()
+
+
+# -- names, and systems that lack what Linux has ------------------------------------------------------------------
+
+
+def test_nodes_find_each_other_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, over a host name, which is resolved in a thread."""
+    monkeypatch.delattr(socket, "SOCK_NONBLOCK")
+    monkeypatch.delattr(socket, "SOCK_CLOEXEC")
+    monkeypatch.delattr(os, "pipe2")
+    monkeypatch.setattr(addresses, "resolve", lambda host: [(int(socket.AF_INET), "127.0.0.1")])
+    one = Job(host="a-name")
+    two = Job(1, host="a-name", port=one.port)
+    two.clock, two.loop.clock = one.clock, one.clock  # type: ignore[assignment]
+    try:
+        one.member.join()
+        two.member.join()
+        for _ in range(500):
+            one.turn(1)
+            two.turn(1)
+            one.clock.passed_s += 0.01
+            if one.find(RoundFormed) and two.find(RoundFormed):
+                break
+        assert two.find(RoundFormed)
+        one.member.close()
+        two.turn(50)
+        assert two.find(RoundBroken).kind is BreakKind.FENCED
+        assert two.member._recovery.state.quorum_rounds[0].ended == {0}  # a dial proved the leader's end
+    finally:
+        two.close()
+        one.close()
+
+
+def fail_to_resolve(host: str) -> list[tuple[int, str]]:
+    raise RuntimeError("the resolver has a bug")
+
+
+def test_an_error_of_the_resolver_becomes_a_line_at_once_and_the_reason_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "resolve", fail_to_resolve)
+    node = Job(1, host="a-name", join_timeout_s=5.0)
+    try:
+        node.member.join()
+        for _ in range(50):
+            node.turn(10)
+            if node.find(Notice):
+                break
+        line = "cannot resolve 'a-name': RuntimeError: the resolver has a bug"
+        assert node.find(Notice).text == f"cannot join the job at a-name:{node.port}: {line}"
+        for _ in range(60):
+            node.pass_time(0.1)
+        assert line in node.find(RendezvousFailed).reason
+        notices = [event.text for event in node.events if isinstance(event, Notice)]
+        assert len([notice for notice in notices if notice.startswith("cannot join")]) == 1
+    finally:
+        node.close()
+
+
+@pytest.mark.parametrize("place", ["threading.Thread.start", "os.pipe"])
+def test_a_resolver_that_cannot_start_answers_as_well(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def fail(*_args: object) -> None:
+        raise (RuntimeError if "Thread" in place else OSError)("can't start")
+
+    loop = Loop()
+    network = TcpNetwork(loop, None)
+    ends: list[LinkEnd] = []
+    local: list[bool] = []
+    monkeypatch.setattr(place, fail)
+    network.connect("a-name", 1, lambda link: None, ends.append, 5.0)
+    network.check_local("a-name", local.append)
+    loop.turn(0)
+    monkeypatch.undo()
+    assert [end.cause for end in ends] == [Cause.FAULT]
+    assert "can't start" in ends[0].reason
+    assert local == [False]
+    network.close()
+    loop.close()

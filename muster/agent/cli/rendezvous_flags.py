@@ -34,7 +34,8 @@ def build_rendezvous_config(
     Raises:
         UsageError: a value that is not allowed, flags that contradict each other, or a missing token.
     """
-    min_nodes, max_nodes = parse_nnodes(values.text("nnodes") or "1", origin=values.origin("nnodes"))
+    nnodes = values.text("nnodes")
+    min_nodes, max_nodes = parse_nnodes("1" if nnodes is None else nnodes, origin=values.origin("nnodes"))
     backend = _choose_backend(values, max_nodes)
     standalone = backend == "standalone"
     if standalone and min_nodes > 1:
@@ -128,13 +129,16 @@ def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, i
 
 
 def parse_conf(text: str, *, origin: str) -> dict[str, str]:
-    """`key=value,key=value`.
+    """`key=value,key=value`, also within a pair of quotes that no shell has removed, as in a Kubernetes manifest.
 
     Raises:
         UsageError: a key without a value, or a value without a key.
     """
     conf: dict[str, str] = {}
-    for pair in text.split(",") if text.strip() else ():
+    pairs = text.strip()
+    if len(pairs) > 1 and pairs[0] == pairs[-1] and pairs[0] in "'\"":
+        pairs = pairs[1:-1]
+    for pair in pairs.split(",") if pairs.strip() else ():
         key, _, value = (part.strip() for part in pair.partition("="))
         if not (key and value):
             raise UsageError(f"{origin} {text!r}: must be KEY=VALUE,KEY=VALUE,..., not {pair!r}")

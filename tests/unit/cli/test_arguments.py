@@ -135,6 +135,7 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
     ("words", "message"),
     [
         ("--nnodes 0", "--nnodes '0': must be N or MIN:MAX"),
+        ("--nnodes=", "--nnodes '': must be N or MIN:MAX"),
         ("--nnodes 3:2", "--nnodes '3:2': must be"),
         ("--nnodes 1:2:3", "--nnodes '1:2:3': must be"),
         ("--nproc-per-node 0", "--nproc-per-node '0': must be at least 1"),
@@ -161,6 +162,8 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--standalone --nnodes 2", "--standalone is one node, but --nnodes is '2'"),
         ("--rdzv-backend c10d --rdzv-conf colour=red", "--rdzv-conf: unknown key 'colour'; the keys are join_timeout"),
         ("--rdzv-backend c10d --rdzv-conf join_timeout", "must be KEY=VALUE"),
+        ("--rdzv-backend c10d --rdzv-conf 'join_timeout=5", 'unknown key "\'join_timeout"; the keys are join_timeout'),
+        ("--rdzv-conf foo=3", "--rdzv-conf: unknown key 'foo'; the keys are join_timeout, timeout,"),
         ("--rdzv-backend c10d --rdzv-conf join_timeout=soon", "join_timeout=soon: must be a number of seconds"),
         ("--rdzv-backend c10d --rdzv-conf keep_alive_max_attempt=0", "keep_alive_max_attempt=0: must be"),
         ("--rdzv-backend c10d --rdzv-conf is_host=maybe", "is_host=maybe: must be one of 1, true"),
@@ -231,6 +234,9 @@ def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ("--nnodes 2 --rdzv-backend c10d --rdzv-conf read_timeout=60,close_timeout=1,heartbeat_timeout=2,store_type=tcp", {"is_host": None}),
         ("--nnodes 2 --rdzv-backend c10d --last-call-timeout 5 --rdzv-conf last_call_timeout=6", {"last_call_timeout_s": 5.0}),
         ("--local-addr 10.0.0.7", {"local_addr": "10.0.0.7"}),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-conf 'join_timeout=5,timeout=6'", {"join_timeout_s": 5.0}),
+        ('--nnodes 2 --rdzv-backend c10d --rdzv-conf "keep_alive_interval=2"', {"keep_alive_interval_s": 2.0}),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-conf ''", {"join_timeout_s": 600.0}),
     ],
 )  # fmt: skip
 def test_rendezvous_configuration(words: str, expected: dict[str, object]) -> None:

@@ -55,9 +55,9 @@ class Failure:
     """Ended after the agent had sent it a signal: always collateral."""
     collateral: bool = False
     """It failed because of the root cause. False for the root cause and for ranks that failed in the same way."""
-    step: int | None = None
+    step: Count | None = None
     """The last step that the worker reported through `muster.worker`; None: it reported none."""
-    total_steps: int | None = None
+    total_steps: Count | None = None
     """How many steps it expected."""
     early: bool = False
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""

@@ -17,8 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from doubles.kubernetes_rules import Broken, check_create, check_update
-
-from muster.schedulers.kubernetes.schema import check_document, parse_version
+from doubles.kubernetes_schemas import Unknown, judge
 
 PATH = re.compile(
     r"^(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(/(?P<name>[^/]+))?(/(?P<sub>log))?$"
@@ -32,6 +31,8 @@ KINDS |= {
     "workloads": "Workload",
 }
 INDEX = "batch.kubernetes.io/job-completion-index"
+INDEX_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+INDEX_IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Cluster:
         self.watch_lifetime = None
         self.closing = False
         self.uids = 0
+        self.seconds = 0
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
@@ -159,6 +161,10 @@ class Cluster:
         }
         metadata = {**template["metadata"], "name": name, "namespace": namespace, "ownerReferences": [owner]}
         metadata["labels"] = {**metadata.get("labels", {}), INDEX: str(index)}
+        if "backoffLimitPerIndex" in job["spec"]:
+            counts = {name: job["status"].get(name, {}).get(index, 0) for name in (INDEX_FAILURES, INDEX_IGNORED)}
+            annotations = {name: str(count) for name, count in counts.items() if count or name == INDEX_FAILURES}
+            metadata["annotations"] = {**metadata.get("annotations", {}), **annotations}
         pod = {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
         self.add_object("/api/v1", namespace, "pods", pod)
 
@@ -195,6 +201,23 @@ class Cluster:
             )
             self.apply_policies(pod, code, conditions)
 
+    def remove_pod(self, pod, code=143, event=("Killing", "Stopping container main"), conditions=()):
+        """A user deletes a pod: its container ends, the Job controller counts it, the pod and its log are gone."""
+        self.add_event(pod, *event)
+        self.end_pod(pod, code, conditions=conditions)
+        self.delete_object(("/api/v1", pod["metadata"]["namespace"], "pods", pod["metadata"]["name"]))
+
+    def add_event(self, pod, reason, message):
+        with self.lock:
+            self.seconds += 1
+            item = {"type": "Normal", "reason": reason, "message": message, "firstTimestamp": self.now()}
+            item["involvedObject"] = {"kind": "Pod", "name": pod["metadata"]["name"]}
+            item["metadata"] = {"name": f"{pod['metadata']['name']}.{self.seconds}"}
+            self.add_object("/api/v1", pod["metadata"]["namespace"], "events", item)
+
+    def now(self):
+        return f"2026-01-01T02:{self.seconds // 60:02}:{self.seconds % 60:02}Z"
+
     def apply_policies(self, pod, code, conditions):
         owner = pod["metadata"]["ownerReferences"][0]["name"]
         key = ("/apis/batch/v1", pod["metadata"]["namespace"], "jobs", owner)
@@ -202,6 +225,8 @@ class Cluster:
         status, spec = job["status"], job["spec"]
         index = int(pod["metadata"]["labels"][INDEX])
         action = self.find_action(spec, code, conditions)
+        counted = status.setdefault(INDEX_IGNORED if action == "Ignore" else INDEX_FAILURES, {})
+        counted[index] = counted.get(index, 0) + (code != 0)
         if code == 0:
             done = status.setdefault("succeeded", 0) + 1
             status["succeeded"] = done
@@ -213,7 +238,10 @@ class Cluster:
         else:
             if action != "Ignore":
                 status["failed"] = status.get("failed", 0) + 1
-            if status.get("failed", 0) > spec["backoffLimit"]:
+            if status.get(INDEX_FAILURES, {}).get(index, 0) > spec.get("backoffLimitPerIndex", 2**31):
+                status["failedIndexes"] = str(index)
+                self.end_job(key, "Failed", "FailedIndexes")
+            elif status.get("failed", 0) > spec["backoffLimit"]:
                 self.end_job(key, "Failed", "BackoffLimitExceeded")
             else:
                 self.create_pod(job, index)
@@ -230,12 +258,14 @@ class Cluster:
     def end_job(self, key, kind, reason):
         job = self.objects[key]
         conditions = job["status"].setdefault("conditions", [])
-        conditions.append({"type": kind, "status": "True", "reason": reason, "message": reason})
+        condition = {"type": kind, "status": "True", "reason": reason, "message": reason}
+        conditions.append({**condition, "lastTransitionTime": self.now()})
         job["status"]["active"] = 0
         uid = job["metadata"]["uid"]
         for other, item in list(self.objects.items()):
             owned = any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ()))
             if other[2] == "pods" and owned and item["status"]["phase"] in ("Pending", "Running"):
+                self.add_event(item, "Killing", "Stopping container main")
                 self.delete_object(other)  # with its log
 
     # -- logs ---------------------------------------------------------------------------------------------------------
@@ -403,10 +433,9 @@ class Handler(BaseHTTPRequestHandler):
     def create(self, group, namespace, plural, query, body):
         cluster = self.cluster
         assert query.get("fieldValidation") == "Strict"
-        version = parse_version(".".join(cluster.version))
         try:
-            check_document(body, min(version, (1, 37)))
-        except ValueError as error:
+            judge(body, ".".join(cluster.version))
+        except Unknown as error:
             raise Refusal(400, f"strict decoding error: {error}", "BadRequest") from error
         for value in (body.get("data") or {}).values():
             base64.b64decode(value, validate=True)
@@ -458,9 +487,11 @@ class Handler(BaseHTTPRequestHandler):
                 cluster.expire_pages = False
                 raise Refusal(410, "The provided continue parameter is too old", "Expired")
             begin = int(query["continue"])
+        hidden = ("kind", "apiVersion")
+        if "as=PartialObjectMetadataList" in self.headers["Accept"]:
+            hidden += ("spec", "status", "data", "binaryData")
         page = [
-            {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
-            for item in items[begin : begin + limit]
+            {key: value for key, value in item.items() if key not in hidden} for item in items[begin : begin + limit]
         ]
         token = str(begin + limit) if begin + limit < len(items) else ""
         return {"kind": "List", "metadata": {"resourceVersion": str(cluster.number), "continue": token}, "items": page}
@@ -469,9 +500,14 @@ class Handler(BaseHTTPRequestHandler):
         labels = dict(part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part)
         fields = dict(part.split("=", 1) for part in query.get("fieldSelector", "").split(",") if part)
 
+        def find(item, path):
+            for part in path.split("."):
+                item = item.get(part, {})
+            return item
+
         def wanted(item):
             own = item["metadata"].get("labels", {})
-            return labels.items() <= own.items() and all(item.get(name) == value for name, value in fields.items())
+            return labels.items() <= own.items() and all(find(item, name) == value for name, value in fields.items())
 
         return wanted
 

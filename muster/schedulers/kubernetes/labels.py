@@ -12,6 +12,12 @@ JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 TASK_INDEX_LABEL: Final = "volcano.sh/task-index"
 TASK_LABEL: Final = "volcano.sh/task-spec"
 
+INDEX_FAILURES: Final = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
+"""Annotations of a pod: how many earlier pods of its index have failed, and how many were disrupted."""
+
 APPDEF_ANNOTATION: Final = "muster.torchx/appdef"
 WORKSPACE_KEY: Final = "muster.kubernetes_workspace"
 """In `Role.metadata`: the key of the role's packed workspace in its Secret. Older versions kept it in the AppDef."""

@@ -123,7 +123,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return self._session.submit(request)
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's state, with reasons. Stops the other roles of an app of several Jobs once one has failed."""
+        """The app's state, with reasons."""
         return self._session.describe(app_id)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:

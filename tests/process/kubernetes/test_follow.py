@@ -240,7 +240,7 @@ def test_a_log_that_does_not_exist(cluster, scheduler, app):
     from torchx.schedulers.api import Stream
 
     app_id = app()
-    with pytest.raises(SchedulerError, match="has no role 'other'; its roles: trainer"):
+    with pytest.raises(SchedulerError, match="has no role 'other'; it has: trainer"):
         scheduler.log_iter(app_id, "other")
     with pytest.raises(SchedulerError, match="keeps stdout and stderr in one log"):
         scheduler.log_iter(app_id, "trainer", streams=Stream.STDERR)

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def submit(scheduler, app=None, **cfg):
 
 
 def leftovers(cluster):
-    return sorted(plural for _, _, plural, _ in cluster.objects)
+    """Kinds of the objects that exist; events end by themselves."""
+    return sorted(plural for _, _, plural, _ in cluster.objects if plural != "events")
 
 
 def test_everything_is_created_in_order_and_owned(cluster, scheduler):
@@ -213,7 +215,8 @@ def test_a_requested_gang_is_not_left_out(cluster, scheduler):
     cluster.allowed = read_rights()
     offer_gangs(cluster, "volcano")
     with pytest.raises(
-        EngineError, match=r"is not allowed to create podgroup/.*: podgroups\.scheduling\.volcano\.sh is forbidden"
+        EngineError,
+        match=r"is not allowed to create podgroup/.*: podgroups\.scheduling\.volcano\.sh is forbidden.*gang=none",
     ):
         submit(scheduler, gang="volcano")
     assert leftovers(cluster) == []
@@ -564,30 +567,108 @@ def test_cancel_keeps_the_objects(cluster, scheduler):
     scheduler.cancel(app_id)
 
 
-def test_one_role_that_fails_stops_the_others(cluster, scheduler, capsys):
-    app_id = submit(scheduler, build_app(extra=[echo_role()]))
-    name = app_id.partition(":")[2]
-    cluster.start_pod(cluster.find_pod(f"{name}-echo", 0))
-    cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), 5)
-    assert scheduler.describe(app_id).state is AppState.FAILED
-    printed = capsys.readouterr().err
-    assert "each role is a separate Job" in printed, "at submission"
-    assert "one role has failed; stopping the others" in printed
-    trainer = next(job for job in cluster.find("jobs") if job["metadata"]["name"].endswith("trainer"))
-    assert trainer["spec"]["activeDeadlineSeconds"] == 1
-    assert "stopped because another role failed" in scheduler.describe(app_id).msg
-    assert len([path for verb, path in cluster.requests if verb == "PATCH" and "trainer" in path]) == 1, "once"
-
-
-def test_a_followed_log_stops_the_other_roles_too(cluster, scheduler, capsys):
+def fail_one_of_two_roles(cluster, scheduler):
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
     name = app_id.partition(":")[2]
     for index in range(2):
         cluster.start_pod(cluster.find_pod(f"{name}-trainer", index))
+    cluster.start_pod(cluster.find_pod(f"{name}-echo", 0))
     cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), 5)
-    list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
-    assert "one role has failed; stopping the others" in capsys.readouterr().err
+    return app_id, name
+
+
+def test_looking_at_a_job_never_changes_it(cluster, scheduler, capsys):
+    """`describe` stopped the other roles of an app when one had failed, and so did a followed log."""
+    app_id, name = fail_one_of_two_roles(cluster, scheduler)
+    assert "each role is a Job of its own: when one fails, the others run on until `torchx cancel`" in (
+        capsys.readouterr().err
+    )
+    before = len(cluster.requests)
+    status = scheduler.describe(app_id)
+    scheduler.list()
+    lines = scheduler.log_iter(app_id, "trainer", 0, should_tail=True)
+    threading.Timer(1, lambda: cluster.end_pod(cluster.find_pod(f"{name}-trainer", 0), 0)).start()
+    list(lines)
+    assert {verb for verb, _ in cluster.requests[before:]} == {"GET"}
+    assert status.state is AppState.FAILED
+    assert "1/3 Failed: exit 5" in status.msg
+    assert "still running: role trainer; `torchx cancel` stops it" in status.msg
+
+
+def test_an_app_that_has_failed_stays_failed_when_its_other_roles_are_cancelled(cluster, scheduler):
+    app_id, _ = fail_one_of_two_roles(cluster, scheduler)
+    scheduler.cancel(app_id)
     assert not [pod for pod in cluster.find("pods") if pod["status"]["phase"] == "Running"]
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.FAILED
+    assert "still running" not in status.msg
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (("Killing", "Stopping container main"), r"deleted \(Stopping container main\)"),
+        (("Preempted", "by a pod on node a"), r"preempted by a pod of higher priority \(by a pod on node a\)"),
+    ],
+)
+def test_a_job_that_a_deleted_pod_has_failed_names_it(cluster, scheduler, event, why):
+    """The pod does not exist any more, and the Job says only that it has failed."""
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    pods = [cluster.find_pod(name, index) for index in range(2)]
+    for pod in pods:
+        cluster.start_pod(pod)
+    cluster.remove_pod(pods[1], event=event)
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.FAILED
+    assert not cluster.find("pods")
+    assert re.match(rf"pod {pods[1]['metadata']['name']} is gone: {why}", status.msg)
+
+
+def test_a_deleted_pod_is_named_without_the_right_to_events(cluster, scheduler):
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    for index in range(2):
+        cluster.start_pod(cluster.find_pod(name, index))
+    cluster.remove_pod(cluster.find_pod(name, 1))
+    cluster.allowed = read_rights()
+    status = scheduler.describe(app_id)
+    assert status.msg.startswith(f"pod {name}-trainer-1-* is gone: it was deleted, and no event says why; ")
+
+
+@pytest.mark.parametrize("least", [None, 1])
+def test_deleted_pods_count_as_restarts(cluster, scheduler, least):
+    """A replaced pod that had been deleted was not counted: it does not exist any more."""
+    app_id = submit(scheduler, build_app(least=least, max_retries=3))
+    name = app_id.partition(":")[2]
+    for _ in range(2):
+        for index in range(2):
+            cluster.start_pod(cluster.find_pod(name, index))
+        cluster.remove_pod(cluster.find_pod(name, 1))
+    assert scheduler.describe(app_id).num_restarts == 2
+
+
+def test_a_drained_pod_counts_as_a_restart(cluster, scheduler):
+    app_id = submit(scheduler)
+    pod = cluster.find_pod(app_id.partition(":")[2], 1)
+    cluster.start_pod(pod)
+    cluster.remove_pod(pod, conditions=[{"type": "DisruptionTarget", "status": "True"}])
+    status = scheduler.describe(app_id)
+    assert (status.num_restarts, status.state) == (1, AppState.PENDING)
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "message"),
+    [
+        ("main", 0, r"has no role 'main'; it has: trainer, echo$"),
+        ("trainer", 7, r"/trainer has replicas 0 to 1, not 7$"),
+        ("trainer", -1, r"/trainer has replicas 0 to 1, not -1$"),
+    ],
+)
+def test_the_log_of_what_does_not_exist(cluster, scheduler, role, index, message):
+    app_id = submit(scheduler, build_app(extra=[echo_role()]))
+    with pytest.raises(SchedulerError, match=message):
+        list(scheduler.log_iter(app_id, role, index))
 
 
 def test_list(cluster, scheduler):
@@ -596,6 +677,31 @@ def test_list(cluster, scheduler):
     cluster.add_object("/apis/batch/v1", "team", "jobs", theirs("other"))
     scheduler.cancel(second)
     assert {app.app_id: app.state for app in scheduler.list()} == {first: AppState.PENDING, second: AppState.CANCELLED}
+
+
+@pytest.mark.parametrize("flavor", ["job", "jobset", "volcano"])
+def test_list_shows_running_jobs_as_running(cluster, scheduler, flavor):
+    """They were PENDING: parents do not tell whether a pod runs."""
+    cluster.kinds |= {"jobset.x-k8s.io/v1alpha2": ["jobsets"], "batch.volcano.sh/v1alpha1": ["jobs"]}
+    waiting, running = submit(scheduler, flavor=flavor), submit(scheduler, flavor=flavor)
+    name = running.partition(":")[2]
+    if flavor == "job":
+        cluster.start_pod(cluster.find_pod(name, 0))
+    else:  # the double has no such controllers
+        (parent,) = (
+            item for item in cluster.find("jobsets") + cluster.find("jobs") if item["metadata"]["name"] == name
+        )
+        parent["status"] = {}
+        labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/managed-by": "muster"}
+        metadata = {"name": f"{name}-0", "namespace": "team", "labels": labels}
+        pod = {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}}
+        cluster.add_object("/api/v1", "team", "pods", pod)
+    states = {app.app_id: app.state for app in scheduler.list()}
+    assert states[running] is AppState.RUNNING
+    assert states[waiting] in (AppState.PENDING, AppState.SUBMITTED)
+    assert cluster.count("GET", "/pods?") == 1
+    cluster.allowed = {**read_rights(f"`flavor={flavor}`"), "pods": set()}
+    assert {app.state for app in scheduler.list()} <= {AppState.PENDING, AppState.SUBMITTED}
 
 
 def test_resize_is_one_patch_within_the_bounds(cluster, scheduler, capsys):

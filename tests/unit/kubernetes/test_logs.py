@@ -17,6 +17,7 @@ from muster.schedulers.kubernetes.live.logs import (
     format_stamp,
     split_stamp,
 )
+from muster.schedulers.kubernetes.live.watch import PodWatch
 from muster.schedulers.timestamps import parse_timestamp
 
 
@@ -110,3 +111,25 @@ def test_refusals_say_what_to_do_in_one_line(status, reason, message, path, expe
     error = explain(Refusal.parse(status, body), verb="create", what="job/a", path=path, origin="context 'c'")
     assert expected in str(error)
     assert "\n" not in str(error)
+
+
+def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():
+    """They asked at every change of any pod, each."""
+
+    class Hands:
+        def __init__(self):
+            self.seconds = 0.0
+
+        def now_s(self):
+            return self.seconds
+
+        def sleep(self, seconds):
+            raise AssertionError(seconds)
+
+    checks, clock = [], Hands()
+    ref = AppRef(namespace="ns", name="app-x1")
+    watch = PodWatch(None, ref, elastic_role="", check_ended=lambda: bool(checks.append(clock.seconds)), clock=clock)
+    for step in range(50):
+        clock.seconds = step / 10
+        assert watch.has_app_ended() is False
+    assert checks == [0.0, 2.0, 4.0]

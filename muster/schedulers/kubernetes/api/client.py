@@ -2,6 +2,10 @@
 
 The client library provides the configuration and the connection pool. Requests are our own, so that documents stay
 plain dicts, streams stay bytes, and versions 36 and 37 of the library, whose typed calls differ, behave alike.
+
+Retries are our own, too: urllib3's Retry cannot read the credentials again between two attempts, cannot tell the caller
+that an attempt may have been carried out, and counts attempts where a limit in seconds is wanted. It parses
+Retry-After, in `errors`.
 """
 
 import json
@@ -23,7 +27,10 @@ STREAM_TIMEOUT_S: Final = 60.0
 """A stream without data for so long counts as broken and is resumed. Watches send bookmarks about every minute."""
 
 RETRY_BUDGET_S: Final = 60.0
-"""Total of the waits between the attempts of one request."""
+"""From the first attempt of a request to its last."""
+
+REACH_BUDGET_S: Final = 20.0
+"""The same for a server that has never responded: most likely the address is wrong, and the user waits."""
 
 _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 8.0
@@ -68,6 +75,8 @@ class Call:
     verb: str
     query: Mapping[str, str]
     body: Any = None
+    accept: str = ""
+    """The form of the response; "": JSON."""
 
 
 class Stream:
@@ -109,6 +118,7 @@ class Client:
         self._clock: Clock = clock or SystemClock()
         self._connect = connect
         self._connection: Connection | None = None
+        self._responded = False
         self._lock = threading.Lock()
 
     @property
@@ -133,20 +143,29 @@ class Client:
                 self._connection.pool.clear()
                 self._connection = None
 
-    def request(
-        self, method: str, path: str, *, what: str, verb: str, query: Mapping[str, str] | None = None, body: Any = None
+    def request(  # `Call`, field by field
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        verb: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        accept: str = "",
     ) -> Any:
         """Sends a request and returns the decoded response.
 
-        Retries 429, 5xx and broken connections until `RETRY_BUDGET_S` is spent, and a 401 once, after reading the
-        credentials again. Retries a POST, too: `Objects.create` recognises an object that its own attempt created.
+        Retries 429, 5xx and broken connections until `RETRY_BUDGET_S` is spent (`REACH_BUDGET_S` until the first
+        response ever), and a 401 once, after reading the credentials again. Retries a POST, too: `Objects.create`
+        recognises an object that its own attempt created.
 
         Raises:
             ApiError, RequestError: the server refused; `refusal.maybe_done` is true if an attempt may have been
                 carried out.
             Unreachable: no response.
         """
-        call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body)
+        call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body, accept=accept)
         response = self._send(call, streams=False)
         return json.loads(response.data) if response.data else {}
 
@@ -169,22 +188,26 @@ class Client:
     # -- attempts ---------------------------------------------------------------------------------------------------
 
     def _send(self, call: Call, *, streams: bool) -> Any:
-        waited_s, attempt, renewed, maybe_done = 0.0, 0, False, False
+        attempt, renewed, maybe_done = 0, False, False
+        started_s = self._clock.now_s()
         while True:
             attempt += 1
             connection = self.connection
             outcome = self._attempt(connection, call, streams=streams)
             if not isinstance(outcome, (Refusal, Unreachable)):
+                self._responded = True
                 return outcome
+            self._responded = self._responded or isinstance(outcome, Refusal)
             maybe_done = maybe_done or isinstance(outcome, Unreachable) or outcome.status >= 500
             if _is_stale(outcome) and not renewed:
                 renewed = True
                 self._reconnect(connection)
                 continue
             wait_s = _decide_wait_s(outcome, attempt)
-            if wait_s is None or waited_s + wait_s > RETRY_BUDGET_S:
+            spent_s = self._clock.now_s() - started_s
+            budget_s = RETRY_BUDGET_S if self._responded else REACH_BUDGET_S
+            if wait_s is None or spent_s + wait_s > budget_s:
                 raise self._explain(outcome, call, connection, maybe_done=maybe_done)
-            waited_s += wait_s
             self._clock.sleep(wait_s)
 
     def _attempt(self, connection: Connection, call: Call, *, streams: bool) -> Any:
@@ -226,7 +249,8 @@ class Client:
 
 
 def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
-    headers = {"Accept": "application/json, */*", "User-Agent": "torchx-muster", **connection.build_auth_headers()}
+    accept = call.accept or "application/json, */*"
+    headers = {"Accept": accept, "User-Agent": "torchx-muster", **connection.build_auth_headers()}
     if call.body is not None:
         headers["Content-Type"] = _CONTENT_TYPES.get(call.method, "application/json")
     return headers

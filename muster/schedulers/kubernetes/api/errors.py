@@ -40,8 +40,19 @@ class Refusal:
             reason, message = str(response.get("reason") or ""), str(response.get("message") or "")
         if not message:
             message = body.decode(errors="replace")[:300]
-        wait = float(retry_after) if retry_after and re.fullmatch(r"\d+(\.\d+)?", retry_after) else None
-        return cls(status=status, reason=reason, message=" ".join(message.split()), retry_after_s=wait)
+        wait_s = _parse_retry_after(retry_after)
+        return cls(status=status, reason=reason, message=" ".join(message.split()), retry_after_s=wait_s)
+
+
+def _parse_retry_after(text: str | None) -> float | None:
+    """Seconds; None without the header, or when a proxy wrote nonsense."""
+    from urllib3.exceptions import InvalidHeader
+    from urllib3.util.retry import Retry
+
+    try:
+        return None if text is None else float(Retry().parse_retry_after(text))
+    except InvalidHeader:
+        return None
 
 
 class ApiError(EngineError):
@@ -98,7 +109,12 @@ def _explain_forbidden(refusal: Refusal, verb: str, what: str, origin: str) -> A
     if "PodSecurity" in refusal.message:
         text = f"the namespace's pod security standard rejects {what}: {refusal.message}; try -cfg security=restricted"
         return RequestError(text, refusal)
-    text = f"{origin} is not allowed to {verb} {what}: {refusal.message}; ask for this right, or use another namespace"
+    advice = (
+        "ask for this right, or set -cfg gang=none"
+        if what.startswith("podgroup/")
+        else ("ask for this right, or use another namespace")
+    )
+    text = f"{origin} is not allowed to {verb} {what}: {refusal.message}; {advice}"
     return ApiError(text, refusal)
 
 

@@ -14,6 +14,9 @@ from muster.schedulers.lines import LineSplitter
 
 _PAGE_LIMIT: Final = 500
 
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
+"""Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables, "metadata"."""
+
 _WATCH_TIMEOUT_S: Final = "120"
 """The server ends a watch after so many seconds, so that an abandoned one does not stay open."""
 
@@ -151,14 +154,23 @@ class Objects:
 
         If the continue token expires between two pages (410), the list starts again.
         """
+        return self._list_again(kind, namespace, labels, fields)
+
+    def list_metadata(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> list[Any]:
+        """Like `list_all`, but each object has only its `metadata`: less than a tenth of a pod."""
+        return self._list_again(kind, namespace, labels, fields, accept=_METADATA_ONLY)[0]
+
+    def _list_again(
+        self, kind: Kind, namespace: str, labels: str, fields: str, accept: str = ""
+    ) -> tuple[list[Any], str]:
         try:
-            return self._list_pages(kind, namespace, labels, fields)
+            return self._list_pages(kind, namespace, labels, fields, accept)
         except ApiError as error:
             if error.refusal.status != 410:
                 raise
-        return self._list_pages(kind, namespace, labels, fields)
+        return self._list_pages(kind, namespace, labels, fields, accept)
 
-    def _list_pages(self, kind: Kind, namespace: str, labels: str, fields: str) -> tuple[list[Any], str]:
+    def _list_pages(self, kind: Kind, namespace: str, labels: str, fields: str, accept: str) -> tuple[list[Any], str]:
         items: list[Any] = []
         token = ""
         while True:
@@ -170,6 +182,7 @@ class Objects:
                 query=_build_query(
                     limit=str(_PAGE_LIMIT), labelSelector=labels, fieldSelector=fields, **{"continue": token}
                 ),
+                accept=accept,
             )
             items += response.get("items") or []
             metadata = response.get("metadata", {})

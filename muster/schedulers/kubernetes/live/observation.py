@@ -1,6 +1,7 @@
 """Reads what the status of an app needs, with as few requests as its state allows."""
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -9,7 +10,7 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import EVENT, POD, POD_GROUP_VERSIONS, Kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_COMPONENT, LABEL_INSTANCE
-from muster.schedulers.kubernetes.live.operations import find_parents
+from muster.schedulers.kubernetes.live.operations import find_parents, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods
 from muster.schedulers.kubernetes.names import LEADER_TASK
@@ -19,6 +20,15 @@ _Result = TypeVar("_Result")
 _REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
 """Events that only repeat the reason of the event before, which explains what is wrong with the image."""
 
+_END_REASONS: Final = {
+    "Evicted": "its node evicted it",
+    "Preempted": "preempted by a pod of higher priority",
+    "TaintManagerEviction": "its node was lost or tainted",
+    "NodeShutdown": "its node was shut down",
+    "Killing": "deleted",
+}
+"""Reason of a pod's event -> why the pod was ended."""
+
 
 def observe(resources: Objects, ref: AppRef) -> Observation | None:
     """Reads an app; None if it does not exist. A healthy app needs two requests."""
@@ -27,9 +37,13 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
         return None
     pods = list_pods(resources, ref, elastic_role=find_elastic_role(parents[0]))
     waiting = [fact for fact in pods if fact.phase == "Pending"]
+    failed = any(read_job_end(parent) == "Failed" for parent in parents)
     return Observation(
         parents=parents,
         pods=pods,
+        lost_pod=_describe_lost_pod(resources, ref, parents)
+        if failed and not any(fact.phase == "Failed" for fact in pods)
+        else "",
         queue_reason=_read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "")
         if waiting or not pods
         else "",
@@ -75,6 +89,55 @@ def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
         if text not in _REPEATING_EVENTS:
             warnings[name] = text
     return warnings
+
+
+def _describe_lost_pod(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> str:
+    """Which pod failed the app although it does not exist any more: it was deleted. Its events, kept for 1 h, say why.
+
+    After a Job's failure its controller deletes the other pods. So the cause is the last pod that was ended before.
+    """
+    failed = next(parent for parent in parents if read_job_end(parent) == "Failed")
+    prefixes = _list_failed_prefixes(failed)
+    no_ends: dict[str, tuple[str, str]] = {}
+    ends = _read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
+    if ends:
+        failed_at = _find_failure_time(failed)
+        before = {name: end for name, end in ends.items() if not failed_at or end[0] <= failed_at}
+        order = sorted(before or ends, key=lambda name: ends[name][0])
+        name = order[-1 if before else 0]
+        return f"pod {name} is gone: {ends[name][1]}"
+    which = f"pod {prefixes[0]}* is gone" if len(prefixes) == 1 else "a pod is gone"
+    return f"{which}: it was deleted, and no event says why"
+
+
+def _list_failed_prefixes(job: Mapping[str, Any]) -> list[str]:
+    """How the names of the pods begin that failed a Job: those of its failed indexes, or of all."""
+    name = job["metadata"]["name"]
+    indexes = re.findall(r"\d+", str((job.get("status") or {}).get("failedIndexes") or ""))
+    return [f"{name}-{index}-" for index in indexes] or [f"{name}-"]
+
+
+def _find_failure_time(job: Mapping[str, Any]) -> str:
+    """RFC 3339, when the Job began to fail; "" if it does not say."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    times = [item.get("lastTransitionTime") for item in conditions if item["type"] in ("FailureTarget", "Failed")]
+    return str(min((time for time in times if time), default=""))
+
+
+def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Pod -> (when it was ended, why), by the pods' events."""
+    items, _ = resources.list_all(EVENT, ref.namespace, fields="involvedObject.kind=Pod")
+    ends: dict[str, tuple[str, str]] = {}
+    # An eviction is followed by a Killing, which says nothing of it.
+    for item in sorted(items, key=lambda item: item.get("reason") != "Killing"):
+        name = str((item.get("involvedObject") or {}).get("name") or "")
+        cause = _END_REASONS.get(item.get("reason") or "")
+        if cause is None or not any(name.startswith(prefix) for prefix in prefixes):
+            continue
+        time = str(item.get("firstTimestamp") or item.get("eventTime") or "")[:19]
+        text = " ".join(str(item.get("message") or "").split())[:300]
+        ends[name] = (min(time, ends[name][0]) if name in ends else time, f"{cause} ({text})")
+    return ends
 
 
 def _read_queue(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> str:

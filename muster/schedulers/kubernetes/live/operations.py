@@ -1,7 +1,7 @@
 """Operations on an existing app: cancel, delete, resize."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
@@ -59,9 +59,14 @@ def _read_if_allowed(resources: Objects, kind: Kind, ref: AppRef) -> dict[str, A
 
 
 def cancel(resources: Objects, ref: AppRef) -> None:
-    """Stops an app with SIGTERM, then SIGKILL after the grace period. Keeps its objects; its state is CANCELLED."""
+    """Stops an app with SIGTERM, then SIGKILL after the grace period. Keeps its objects; its state is CANCELLED.
+
+    Jobs that have ended are left alone: an app that had failed before stays FAILED.
+    """
     for parent in find_parents(resources, ref):
         metadata: Mapping[str, Any] = parent["metadata"]
+        if read_job_end(parent) is not None:
+            continue
         change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
         kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
         if kind == JOB:
@@ -90,22 +95,11 @@ def _create_abort_command(resources: Objects, ref: AppRef, job: Mapping[str, Any
             raise
 
 
-def stop_other_roles(resources: Objects, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> bool:
-    """Flavour `job`, several roles: stops the Jobs that still run once one has failed. No controller does.
-
-    Returns:
-        Whether this call stopped a Job; the first of several callers does.
-    """
-    if "Failed" not in [read_job_end(job) for job in jobs]:
-        return False
-    running = [job for job in jobs if read_job_end(job) is None and (job.get("spec") or {}).get(_DEADLINE) != 1]
-    for job in running:
-        resources.patch(JOB, ref.namespace, job["metadata"]["name"], {"spec": {_DEADLINE: 1}})
-    return bool(running)
-
-
 def read_job_end(job: Mapping[str, Any]) -> str | None:
-    """How a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs."""
+    """How a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
+
+    Other kinds have no such conditions: None.
+    """
     for condition in job.get("status", {}).get("conditions") or []:
         if condition["status"] == "True" and condition["type"] in ("Complete", "Failed", "FailureTarget"):
             return "Complete" if condition["type"] == "Complete" else "Failed"

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster.schedulers.failure_report import parse_report
-from muster.schedulers.kubernetes.labels import JOB_INDEX_LABEL, LABEL_COMPONENT, TASK_INDEX_LABEL, TASK_LABEL
+from muster.schedulers.kubernetes.labels import (
+    INDEX_FAILURES,
+    JOB_INDEX_LABEL,
+    LABEL_COMPONENT,
+    TASK_INDEX_LABEL,
+    TASK_LABEL,
+)
 from muster.schedulers.kubernetes.names import CONTAINER, LEADER_TASK
 
 _IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
@@ -50,6 +56,9 @@ class PodFact:
     """Deleted, but not yet ended."""
     uid: str = ""
     restarts: int = 0
+    """Of its container, in this pod."""
+    replaced: int = 0
+    """How many pods of this index it follows, also deleted ones. Only known for a fixed number of nodes."""
 
 
 def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
@@ -86,7 +95,14 @@ def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
         terminating=terminating,
         uid=metadata.get("uid") or "",
         restarts=sum(item.get("restartCount", 0) for item in status.get("containerStatuses") or []),
+        replaced=_count_replaced(metadata.get("annotations") or {}),
     )
+
+
+def _count_replaced(annotations: Mapping[str, str]) -> int:
+    """The Job controller writes both numbers to the pods of a Job with a limit per index."""
+    counts = [annotations.get(name, "0") for name in INDEX_FAILURES]
+    return sum(int(text) for text in counts if text.isdecimal())
 
 
 def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]:

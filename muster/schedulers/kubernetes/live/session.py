@@ -1,7 +1,7 @@
 """All that the scheduler does with clusters: one session per scheduler, one client per kubeconfig and context."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,18 +14,19 @@ from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, Kind
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
-from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
+from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state, read_app
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
 from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.options import Options
 
+_WAITS = frozenset({AppState.SUBMITTED, AppState.PENDING})
 _END_STATES = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
 
 
@@ -66,14 +67,10 @@ class Session:
         return str(AppRef(namespace=namespace, name=request.name, access=access))
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's state, with reasons; None if it does not exist. Stops the other roles once one has failed."""
+        """The app's state, with reasons; None if it does not exist. Changes nothing."""
         ref, resources = self._find(app_id)
         observation = observe(resources, ref)
-        if observation is None:
-            return None
-        if len(observation.parents) > 1:
-            _stop_other_roles(resources, ref, observation.parents)
-        return build_status(app_id, observation)
+        return None if observation is None else build_status(app_id, observation)
 
     def cancel(self, app_id: str) -> None:
         """See `operations.cancel`."""
@@ -102,11 +99,14 @@ class Session:
                 if not any(owner["kind"] == "JobSet" for owner in owners):
                     name = item["metadata"]["labels"].get(LABEL_INSTANCE, item["metadata"]["name"])
                     apps.setdefault(name, []).append(item)
+        states = {name: decide_state(Observation(parents=parents, pods=())) for name, parents in apps.items()}
+        running = _find_running(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
         return [
             ListAppResponse(
-                app_id=str(AppRef(namespace=namespace, name=name, access=access)), state=_estimate_state(parents)
+                app_id=str(AppRef(namespace=namespace, name=name, access=access)),
+                state=AppState.RUNNING if state in _WAITS and name in running else state,
             )
-            for name, parents in sorted(apps.items())
+            for name, state in sorted(states.items())
         ]
 
     # -- logs ---------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Session:
         """The log of one node, a line at a time.
 
         Raises:
-            SchedulerError: no such app or role.
+            SchedulerError: no such app, role or replica.
         """
         ref, resources = self._find(app_id)
         parents = operations.find_parents(resources, ref)
@@ -125,7 +125,7 @@ class Session:
             raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
         query = PodLogQuery(
             namespace=ref.namespace,
-            role=_find_label(app_id, parents, role),
+            role=_find_label(app_id, parents, role, index),
             index=index,
             since=None if since is None else convert_to_stamp(since),
             until=None if until is None else convert_to_stamp(until),
@@ -142,11 +142,10 @@ class Session:
 
         def has_ended() -> bool:
             current = operations.find_parents(resources, ref)
-            if len(current) > 1:
-                _stop_other_roles(resources, ref, current)
             return not current or decide_state(Observation(parents=current, pods=())) in _END_STATES
 
-        watch = PodWatch(resources, ref, elastic_role=find_elastic_role(parents[0]), check_ended=has_ended)
+        elastic_role = find_elastic_role(parents[0])
+        watch = PodWatch(resources, ref, elastic_role=elastic_role, check_ended=has_ended)
         return self._watches.setdefault(app_id, watch)
 
 
@@ -155,20 +154,14 @@ def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[
         yield from reader.read(query, watch)
 
 
-def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str) -> str:
-    names = [item.name for item in build_status(app_id, Observation(parents=parents, pods=())).roles]
-    if role not in names:
-        raise SchedulerError(f"app {app_id!r} has no role {role!r}; its roles: {', '.join(names)}")
-    return label_roles(names)[names.index(role)]
-
-
-def _stop_other_roles(resources: Objects, ref: AppRef, jobs: Sequence[Mapping[str, Any]]) -> None:
-    try:
-        if operations.stop_other_roles(resources, ref, jobs):
-            _print_notice(f"{ref.name}: one role has failed; stopping the others")
-    except ApiError as error:
-        if error.refusal.status != 403:  # an account that may only read cannot stop them
-            raise
+def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str, index: int) -> str:
+    replicas = {item.name: item.num_replicas for item in read_app(parents[0]).roles}
+    if role not in replicas:
+        raise SchedulerError(f"{app_id} has no role {role!r}; it has: {', '.join(replicas)}")
+    last = replicas[role] - 1
+    if not 0 <= index <= last:
+        raise SchedulerError(f"{app_id}/{role} has replicas 0 to {last}, not {index}")
+    return label_roles(list(replicas))[list(replicas).index(role)]
 
 
 def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:
@@ -181,11 +174,21 @@ def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[s
     return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items]
 
 
-def _estimate_state(parents: list[dict[str, Any]]) -> AppState:
-    """The state as far as the parents show it: a list must not read the pods of every app."""
-    state = decide_state(Observation(parents=parents, pods=()))
-    ready = any((parent.get("status") or {}).get("ready") for parent in parents)
-    return AppState.RUNNING if state is AppState.PENDING and ready else state
+def _find_running(resources: Objects, namespace: str) -> frozenset[str]:
+    """Names of the apps with a running pod: parents do not tell a pod that runs from one that waits.
+
+    One request for all apps, for the metadata alone: a list must not read every pod. An account that may not list pods
+    sees PENDING.
+    """
+    try:
+        items = resources.list_metadata(
+            POD, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}", fields="status.phase=Running"
+        )
+    except ApiError as error:
+        if error.refusal.status == 403:
+            return frozenset()
+        raise
+    return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items)
 
 
 def _print_notice(text: str) -> None:

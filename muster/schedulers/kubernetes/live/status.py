@@ -10,7 +10,7 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
 
 from muster.schedulers.failure_report import describe_report, find_root_cause
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_COMPONENT
 from muster.schedulers.kubernetes.live.operations import read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
@@ -55,12 +55,13 @@ class Observation:
     """Why Kueue or a PodGroup makes the app wait."""
     warnings: Mapping[str, str] = field(default_factory=dict)
     """Newest Warning event, by the name of the object it is about."""
+    lost_pod: str = ""
+    """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
 
 
 def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
     """The response to TorchX's `describe`."""
-    first = observation.parents[0]
-    app = decode_app(first["metadata"]["annotations"][APPDEF_ANNOTATION])
+    app = read_app(observation.parents[0])
     state = decide_state(observation)
     report = find_report(observation.pods) if state is not AppState.SUCCEEDED else None
     extra: dict[str, Any] = {}
@@ -69,8 +70,8 @@ def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
     return DescribeAppResponse(
         app_id=app_id,
         state=state,
-        # the older pods were replaced; workers that failed were restarted in place
-        num_restarts=len(observation.pods) - len(find_latest_pods(observation.pods)) + _count_attempts(report),
+        # pods that were replaced; workers that failed were restarted in place
+        num_restarts=count_replaced_pods(observation) + _count_attempts(report),
         msg=build_message(observation, state, report) or NONE,
         structured_error_msg=NONE if report is None else json.dumps(_build_torch_error(report)),
         roles=app.roles,
@@ -85,14 +86,38 @@ def _count_attempts(report: Mapping[str, Any] | None) -> int:
     return attempt if isinstance(attempt, int) else 0
 
 
+def read_app(parent: Mapping[str, Any]) -> Any:
+    """The AppDef that was submitted."""
+    return decode_app(parent["metadata"]["annotations"][APPDEF_ANNOTATION])
+
+
+def count_replaced_pods(observation: Observation) -> int:
+    """How many pods were replaced. Deleted ones do not exist any more: only counters of the Job know of them."""
+    latest = find_latest_pods(observation.pods).values()
+    seen = len(observation.pods) - len(latest)
+    by_index = sum(fact.replaced for fact in latest)
+    # Once a Job has ended it counts the pods that it deleted itself, too.
+    failed = sum((job.get("status") or {}).get("failed") or 0 for job in _list_jobs(observation.parents, running=True))
+    not_replaced = sum(fact.phase == "Failed" for fact in latest)
+    return max(seen, by_index, failed - not_replaced)
+
+
+def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[Mapping[str, Any]]:
+    """The parents that are Jobs of Kubernetes, all or those that have not ended."""
+    jobs = [parent for parent in parents if parent["apiVersion"].startswith("batch/v1") and parent["kind"] == "Job"]
+    return [job for job in jobs if read_job_end(job) is None] if running else jobs
+
+
 # -- the state --------------------------------------------------------------------------------------------------------
 
 
 def decide_state(observation: Observation) -> AppState:
     """The app's state: its end if its parents have ended, else the state of its pods."""
     first = observation.parents[0]
-    cancelled = any(CANCEL_ANNOTATION in (item["metadata"].get("annotations") or {}) for item in observation.parents)
+    cancelled = any(map(_is_cancelled, observation.parents))
     end = _decide_end(observation.parents)
+    if any(read_job_end(job) == "Failed" and not _is_cancelled(job) for job in _list_jobs(observation.parents)):
+        return AppState.FAILED  # also if its other roles were cancelled afterwards
     if cancelled and end is not AppState.SUCCEEDED:
         pods_ended = all(fact.phase in ("Succeeded", "Failed") for fact in observation.pods)
         return AppState.CANCELLED if end is not None or pods_ended else AppState.RUNNING
@@ -101,6 +126,10 @@ def decide_state(observation: Observation) -> AppState:
     if not first.get("status") and not observation.pods:
         return AppState.SUBMITTED
     return AppState.RUNNING if any(fact.phase == "Running" for fact in observation.pods) else AppState.PENDING
+
+
+def _is_cancelled(parent: Mapping[str, Any]) -> bool:
+    return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
@@ -129,7 +158,9 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
     clauses: list[str] = []
     if state is AppState.FAILED:
         clauses += [describe_report(report)] if report else []
-        clauses += _describe_conditions(observation.parents)
+        clauses.append(observation.lost_pod)
+        clauses += _describe_conditions(observation)
+        clauses += _describe_running_roles(observation.parents)
     elif observation.queue_reason:
         clauses.append(observation.queue_reason)
     clauses += _group_pods(observation, state)
@@ -147,10 +178,9 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
 
 def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
     """How many nodes have no pod yet, according to their Jobs. For other kinds: 1 without any pod, else 0."""
-    jobs = [parent for parent in parents if parent["apiVersion"].startswith("batch/v1") and parent["kind"] == "Job"]
-    if not jobs:
+    if not _list_jobs(parents):
         return 0 if pods else 1
-    expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in jobs if read_job_end(job) is None)
+    expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in _list_jobs(parents, running=True))
     return max(0, expected - len(find_latest_pods(pods)))
 
 
@@ -165,15 +195,26 @@ def _is_suspended(parent: Mapping[str, Any]) -> bool:
     return bool((parent.get("spec") or {}).get("suspend"))
 
 
-def _describe_conditions(parents: Sequence[Mapping[str, Any]]) -> list[str]:
+def _describe_conditions(observation: Observation) -> list[str]:
+    has_pod = any(fact.phase == "Failed" for fact in observation.pods)
     clauses = []
-    for parent in parents:
+    for parent in observation.parents:
         for condition in (parent.get("status") or {}).get("conditions") or []:
             # FailureTarget becomes Failed once the last pods have ended.
             if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
                 reason = condition.get("reason") or ""
-                clauses.append(_REASONS.get(reason, f"{reason}: {condition.get('message', '')}"))
+                detail = f"{reason}: {condition.get('message', '')}"
+                # The failed pod explains more, if it still exists.
+                known = _REASONS.get(reason, detail)
+                clauses.append(detail if reason == "PodFailurePolicy" and not has_pod else known)
     return list(dict.fromkeys(clauses))
+
+
+def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Flavour `job`: nothing in the cluster stops the other roles of an app that has failed, and looking must not."""
+    labels = [job["metadata"].get("labels") or {} for job in _list_jobs(parents, running=True)]
+    names = sorted(label.get(LABEL_COMPONENT, "") for label in labels)
+    return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []
 
 
 def _group_pods(observation: Observation, state: AppState) -> list[str]:

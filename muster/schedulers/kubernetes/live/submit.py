@@ -23,8 +23,8 @@ _FLAVOR_KINDS: Final = {
 
 
 _SEVERAL_ROLES: Final = (
-    "each role is a separate Job: when one fails, the others run until the next `torchx status` or followed log stops "
-    "them; with flavor=jobset the cluster stops them"
+    "each role is a Job of its own: when one fails, the others run on until `torchx cancel`; "
+    "with flavor=jobset the cluster stops them"
 )
 
 

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.api.client import Clock, SystemClock
 from muster.schedulers.kubernetes.api.objects import Objects, WatchEvent, WatchExpired
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import POD
@@ -13,7 +14,7 @@ from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 
 _CHECK_S: Final = 2.0
-"""Longest wait of a reader before it checks again whether the app has ended."""
+"""How often readers check whether the app has ended."""
 
 _RETRY_S: Final = 0.5
 """Between two attempts of a watch that breaks at once."""
@@ -54,14 +55,25 @@ class PodWatch:
         ref: the app.
         elastic_role: see `pod_status.read_pod`.
         check_ended: reads from the cluster whether the app has ended.
+        clock: monotonic time; default: the machine's.
     """
 
-    def __init__(self, resources: Objects, ref: AppRef, *, elastic_role: str, check_ended: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        resources: Objects,
+        ref: AppRef,
+        *,
+        elastic_role: str,
+        check_ended: Callable[[], bool],
+        clock: Clock | None = None,
+    ) -> None:
         self._resources = resources
         self._ref = ref
         self._elastic_role = elastic_role
         self._check_ended = check_ended
+        self._clock: Clock = clock or SystemClock()
         self._ended = False
+        self._checked_s: float | None = None
         self._changed = threading.Condition()
         self._facts: dict[str, PodFact] = {}
         self._version: str | None = None
@@ -119,10 +131,16 @@ class PodWatch:
                 raise self._error
 
     def has_app_ended(self) -> bool:
-        """Whether the app has ended. One reader at a time checks, the others get its last result."""
+        """Whether the app has ended, by a check of the last `_CHECK_S` seconds: pods change far more often.
+
+        One reader at a time checks, the others get its last result.
+        """
         if not self._ended and self._checking.acquire(blocking=False):
             try:
-                self._ended = self._check_ended()
+                now_s = self._clock.now_s()
+                if self._checked_s is None or now_s - self._checked_s >= _CHECK_S:
+                    self._checked_s = now_s
+                    self._ended = self._check_ended()
             finally:
                 self._checking.release()
         return self._ended

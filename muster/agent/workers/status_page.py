@@ -94,11 +94,11 @@ class StatusPage:
         stop, checkpoint, pause = asked = kinds[:3]
         return SlotStatus(
             owner_pid=owner or None,
-            step=step - 1 if step > 0 else None,
-            total=total or None,
+            step=_clean(step - 1),
+            total=_clean(total) or None,
             phase=self._read_phase(local_rank, phase) if phase else "",
             changed_ns=changed_ns or None,
-            saved_step=saved - 1 if saved > 0 else None,
+            saved_step=_clean(saved - 1),
             optimizer_steps=optimizer_steps,
             asked=(
                 stop - 1 if stop > 0 else None,
@@ -149,6 +149,11 @@ class StatusPage:
         start = (local_rank + 1) * Layout.BLOCK_BYTES + 8 * (word + 1)
         text = self._memory[start : start + length]
         return text if zlib.crc32(text) == checksum else None
+
+
+def _clean(number: int) -> int | None:
+    """A step or number of steps; None where there is none, or where the worker has written something else."""
+    return number if 0 <= number <= Layout.MAX_STEP else None
 
 
 def _create_memory_file(size: int) -> int:

@@ -13,8 +13,7 @@ _WIDTH = 70
 """Columns: a terminal's 80 less the prefix that `torchx run` puts before each line."""
 _STACK_LINES = 30
 _BREAKPOINT_HINT = (
-    "breakpoint() needs a terminal, which workers do not have: run the script alone in one, as in "
-    "`RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=29500 python SCRIPT`"
+    "breakpoint() found no terminal; one worker alone has it: run `muster-agent --nproc-per-node 1 SCRIPT ...` in one"
 )
 _BRIEF_CHARS = 160
 _LISTED = 16

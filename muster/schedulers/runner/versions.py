@@ -28,6 +28,7 @@ from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import command_line
 from muster.schedulers.runner.app_codec import load_app
+from muster.schedulers.runner.colours import colour_for_people
 from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.state import ReplicaState
@@ -144,7 +145,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             follow=should_tail,
             stream=streams or Stream.COMBINED,
         )
-        return self.read_log(app_id, request)
+        return colour_for_people(self.read_log(app_id, request))
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> "list[ListAppResponse]":
         """Lists the scheduler's apps; see `list_apps`."""

@@ -143,8 +143,9 @@ def test_ranks_that_failed_in_the_same_way_are_not_called_victims() -> None:
 
 
 def test_a_debugger_without_a_terminal_comes_with_advice() -> None:
-    assert "python SCRIPT" in format_report(make_report(make_failure(exception="BdbQuit")))
-    assert "python SCRIPT" not in format_report(make_report(make_failure()))
+    advice = "muster-agent --nproc-per-node 1 SCRIPT"
+    assert advice in " ".join(format_report(make_report(make_failure(exception="BdbQuit"))).split())
+    assert advice not in " ".join(format_report(make_report(make_failure())).split())
 
 
 def test_no_line_of_text_is_wider_than_a_terminal() -> None:

@@ -13,6 +13,7 @@ from muster.agent.node.actions import (
     Finish,
     JoinJob,
     KillWorkers,
+    LeaveJob,
     LocalFailure,
     PrintLine,
     ReportFailed,
@@ -494,6 +495,9 @@ def test_what_is_printed() -> None:
     assert lines(*RUNNING, SIGTERM, Notice(text="lost the leader"), broken()) == [
         "received SIGTERM: stopping, up to 30 s"
     ]
+    assert lines(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True)) == [
+        "the guard of this node (the launched process) was killed: its workers are killed, too"
+    ]
     interrupt = SignalReceived(signum=signal.SIGINT)
     assert lines(*RUNNING, interrupt, interrupt) == ["stopping, up to 30 s; Ctrl-C again kills"]
     assert lines(SignalReceived(signum=signal.SIGRTMIN + 6)) == [f"received signal {signal.SIGRTMIN + 6}: stopping"]
@@ -707,3 +711,17 @@ def test_a_stop_ends_even_if_only_its_timers_and_the_kernel_go_on(events: list[E
     assert not isinstance(left.phase, Stopping)
     left, _ = run(WorkersNotEnded(number=number, pids=(7,)), state=state)
     assert isinstance(left.phase, Ended)
+
+
+def test_the_others_hear_that_a_guard_was_killed() -> None:
+    _, history = run(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True))
+    reasons = [action.reason for actions in history for action in actions if isinstance(action, LeaveJob)]
+    assert reasons == ["its guard (the launched process) was killed"]
+
+
+def test_only_node_0_tells_that_a_failure_restarts_the_workers() -> None:
+    """Every node hears of it in the same words."""
+    second = RoundFormed(round=replace(make_round(attempt=1), group_rank=1, group_world_size=2))
+    assert lines(second, started(0), started(1), broken()) == []
+    first = RoundFormed(round=replace(make_round(attempt=1), group_world_size=2))
+    assert lines(first, started(0), started(1), broken()) == ["why; restart 2 of 4"]

@@ -42,8 +42,9 @@ soak: $(STABLE)/.ready ## the tests marked soak, 20 times, with all cores busy
 	$(PYTEST) -q -m 'soak and not netns' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 tests; \
 	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 tests
 
-nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds
+nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds; 1,000 jobs from one program
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py
+	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 
 bench: $(STABLE)/.ready ## measure against torchrun, side by side
 	for benchmark in benchmarks/[a-z]*.py; do $(STABLE)/python "$$benchmark"; done

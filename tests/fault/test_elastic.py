@@ -62,3 +62,11 @@ def test_a_result_of_a_gibibyte_does_not_pass_through_the_agent(tmp_path: Path) 
     outcome = run_tree([sys.executable, str(CALLS), "large", "1024"], env=env, timeout_s=500)
     assert outcome.stdout == "1024 MiB; the agent took less than 35 MB: True\n", outcome.explain()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_is_killed_while_it_sends_its_result(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    outcome = run_tree([sys.executable, str(CALLS), "sending"], env=env, timeout_s=100)
+    assert outcome.stdout.splitlines() == ["{0: 1, 1: 1} 1", "[(1, 'SIGKILL')]"], outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    assert list(tmp_path.glob("muster_job_*")) == []

@@ -102,6 +102,33 @@ def scenario_failure():
         print([(failure.global_rank, failure.exit_code) for failure in error.failures if not failure.collateral])
 
 
+class Deadly:
+    """Kills the process that pickles it, half-way, but for that of the second attempt."""
+
+    def __init__(self, attempt):
+        self.attempt = attempt
+        self.before = bytes(4 << 20)
+
+    def __getstate__(self):
+        if self.attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"attempt": self.attempt}
+
+
+def return_deadly():
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    return [bytes(4 << 20), Deadly(attempt if rank() == 1 else 1)]
+
+
+def scenario_sending():
+    results = launch(return_deadly, nproc=2, max_restarts=1)
+    print({rank: value[1].attempt for rank, value in results.items()}, results.attempt)
+    try:
+        launch(return_deadly, nproc=2)
+    except LaunchFailed as error:
+        print([(failure.global_rank, failure.signal) for failure in error.failures if not failure.collateral])
+
+
 def scenario_restart(path):
     results = launch(fail_first, (path,), nproc=2, max_restarts=1)
     print(dict(results), results.attempt)

@@ -19,7 +19,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
 from muster import _processes
@@ -35,17 +35,28 @@ FORWARDED_SIGNALS = (
 )
 """Signals passed on to the charge. SIGKILL and SIGSTOP cannot be; all others keep their default."""
 
-SWEEP_LIMIT_S = 30.0
-"""The last sweep waits this long for processes that cannot be killed (uninterruptible sleep), then reports them."""
+STOP_LIMIT_S = 30.0
+"""Agent and guard wait this long for killed processes that do not end (uninterruptible sleep), then report them."""
+
+STOP_LIMIT_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+"""torch's name of such a limit, in seconds."""
+
+_GIVEN_UP_LIMIT_S = 1.0
+"""The last sweep's limit when the agent has waited already."""
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.25
+"""Pauses between two looks at all processes: each is twice as long as the one before."""
 
 _POLL_S = 0.25
 """How often the guard checks the lease where two processes cannot share a timer."""
 
 _FENCINGS_AT = 0
+_GAVE_UP_AT = 4
 _DEADLINE_AT = 8
 _COUNT_AT = 16
 _PIDS_AT = 20
-"""Offsets in the shared page: an int32, a double, an int32 and that many int32."""
+"""Offsets in the shared page: an int32, a flag, a double, an int32 and that many int32."""
 
 
 _MONOTONIC_AT = 0
@@ -145,6 +156,14 @@ class GuardLease:
         (count,) = struct.unpack_from("i", self._page, _FENCINGS_AT)
         return int(count)
 
+    def record_not_ended(self) -> None:
+        """Agent's side: some processes did not end within the limit, and the agent ends without them."""
+        self._page[_GAVE_UP_AT] = 1
+
+    def read_not_ended(self) -> bool:
+        """Guard's side: True after `record_not_ended`."""
+        return self._page[_GAVE_UP_AT] == 1
+
     def record_workers(self, pids: Sequence[int]) -> None:
         """Agent's side: record the live workers, each the leader of its session and process group."""
         room = (len(self._page) - _PIDS_AT) // 4
@@ -157,6 +176,40 @@ class GuardLease:
         return list(struct.unpack_from(f"{min(count, room)}i", self._page, _PIDS_AT))
 
 
+def parse_stop_limit_s(environ: Mapping[str, str]) -> float | None:
+    """The limit for killed processes that do not end, in seconds; None: its variable is no number.
+
+    Zero and less mean "never" to torchrun, which only watches for such processes. Here they mean the default, because
+    every stop has a limit.
+    """
+    text = environ.get(STOP_LIMIT_VARIABLE) or "0"
+    try:
+        limit_s = float(text)
+    except ValueError:
+        return None
+    if limit_s != limit_s:  # not a number
+        return None
+    return limit_s if limit_s > 0.0 else STOP_LIMIT_S
+
+
+class _Pauses:
+    """When to look again for processes that were killed, and when to give up."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._end_s = time.monotonic() + limit_s
+        self._pause_s = _FIRST_PAUSE_S
+
+    @property
+    def are_over(self) -> bool:
+        """True after the limit."""
+        return time.monotonic() >= self._end_s
+
+    def take_next_s(self) -> float:
+        """The next pause."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return pause_s
+
+
 class Guard:
     """Waits for its charge, passes signals on, fences, and sweeps at the end. One use."""
 
@@ -166,8 +219,11 @@ class Guard:
         self._caller_fd = caller_fd
         self._parent = os.getppid()
         self._ends_with_parent = _processes.read_death_signal() != 0
+        self._stop_limit_s = parse_stop_limit_s(os.environ) or STOP_LIMIT_S
         self._charge = 0
         self._code: int | None = None
+        self._fencing: _Pauses | None = None
+        self._poller = select.poll()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -210,28 +266,38 @@ class Guard:
         return code
 
     def _wait(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake_read, select.POLLIN)
+        self._poller.register(self._wake_read, select.POLLIN)
         if self._lease.fd is not None:
-            poller.register(self._lease.fd, select.POLLIN)
+            self._poller.register(self._lease.fd, select.POLLIN)
         if self._caller_fd is not None:
-            poller.register(self._caller_fd, select.POLLIN)
-        poll_ms = None if self._lease.fd is not None else _POLL_S * 1000
+            self._poller.register(self._caller_fd, select.POLLIN)
         while self._code is None:
-            ready = [fd for fd, _ in poller.poll(poll_ms)]
-            if self._wake_read in ready:
-                for signum in set(os.read(self._wake_read, 4096)):
-                    self._handle_signal(signum)
-            if poll_ms is not None or self._lease.fd in ready:
-                self._fence()
-            if self._caller_fd is not None and self._caller_fd in ready:
-                poller.unregister(self._caller_fd)
+            self._turn(self._fence())
+
+    def _turn(self, limit_s: float | None) -> None:
+        """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: without limit), and handle them."""
+        polled = self._lease.fd is None
+        if polled:
+            limit_s = _POLL_S if limit_s is None else min(limit_s, _POLL_S)
+        ready = [fd for fd, _ in self._poller.poll(None if limit_s is None else max(1.0, limit_s * 1000))]
+        if self._wake_read in ready:
+            for signum in set(os.read(self._wake_read, 4096)):
+                self._handle_signal(signum)
+        if (polled or self._lease.fd in ready) and self._lease.check_expiry(time.monotonic()):
+            _processes.kill_groups(self._lease.read_workers())
+            self._fencing = _Pauses(self._stop_limit_s)
+        if self._caller_fd is not None and self._caller_fd in ready:
+            self._poller.unregister(self._caller_fd)
+            self._caller_fd = None
+            if self._code is None:
                 # No grace period: no process waits for results any more.
                 _processes.send_signal([self._charge], signal.SIGKILL)
 
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
+        elif self._code is not None:
+            return  # the charge has been collected: its pid may be another process's
         elif signum == signal.SIGTSTP:
             self._suspend()
         elif self._ends_with_parent and os.getppid() != self._parent:
@@ -270,12 +336,17 @@ class Guard:
             _processes.kill_descendants(self._charge)  # before one of them runs again; `_fence` does the rest
         _suspension.continue_tree()
 
-    def _fence(self) -> None:
-        """Kill the charge's descendants but not the charge: it must notice and join again."""
-        if self._lease.check_expiry(time.monotonic()):
-            _processes.kill_groups(self._lease.read_workers())
-            while _processes.kill_descendants(self._charge):
-                time.sleep(0.001)  # only the charge can reap them, and it may be stopped: wait for no signal
+    def _fence(self) -> float | None:
+        """Kill the charge's descendants but not the charge: it must notice and join again. Returns the next pause.
+
+        Only the charge can collect them, and it may be stopped, so no signal tells their ends.
+        """
+        if self._fencing is None:
+            return None
+        if _processes.kill_descendants(self._charge) and not self._fencing.are_over:
+            return self._fencing.take_next_s()
+        self._fencing = None
+        return None
 
     def _reap(self) -> bool:
         """Collect the children that have ended; False when no child is left."""
@@ -291,16 +362,16 @@ class Guard:
                 self._code = code if code >= 0 else 128 - code
 
     def _sweep(self) -> int:
-        """Kill what is left of the job until no process is left; the exit code."""
-        limit_s = time.monotonic() + SWEEP_LIMIT_S
+        """Kill what is left of the job until no process is left, or what is left cannot be ended; the exit code."""
+        pauses = _Pauses(_GIVEN_UP_LIMIT_S if self._lease.read_not_ended() else self._stop_limit_s)
         me = os.getpid()
         _processes.kill_groups(self._lease.read_workers())
         while _processes.kill_descendants(me) or self._reap():
-            if time.monotonic() > limit_s:
-                left = _processes.list_descendants(me)
-                print(f"muster: processes that cannot be killed are left running: {left}", file=sys.stderr, flush=True)
+            if pauses.are_over:
+                left = ", ".join(map(str, _processes.list_descendants(me)))
+                print(f"muster: left running, because the kernel cannot end them: {left}", file=sys.stderr, flush=True)
                 return self._code or 1
-            time.sleep(0.001)
+            self._turn(pauses.take_next_s())
         assert self._code is not None  # noqa: S101  # _wait returned, so the charge has been reaped
         return self._code
 
@@ -372,6 +443,8 @@ def _report_shortage(error: OSError) -> int:
 
 
 def _exec_command(command: Sequence[str]) -> int:
+    for signum in _processes.IGNORED_BY_PYTHON:
+        signal.signal(signum, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))  # noqa: S606  # no shell, on purpose
     except OSError as error:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Container, Iterable
 
 LINUX = sys.platform.startswith("linux")
 
+IGNORED_BY_PYTHON = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
+"""Signals that the interpreter ignores from its start; a program that it execs would inherit that."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36

@@ -120,6 +120,8 @@ class AgentConfig:
     start_method: str = "spawn"
     """For function workers and --run-path."""
     shutdown_timeout_s: float = 30.0
+    kill_limit_s: float = 30.0
+    """How long killed workers may take to end before this node leaves the job without them."""
     signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     virtual_local_rank: bool = False
     numa_binding: str | None = None

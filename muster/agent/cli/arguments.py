@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from muster import __version__
 from muster._contract import Env
+from muster._guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
@@ -58,8 +59,10 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     program = _choose_program(values, line.script, line.script_args, environ)
     host_name = os.uname().nodename
     shutdown_timeout_s = _choose_shutdown_timeout_s(values, environ)
-    stop_limit_s = shutdown_timeout_s + _read_kill_limit_s(environ)
-    rendezvous = build_rendezvous_config(values, environ, host_name=host_name, stop_limit_s=stop_limit_s)
+    kill_limit_s = _read_kill_limit_s(environ)
+    rendezvous = build_rendezvous_config(
+        values, environ, host_name=host_name, stop_limit_s=shutdown_timeout_s + kill_limit_s
+    )
     nproc = _choose_nproc(values, environ)
     virtual_local_rank = values.switch("virtual-local-rank")
     if virtual_local_rank:
@@ -76,6 +79,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         start=start,
         preload=values.text("preload") or "auto",
         start_method=start_method,
+        kill_limit_s=kill_limit_s,
         shutdown_timeout_s=shutdown_timeout_s,
         signals_to_handle=_parse_signals(values),
         virtual_local_rank=virtual_local_rank,
@@ -175,11 +179,10 @@ def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -
 
 
 def _read_kill_limit_s(environ: Mapping[str, str]) -> float:
-    """How long the kernel may take to end a killed worker: torch's variable."""
-    text = environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "30")
-    limit_s = parse_seconds(text, zero=True)
+    limit_s = parse_stop_limit_s(environ)
     if limit_s is None:
-        raise UsageError(f"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
+        text = environ.get(STOP_LIMIT_VARIABLE)
+        raise UsageError(f"{STOP_LIMIT_VARIABLE} {text!r}: must be a number of seconds")
     return limit_s
 
 

@@ -182,7 +182,11 @@ class RoundWorkers:
         def post_gone() -> None:
             self._post(events.WorkersGone(number=number))
 
-        self._pool.sweep(lambda: self._logs.finish_round(post_gone))
+        def post_not_ended(pids: tuple[int, ...]) -> None:
+            self._lease.record_not_ended()
+            self._post(events.WorkersNotEnded(number=number, pids=pids))
+
+        self._pool.sweep(lambda: self._logs.finish_round(post_gone), post_not_ended, limit_s=self._config.kill_limit_s)
 
     # -- hangs ------------------------------------------------------------------------------------------------------
 

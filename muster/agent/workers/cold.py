@@ -15,11 +15,9 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec
 
 _EXEC_FAILED = 127
 _RESET_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGPIPE")
-    if hasattr(signal, name)
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 )
-"""Signals whose disposition Python or the agent changed; exec would pass on those that are ignored."""
+"""Signals that the agent may handle; those that were ignored at its start stay ignored (nohup)."""
 
 
 class CommandStarter:
@@ -152,8 +150,10 @@ def _exec_worker(
         if spec.cpus is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, spec.cpus)
         for signum in _RESET_SIGNALS:
-            if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGPIPE:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
+        for signum in _processes.IGNORED_BY_PYTHON:
+            signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(command[0], command, dict(spec.env))  # noqa: S606  # deliberately without a shell
     except OSError as error:

@@ -19,8 +19,13 @@ child's child: for those it looks again after such pauses, each twice as long as
 class _Sweep:
     """One sweep that is under way."""
 
-    def __init__(self, on_swept: Callable[[], None]) -> None:
+    def __init__(
+        self, on_swept: Callable[[], None], on_not_ended: Callable[[tuple[int, ...]], None], end_s: float
+    ) -> None:
         self.on_swept = on_swept
+        self.on_not_ended = on_not_ended
+        self.end_s = end_s
+        """When it gives up, by the loop's clock."""
         self.killed: set[int] = set()
         """What the last look killed and has not been collected yet."""
         self.pause_s = _FIRST_PAUSE_S
@@ -130,12 +135,21 @@ class WorkerPool:
         if self._signalled_s is None:
             self._signalled_s = self._loop.clock.now_s()
 
-    def sweep(self, on_swept: Callable[[], None]) -> None:
-        """SIGKILL all descendants of this agent except the starter's own, until none is left."""
+    def sweep(
+        self, on_swept: Callable[[], None], on_not_ended: Callable[[tuple[int, ...]], None], *, limit_s: float
+    ) -> None:
+        """SIGKILL all descendants of this agent except the starter's own, until none is left.
+
+        Args:
+            on_swept: called once none is left.
+            on_not_ended: called instead, after `limit_s`, with those that have been killed but have not ended: the
+                kernel keeps a process in uninterruptible sleep (a hung device or network file system).
+            limit_s: seconds from now.
+        """
         self._record_signal()
         if self._sweep is not None and self._sweep.timer is not None:
             self._sweep.timer.cancel()
-        self._sweep = _Sweep(on_swept)
+        self._sweep = _Sweep(on_swept, on_not_ended, self._loop.clock.now_s() + limit_s)
         self._kill_descendants(self._sweep)
 
     def _kill_descendants(self, sweep: _Sweep) -> None:
@@ -146,12 +160,16 @@ class WorkerPool:
         if self._report_workers is not None:
             _processes.kill_groups(self._by_pid)
         sweep.killed = set(_processes.kill_descendants(os.getpid(), keep=self._starter.list_own_pids()))
-        if sweep.killed or self._by_pid:
-            sweep.timer = self._loop.call_later(sweep.pause_s, lambda: self._kill_descendants(sweep))
+        left_s = sweep.end_s - self._loop.clock.now_s()
+        if not sweep.killed and not self._by_pid:
+            self._sweep = None
+            sweep.on_swept()
+        elif left_s <= 0.0:
+            self._sweep = None
+            sweep.on_not_ended(tuple(sorted(sweep.killed.union(self._by_pid))))
+        else:
+            sweep.timer = self._loop.call_later(min(sweep.pause_s, left_s), lambda: self._kill_descendants(sweep))
             sweep.pause_s = min(2 * sweep.pause_s, _LONGEST_PAUSE_S)
-            return
-        self._sweep = None
-        sweep.on_swept()
 
     def _forget_killed(self, pid: int) -> None:
         """A child has ended; when it was the last one that a sweep waits for, look again."""

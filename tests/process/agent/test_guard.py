@@ -154,3 +154,15 @@ def test_an_exception_in_the_body_is_shown_and_fails() -> None:
     assert outcome.exit_code == 1
     assert "ZeroDivisionError" in outcome.stderr
     assert "bug in muster; please report it" in outcome.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGPIPE", "SIGXFSZ"])
+def test_programs_find_default_dispositions(name: str) -> None:
+    """The interpreter ignores both, and an exec would pass that on."""
+    outcome = run_tree([*GUARD, "sh", "-c", f"kill -{name[3:]} $$; echo survived"])
+    assert outcome.exit_code == 128 + signal.Signals[name], outcome.explain()
+
+
+def test_a_pipe_that_is_closed_ends_its_writer() -> None:
+    outcome = run_tree([*GUARD, "bash", "-o", "pipefail", "-c", "yes | head -1"])
+    assert (outcome.exit_code, outcome.stdout) == (128 + signal.SIGPIPE, "y\n"), outcome.explain()

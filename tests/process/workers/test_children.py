@@ -181,7 +181,7 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
         said += os.read(read_fd, 100)
     os.close(read_fd)
     monkeypatch.setattr(_processes, "list_parents", count)
-    pool.sweep(lambda: swept.append(True))
+    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
     parent.turn_until(lambda: swept)
     assert sorted(end.worker.local_rank for end in ended) == list(range(12))
     assert {end.code for end in ended} == {-signal.SIGKILL}
@@ -213,3 +213,22 @@ def test_a_debugger_that_collects_first_costs_no_time(parent: Parent) -> None:
     parent.turn_until(lambda: child in parent.codes)
     assert parent.codes == {child: -signal.SIGKILL}
     assert turns < 10
+
+
+def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processes, "send_signal", lambda pids, signum: None)  # as if the kernel kept them
+    started: list[LiveWorker] = []
+    pool = WorkerPool(
+        parent.loop,
+        parent.children,
+        CommandStarter(),
+        on_started=started.append,
+        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
+        on_ended=lambda end: None,
+    )
+    program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
+    pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(2)])
+    given_up: list[tuple[int, ...]] = []
+    pool.sweep(lambda: pytest.fail("they are still there"), given_up.append, limit_s=0.2)
+    parent.turn_until(lambda: given_up)
+    assert given_up == [tuple(sorted(worker.pid for worker in started))]

@@ -275,7 +275,7 @@ class Guard:
             self._turn(self._fence())
 
     def _turn(self, limit_s: float | None) -> None:
-        """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: without limit), and handle them."""
+        """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: no limit); handle them."""
         polled = self._lease.fd is None
         if polled:
             limit_s = _POLL_S if limit_s is None else min(limit_s, _POLL_S)
@@ -369,7 +369,7 @@ class Guard:
         while _processes.kill_descendants(me) or self._reap():
             if pauses.are_over:
                 left = ", ".join(map(str, _processes.list_descendants(me)))
-                print(f"muster: left running, because the kernel cannot end them: {left}", file=sys.stderr, flush=True)
+                _processes.write_stderr(f"muster: left running, because the kernel cannot end them: {left}\n")
                 return self._code or 1
             self._turn(pauses.take_next_s())
         assert self._code is not None  # noqa: S101  # _wait returned, so the charge has been reaped
@@ -438,7 +438,7 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
 
 def _report_shortage(error: OSError) -> int:
     """Report that the machine has no descriptor, memory or process left; the exit code."""
-    print(f"muster: cannot start: {error.strerror}", file=sys.stderr, flush=True)
+    _processes.write_stderr(f"muster: cannot start: {error.strerror}\n")
     return 1
 
 
@@ -448,7 +448,7 @@ def _exec_command(command: Sequence[str]) -> int:
     try:
         os.execvp(command[0], list(command))  # noqa: S606  # no shell, on purpose
     except OSError as error:
-        print(f"muster: cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        _processes.write_stderr(f"muster: cannot run {command[0]!r}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

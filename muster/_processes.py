@@ -6,6 +6,7 @@ Source: prctl(2), timerfd_create(2), proc(5).
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Container, Iterable
@@ -151,6 +152,18 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
             if pid not in keep:
                 found.append(pid)
     return found
+
+
+def write_stderr(text: str, limit_s: float = 2.0) -> None:
+    """Write to descriptor 2, unless it accepts nothing for `limit_s`: a full or closed console must not keep a process.
+
+    A pipe that is writable has room for at least 4096 bytes, so the write of a line does not block.
+    """
+    poller = select.poll()
+    poller.register(2, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        if poller.poll(limit_s * 1000):
+            os.write(2, text.encode(errors="backslashreplace")[:4096])
 
 
 def send_signal(pids: Iterable[int], signum: int) -> None:

@@ -4,7 +4,6 @@ The template's imports take ten times as long as the agent's, so the template st
 what parsing and starting it need, and the rest of the agent is imported meanwhile.
 """
 
-import contextlib
 import errno
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from muster._contract import NODE_INDEX_MARK, Env, ExitCode
 from muster._guard import GuardLease
+from muster._processes import write_stderr
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
@@ -60,9 +60,7 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
 
 def _report_error(line: str, code: int) -> int:
     """Print one line to stderr; the code."""
-    # A console that is full or gone must not change the exit code: schedulers act on it.
-    with contextlib.suppress(OSError):
-        print(f"muster: {line}", file=sys.stderr, flush=True)
+    write_stderr(f"muster: {line}\n")
     return int(code)
 
 
@@ -116,7 +114,7 @@ def _run_supervisor(
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
-    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler))
+    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
     if config.control_fd is not None:
         from muster.agent.control_socket import ControlSink
 

@@ -2,9 +2,10 @@
 
 `router` is what the supervisor uses. `routing` decides from the flags where each stream goes (`torch_logs_specs`: a
 torch plug-in decides), `files` names and owns the files of a run, `line_filter` writes filtered copies. `pump` reads
-the pipe of one stream and `pump_thread` runs all pumps. `console` prints on the console: `lines` cuts bytes into
-prefixed lines and recognises progress bars, `console_queue` defines what is queued for it, `console_writer` is the
-thread that writes it, `progress_bars` draws the live rows at the bottom of a terminal.
+the pipe of one stream. `opening` opens a round's files in a thread of its own, where a disk that hangs keeps nothing
+else waiting. `console` prints on the console: `lines` cuts bytes into prefixed lines and recognises progress bars,
+`console_queue` defines what is queued for it, `console_writer` is the thread that writes it, `progress_bars` draws the
+live rows at the bottom of a terminal.
 
 From outside, import `Console`, `LogRouter` and `WorkerStreams`.
 """

@@ -1,21 +1,20 @@
 """Routes the workers' output to files and the console: what the supervisor uses."""
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import InternalError, SpawnError
 from muster.agent.logs.console import Console
 from muster.agent.logs.files import LogFile, RunFolder
 from muster.agent.logs.lines import build_prefix, find_last_frame
+from muster.agent.logs.opening import FileOpener, OnTrouble, WorkerFiles, raise_broken
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
-from muster.agent.logs.pump_thread import PumpThread
-from muster.agent.logs.routing import FolderLayout, Layout, StreamRoute, WorkerStreams
+from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams
 from muster.agent.round import Round
-from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.loop import Loop, LoopThread, Timer
 
 if TYPE_CHECKING:  # only with filters
     from muster.agent.logs.line_filter import LineFilter
@@ -29,9 +28,10 @@ _DRAIN_LIMIT_S = 0.2
 class LogRouter:
     """Gives workers their pipes, and sends what they write to files and console. Close it.
 
-    All methods are for the agent's one thread. In each round: `open_round`, per worker `open_worker` and, once it was
-    started (or could not be), `close_child_ends`; when all have ended `finish_round`. One thread reads the pipes and
-    writes the files, another writes the console: nothing here waits for a disk or a terminal.
+    All methods are for the agent's one thread. In each round: `open_round`, `run_when_open`, per worker `open_worker`
+    and, once it was started (or could not be), `close_child_ends`; when all have ended `finish_round`. One thread reads
+    the pipes and writes the files, one opens files, one writes the console: nothing here waits long for a disk or a
+    terminal.
     """
 
     def __init__(
@@ -63,53 +63,55 @@ class LogRouter:
         self._role = role
         self._nproc = nproc
         self._console = console or Console(clock=loop.clock, has_colour=config.has_colour)
-        self._thread: PumpThread | None = None
+        self._thread: LoopThread | None = None
         self._group: PumpGroup | None = None
         self._round: Round | None = None
         self._pumps: dict[tuple[int, Std], StreamPump] = {}
         self._child_fds: dict[int, list[int]] = {}
-        self._filtered: dict[str, LogFile] = {}
         self._reported_incomplete = False
         self._is_muted = False
-        self._layout = self._make_layout()
+        self._closed = False
+        self._files = FileOpener(
+            config,
+            loop,
+            self._choose_layout(),
+            nproc=nproc,
+            on_trouble=OnTrouble(report_no_files=self._report_no_files, report_incomplete=self.report_incomplete_logs),
+        )
 
     @property
     def run_dir(self) -> str | None:
         """`<log_dir>/<run_id>`; None when there are no files."""
-        return self._layout.run_dir
+        return self._files.run_dir
 
     # -- a round ----------------------------------------------------------------------------------------------------
 
     def open_round(self, round: Round) -> None:  # noqa: A002
         """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
-        if self._round is None or self._round.attempt != round.attempt:
-            self._close_filtered()
         self._round = round
         self._pumps = {}
-        try:
-            self._layout.open_round(round, self._nproc)
-        except OSError as error:
-            self._disable_files(error)
-            self._layout.open_round(round, self._nproc)
+        self._files.open_round(round)
+
+    def run_when_open(self, then: Callable[[], None]) -> None:
+        """Call `then` when the round's files are open, or cannot be: perhaps at once, and within a limit."""
+        self._files.run_when_open(then)
 
     def open_worker(self, local_rank: int) -> WorkerStreams:
-        """Make one worker's pipes and files.
+        """Make one worker's pipes.
 
         Raises:
             SpawnError: too many open files.
         """
         if self._round is None:
             raise InternalError("open_worker came before open_round")
-        plan = self._layout.route_worker(local_rank)
+        files = self._files.get_worker(local_rank)
+        plan = files.route
         prefix = build_prefix(
             role=self._role, local_rank=local_rank, round=self._round, template=self._config.prefix_template
         )
-        if plan.error_file is not None:
-            with contextlib.suppress(OSError):  # an earlier round of this attempt may have left one
-                os.unlink(plan.error_file)
         self._child_fds[local_rank] = []
         try:
-            fds = {std: self._open_stream(local_rank, std, stream, prefix) for std, stream in plan.streams.items()}
+            fds = {std: self._open_stream(local_rank, std, files, prefix) for std in plan.streams}
         except OSError as error:
             self.close_child_ends(local_rank)
             raise SpawnError(f"cannot make pipes for local rank {local_rank}: {error.strerror}") from error
@@ -146,6 +148,13 @@ class LogRouter:
         thread.submit(lambda: group.finish(limit_s, lambda: thread.reply(call_once)))
         # A disk that hangs must not stop the agent.
         call_once.timer = self._loop.call_later(limit_s + 1.0, call_once)
+
+    # -- the run's folder -------------------------------------------------------------------------------------------
+
+    @property
+    def files(self) -> FileOpener:
+        """Runs in its thread whatever else reads or writes the run's folder."""
+        return self._files
 
     # -- captured output --------------------------------------------------------------------------------------------
 
@@ -213,33 +222,44 @@ class LogRouter:
             self.close_child_ends(local_rank)
         if thread is not None and group is not None:
             thread.submit(group.close)
-            thread.submit(self._close_filtered)
             if not thread.close(limit_s):
                 self.print_line("writing to a log file hangs: it may lack the end of the output")
+        if not self._closed and not self._files.close(limit_s):
+            self.print_line("the disk with the log files hangs: their last records may be missing")
+        self._closed = True
         self._console.close(limit_s)
-        self._layout.close()
 
     # -- files, pipes and the thread --------------------------------------------------------------------------------
 
-    def _make_layout(self) -> Layout:
-        if self._config.base_dir == os.devnull and self._config.logs_specs is None:
-            return FolderLayout(self._config, None)
+    def _choose_layout(self) -> Callable[[], Layout]:
+        """What makes the layout. A plug-in is loaded here: its import may take any time and touches no log file."""
+        if self._config.logs_specs is None:
+            return self._make_layout
+        from muster.agent.logs.torch_logs_specs import TorchLayout
+
         try:
-            if self._config.logs_specs is not None:
-                from muster.agent.logs.torch_logs_specs import TorchLayout
-
-                return TorchLayout(self._config, run_id=self._run_id, role=self._role)
-            return FolderLayout(self._config, RunFolder(self._config.base_dir, self._run_id))
+            layout = TorchLayout(self._config, run_id=self._run_id, role=self._role)
         except OSError as error:
-            return self._disable_files(error)
+            failure = error
+            return lambda: _raise_error(failure)
+        return lambda: layout
 
-    def _disable_files(self, error: OSError) -> Layout:
+    def _make_layout(self) -> Layout:
+        """In the thread for files.
+
+        Raises:
+            OSError: the run's folder cannot be made.
+        """
+        if self._config.base_dir == os.devnull:
+            return FolderLayout(self._config, None)
+        return FolderLayout(self._config, RunFolder(self._config.base_dir, self._run_id))
+
+    def _report_no_files(self, error: OSError) -> None:
         where = error.filename or self._config.base_dir
         self.print_line(f"no log files, console only: cannot write to {where}: {error.strerror}")
-        self._layout = FolderLayout(self._config, None)
-        return self._layout
 
-    def _open_stream(self, local_rank: int, std: Std, plan: StreamRoute, prefix: bytes) -> int | None:
+    def _open_stream(self, local_rank: int, std: Std, files: WorkerFiles, prefix: bytes) -> int | None:
+        plan = files.route.streams[std]
         if plan.discarded:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             self._child_fds[local_rank].append(fd)
@@ -248,14 +268,15 @@ class LogRouter:
             return None
         read_fd, write_fd = open_pipe()
         self._child_fds[local_rank].append(write_fd)
-        self._start_pump(local_rank, std, plan, prefix, read_fd)
+        self._start_pump(local_rank, std, files, prefix, read_fd)
         return write_fd
 
-    def _start_pump(self, local_rank: int, std: Std, plan: StreamRoute, prefix: bytes, read_fd: int) -> None:
+    def _start_pump(self, local_rank: int, std: Std, files: WorkerFiles, prefix: bytes, read_fd: int) -> None:
+        plan = files.route.streams[std]
         thread, group = self._start_thread()
         shown = self._config.local_ranks_filter is None or local_rank in self._config.local_ranks_filter
         rank = local_rank + (self._round.rank_offset if self._round else 0)
-        file = self._open_file(plan.path)
+        file = files.logs.get(std)
         lost = plan.path is not None and file is None
         pump = StreamPump(
             loop=thread.loop,
@@ -263,17 +284,17 @@ class LogRouter:
             file=file,
             feed=self._console.open_feed(std, prefix, rank) if plan.to_console or (lost and shown) else None,
             open_fallback_feed=lambda: self._console.open_feed(std, prefix, rank) if shown else None,
-            line_filter=self._make_line_filter(std, plan, prefix),
+            line_filter=self._make_line_filter(std, files.filtered.get(std), prefix),
             keeps_tail=std is Std.ERR,
             on_end=group.remove,
         )
         self._pumps[local_rank, std] = pump
         thread.submit(lambda: group.add(pump))
 
-    def _start_thread(self) -> tuple[PumpThread, PumpGroup]:
+    def _start_thread(self) -> tuple[LoopThread, PumpGroup]:
         if self._thread is None or self._group is None:
             try:
-                self._thread = PumpThread(self._loop)
+                self._thread = LoopThread(self._loop, "muster-logs", on_failure=raise_broken)
             except RuntimeError as error:  # how `threading` reports EAGAIN
                 raise SpawnError(
                     f"cannot start a thread for the workers' output: {os.strerror(errno.EAGAIN)}"
@@ -281,34 +302,18 @@ class LogRouter:
             self._group = PumpGroup(self._thread.loop)
         return self._thread, self._group
 
-    def _open_file(self, path: str | None) -> LogFile | None:
-        if path is None:
+    def _make_line_filter(self, std: Std, file: LogFile | None, prefix: bytes) -> "LineFilter | None":
+        if file is None:
             return None
-        try:
-            return LogFile(path, self.report_incomplete_logs)
-        except OSError as error:
-            self.report_incomplete_logs(f"cannot write {path}: {error.strerror}")
-            return None
-
-    def _make_line_filter(self, std: Std, plan: StreamRoute, prefix: bytes) -> "LineFilter | None":
-        path = plan.filtered_path
-        if path is None:
-            return None
-        if path not in self._filtered:
-            file = self._open_file(path)
-            if file is None:
-                return None
-            self._filtered[path] = file
         config = self._config
         needles = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
         from muster.agent.logs.line_filter import LineFilter
 
-        return LineFilter(prefix=prefix, needles=needles, file=self._filtered[path])
+        return LineFilter(prefix=prefix, needles=needles, file=file)
 
-    def _close_filtered(self) -> None:
-        for file in self._filtered.values():
-            file.close()
-        self._filtered = {}
+
+def _raise_error(error: OSError) -> NoReturn:
+    raise error
 
 
 class _Once:

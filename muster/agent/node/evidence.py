@@ -30,7 +30,9 @@ class Evidence:
         self._workers = workers
         self._oom = OomWatch(workers.memory)
         self._reader: threading.Thread | None = None
-        self._stacks = StackCollector(loop)  # one for all requests: overlapping ones share dumps
+        self._thread = logs.files.thread
+        """The stack files may be on a disk that hangs; a stop waits for stacks within its own limit."""
+        self._stacks = StackCollector(self._thread.loop)  # one for all requests: overlapping ones share dumps
 
     def collect_failures(self, round: Round, failures: tuple[LocalFailure, ...]) -> tuple[Failure, ...]:  # noqa: A002
         """Collect why these workers failed, from their files as far as a disk that hangs allows it."""
@@ -83,13 +85,18 @@ class Evidence:
         return True
 
     def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
-        """Request the stacks of all live workers; calls back within the collector's limit, with texts by local rank."""
+        """Request the stacks of all live workers; calls back with texts by local rank.
+
+        The collector has a limit, but no limit holds for a disk that hangs.
+        """
         targets: dict[int, StackTarget] = {}
         for worker in self._workers.live:
             stack_file = self._workers.streams[worker.local_rank].stack_file
             if stack_file is not None:
                 targets[worker.local_rank] = StackTarget(pid=worker.pid, stack_file=stack_file)
-        self._stacks.collect(targets, on_done)
+        self._thread.submit(
+            lambda: self._stacks.collect(targets, lambda texts: self._thread.reply(lambda: on_done(texts)))
+        )
 
     def print_stacks(self, round: Round) -> None:  # noqa: A002
         """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""

@@ -10,9 +10,13 @@ from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 from muster.agent.runtime.event_log import RunTimes
+from muster.agent.runtime.loop import run_limited
 
 if TYPE_CHECKING:
     from muster.agent.diagnosis.report import Report
+
+_WRITE_LIMIT_S = 2.0
+"""How long each report may take: the agent's end must not wait for a disk that hangs."""
 
 COMMON_EXIT_S = 0.5
 """An agent on Kubernetes exits this long after it has learned of the job's failure: every report is written by then."""
@@ -57,10 +61,14 @@ def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: L
 
 
 def _write_or_report(path: str, logs: LogRouter, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except OSError as error:
-        logs.print_line(f"cannot write {path}: {error.strerror}")
+    def write_or_report() -> None:
+        try:
+            write()
+        except OSError as error:
+            logs.print_line(f"cannot write {path}: {error.strerror}")
+
+    if not run_limited(write_or_report, _WRITE_LIMIT_S):
+        logs.print_line(f"cannot write {path}: its disk does not answer")
 
 
 def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:

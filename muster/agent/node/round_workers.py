@@ -57,6 +57,8 @@ class RoundWorkers:
             on_ended=self._on_ended,
             report_workers=None if LINUX else parts.lease.record_workers,
         )
+        self._starting: Round | None = None
+        """A round whose log files are being opened before its workers start."""
         self._hang: HangWatch | None = None
         self._fencings = 0
         """The guard's count when the workers were started."""
@@ -91,6 +93,7 @@ class RoundWorkers:
             case actions.StartWorkers():
                 self._start(action)
             case actions.CancelStarts():
+                self._starting = None
                 self._pool.cancel_starts()
                 self._close_child_ends()
             case actions.SignalWorkers():
@@ -109,6 +112,14 @@ class RoundWorkers:
         self.memory.reset()
         self._watch_for_hangs(formed.number)
         self._renew_page(formed)
+        self._starting = formed
+        self._logs.run_when_open(lambda: self._start_opened(action))
+
+    def _start_opened(self, action: actions.StartWorkers) -> None:
+        formed = action.round
+        if self._starting is not formed:  # cancelled meanwhile
+            return
+        self._starting = None
         local_rank = 0
         specs: list[WorkerSpec] = []
         try:

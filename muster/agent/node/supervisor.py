@@ -73,7 +73,10 @@ class Supervisor:
         self._children = parts.children
         self._event_log = parts.event_log
         self._transition_log = TransitionLog(
-            parts.event_log, lambda: self._state.round, on_trouble=parts.logs.report_incomplete_logs
+            parts.event_log,
+            lambda: self._state.round,
+            submit=parts.logs.files.thread.submit,
+            on_trouble=parts.logs.report_incomplete_logs,
         )
         self._events: deque[events.Event] = deque()
         self._workers = RoundWorkers(
@@ -149,8 +152,8 @@ class Supervisor:
     def _close(self) -> None:
         self._rendezvous.close()
         self._workers.close()
-        self._logs.close()
         self._event_log.close()
+        self._logs.close()
 
     # -- actions ----------------------------------------------------------------------------------------------------
 

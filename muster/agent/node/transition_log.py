@@ -15,18 +15,25 @@ class TransitionLog:
     """Receives every event before it is decided, and what follows from some."""
 
     def __init__(
-        self, log: EventLog, find_round: Callable[[], Round | None], *, on_trouble: Callable[[str], None]
+        self,
+        log: EventLog,
+        find_round: Callable[[], Round | None],
+        *,
+        submit: Callable[[Callable[[], None]], None],
+        on_trouble: Callable[[str], None],
     ) -> None:
         """Connect it; every record is stamped with the current round.
 
         Args:
             log: gets the records.
             find_round: the current round; None before the first.
+            submit: runs a call in the thread that writes the file.
             on_trouble: gets a line about a file that cannot be written.
         """
         self._log = log
         self._log.find_round = find_round
         self._find_round = find_round
+        self._submit = submit
         self._on_trouble = on_trouble
         self._has_file = False
 
@@ -36,10 +43,7 @@ class TransitionLog:
             return
         self._has_file = True
         path = os.path.join(run_dir, LogNames.EVENTS)
-        try:
-            self._log.add_sink(JsonlSink(path, self._on_trouble), replay=True)
-        except OSError as error:
-            self._on_trouble(f"cannot write {path}: {error.strerror}")
+        self._log.add_sink(JsonlSink(path, self._submit, self._on_trouble), replay=True)
 
     def record(self, event: events.Event) -> None:
         """Record one event; those that are not listed are recorded with what follows from them, or not at all."""

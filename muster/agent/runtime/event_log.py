@@ -13,10 +13,9 @@ wanted and the worker started cold, reason.
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from muster.agent.runtime.clock import Clock
 
@@ -25,6 +24,10 @@ EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 
 _KEPT_RECORDS = 32
 """Records kept for a sink that is added later: the log folder is known only after the first round has formed."""
+
+
+_WAITING_RECORDS = 1000
+"""Records kept in memory for a disk that does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,37 +67,65 @@ class EventSink(Protocol):
 
 
 class JsonlSink:
-    """One JSON object per line, appended at once: after a kill the file is complete up to the last transition."""
+    """One JSON object per line, appended soon: after a kill the file is complete but for the last moments.
 
-    def __init__(self, path: str, on_trouble: Callable[[str], None] | None = None) -> None:
-        """Open `path` for appending.
+    All that touches the file runs in another thread, because its disk may hang.
+    """
+
+    def __init__(
+        self, path: str, submit: Callable[[Callable[[], None]], None], on_trouble: Callable[[str], None] | None = None
+    ) -> None:
+        """Write to `path` from now on; it is opened for appending with the first record.
 
         Args:
             path: the file.
-            on_trouble: gets one line when the file cannot be written any more.
-
-        Raises:
-            OSError: it cannot be opened.
+            submit: runs a call in that thread, in order.
+            on_trouble: gets one line, in any thread, when the file cannot be written any more.
         """
         self._path = path
+        self._submit = submit
         self._on_trouble = on_trouble
-        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._is_open = True
+        self._waiting = 0
+        """Records that the thread has not written; changed by both threads, so it is only about right."""
+        self._fd: int | None = None
+        """Belongs to the thread."""
 
     def write(self, record: EventRecord) -> None:
-        """See `EventSink`. A full disk ends the file, not the job."""
-        if self._fd is None:
+        """See `EventSink`. A full disk ends the file, not the job; so does one that has hung for too long."""
+        if not self._is_open:
+            return
+        if self._waiting >= _WAITING_RECORDS:
+            self._stop("the disk does not answer")
             return
         data = json.dumps(asdict(record), default=str).encode() + b"\n"
+        self._waiting += 1
+        self._submit(lambda: self._append(data))
+
+    def _append(self, data: bytes) -> None:
+        self._waiting -= 1
+        if not self._is_open:
+            return
         try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             # One write for one record: agents that share the folder append to the same file.
             _append(self._fd, data)
         except OSError as error:
-            self.close()
-            if self._on_trouble is not None:
-                self._on_trouble(f"cannot write {self._path}: {error.strerror}")
+            self._stop(error.strerror or str(error))
+
+    def _stop(self, reason: str) -> None:
+        self._is_open = False
+        self._submit(self._close_file)
+        if self._on_trouble is not None:
+            self._on_trouble(f"cannot write {self._path}: {reason}")
 
     def close(self) -> None:
-        """See `EventSink`."""
+        """See `EventSink`. What was written before is still appended."""
+        self._submit(self._close_file)
+
+    def _close_file(self) -> None:
+        self._is_open = False
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -112,29 +143,23 @@ def _append(fd: int, data: bytes) -> None:
 
 
 class ConsoleSink:
-    """One JSON object per record and line, on stderr."""
+    """One JSON object per record and line, printed as the agent's other lines are."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream: TextIO | None = stream or sys.stderr
+    def __init__(self, print_text: Callable[[str], None]) -> None:
+        """`print_text` prints one line unchanged; it must not block."""
+        self._print_text = print_text
 
     def write(self, record: EventRecord) -> None:
-        """See `EventSink`. A closed console ends the sink, not the job."""
-        if self._stream is None:
-            return
-        try:
-            self._stream.write(json.dumps(asdict(record), default=str) + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):  # ValueError: the stream has been closed
-            self._stream = None
+        """See `EventSink`."""
+        self._print_text(json.dumps(asdict(record), default=str))
 
     def close(self) -> None:
         """See `EventSink`. The console is not ours to close."""
-        self._stream = None
 
 
-def open_sinks(handler: str) -> list[EventSink]:
-    """Open the sinks of one of `EVENT_LOG_HANDLERS`; only `console` has one."""
-    return [ConsoleSink()] if handler == "console" else []
+def open_sinks(handler: str, print_text: Callable[[str], None]) -> list[EventSink]:
+    """Open the sinks of one of `EVENT_LOG_HANDLERS`; only `console` has one, which prints through `print_text`."""
+    return [ConsoleSink(print_text)] if handler == "console" else []
 
 
 class StampedRound(Protocol):

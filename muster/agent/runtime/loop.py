@@ -4,13 +4,18 @@ File descriptors and timers call back; a callback appends a frozen event to the 
 must decide. The owner decides them in order between two turns. Byte pumps (logs, sockets) work inside their callbacks,
 a bounded amount per call, so that a flood of output cannot delay a heartbeat.
 
+What may block runs in threads of its own: log files on a network file system can hang for any time. While they do,
+workers wait for their pipes, as they would for their files, but heartbeats and the fencing lease do not.
+
 `selectors` rather than asyncio: importing asyncio costs about 50 ms and 8 MB, half of what the agent may take before
 its first worker starts.
 """
 
 import heapq
 import itertools
+import os
 import selectors
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -44,12 +49,30 @@ class Loop:
         self._order = itertools.count()
         self._soon: deque[Callback] = deque()
         self._watches: dict[int, dict[int, Callback]] = {}
+        self._from_threads: deque[Callback] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self.watch_readable(self._wake_read, self._call_from_threads)
 
     # -- input ------------------------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callback) -> None:
         """Call back in the next turn, before waiting."""
         self._soon.append(callback)
+
+    def call_from_thread(self, callback: Callback) -> None:
+        """Call back soon, in order. Any thread may call this, also after `close`, when it does nothing."""
+        self._from_threads.append(callback)
+        try:
+            os.write(self._wake_write, b"!")
+        except OSError:  # full: it has been woken already; or closed
+            return
+
+    def _call_from_threads(self) -> None:
+        os.read(self._wake_read, 4096)
+        while self._from_threads:
+            self._from_threads.popleft()()
 
     def call_at(self, due_s: float, callback: Callback) -> Timer:
         """Call back at `due_s` of the loop's monotonic clock."""
@@ -143,3 +166,95 @@ class Loop:
     def close(self) -> None:
         """Release the selector. Watched descriptors stay open: their owners close them."""
         self._selector.close()
+        read_fd, write_fd = self._wake_read, self._wake_write
+        self._wake_read = self._wake_write = -1  # no thread may write to what gets these numbers next
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+class LoopThread:
+    """A loop in its own thread; the agent's thread submits commands, the thread replies."""
+
+    def __init__(self, agent_loop: Loop, name: str, *, on_failure: Callback) -> None:
+        """Start it.
+
+        Args:
+            agent_loop: where replies run.
+            name: of the thread.
+            on_failure: called on the agent's loop when a command has raised: the thread runs no others.
+
+        Raises:
+            OSError: no descriptors left.
+            RuntimeError: no threads left; how `threading` reports EAGAIN.
+        """
+        self.loop = Loop(agent_loop.clock)
+        """Belongs to the thread: only commands may use it."""
+        self._agent_loop = agent_loop
+        self._on_failure = on_failure
+        self._stopping = False
+        self._pending: threading.Event | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.loop.close()
+            raise
+
+    def submit(self, command: Callback) -> None:
+        """Run it in the thread, soon, in order."""
+        self.loop.call_from_thread(command)
+
+    def reply(self, command: Callback) -> None:
+        """Run it on the agent's loop, soon, in order."""
+        self._agent_loop.call_from_thread(command)
+
+    def run(self, command: Callback, limit_s: float) -> bool:
+        """Run it in the thread and wait for it; False when it took longer than `limit_s` (it may still run later).
+
+        While an earlier one has not finished, the thread hangs: then returns False at once.
+        """
+        if self._pending is not None and not self._pending.is_set():
+            return False
+        done = self._pending = threading.Event()
+
+        def run_and_set() -> None:
+            command()
+            done.set()
+
+        self.submit(run_and_set)
+        return done.wait(limit_s)
+
+    def close(self, limit_s: float) -> bool:
+        """Stop after the commands submitted so far. False when the thread hangs; then it is abandoned."""
+        self.submit(self._stop)
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            return False
+        self.loop.close()
+        return True
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self.loop.turn()
+        finally:
+            if not self._stopping:
+                self.reply(self._on_failure)
+
+
+def run_limited(command: Callback, limit_s: float) -> bool:
+    """Run it in a thread of its own and wait for it; False when it took longer than `limit_s`.
+
+    Without a thread left it runs here: what it has to write is worth more than the limit.
+    """
+    thread = threading.Thread(target=command, name="muster-limited", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        command()
+        return True
+    thread.join(limit_s)
+    return not thread.is_alive()

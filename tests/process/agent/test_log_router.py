@@ -67,9 +67,16 @@ class Node:
         while chunk := os.read(self.console_fds[name][0], 1 << 16):
             self.printed[name] += chunk
 
+    def open(self, formed: Round) -> None:
+        """Open a round's files."""
+        opened: list[bool] = []
+        self.router.open_round(formed)
+        self.router.run_when_open(lambda: opened.append(True))
+        self.turn_until(lambda: bool(opened))
+
     def start(self, command: Sequence[str | Path], **round_changes: Any) -> None:
         """One child per rank, in a new round."""
-        self.router.open_round(make_round(self.nproc, **round_changes))
+        self.open(make_round(self.nproc, **round_changes))
         for rank in range(self.nproc):
             streams = self.streams[rank] = self.router.open_worker(rank)
             env = {**os.environ, "LOCAL_RANK": str(rank)}
@@ -165,7 +172,7 @@ def test_redirect_goes_to_files_only(tmp_path: Path) -> None:
 
 def test_no_flags_leave_the_workers_the_agents_own_descriptors(tmp_path: Path) -> None:
     node = Node(str(tmp_path))
-    node.router.open_round(make_round(2))
+    node.open(make_round(2))
     streams = node.router.open_worker(0)
     assert (streams.stdout_fd, streams.stderr_fd, streams.log_path) == (None, None, None)
     assert streams.error_file == str(tmp_path / "job/attempt_0/0/error.json")

@@ -1,14 +1,16 @@
 """`--event-log-handler`: names to sinks."""
 
 import gc
-import io
 import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from muster.agent.runtime.clock import SystemClock
-from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, ConsoleSink, EventLog, EventRecord, JsonlSink, open_sinks
+from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, EventLog, EventRecord, JsonlSink, open_sinks
 
 RECORD = EventRecord(
     time_s=1.0, monotonic_s=2.0, node=0, node_index=0, round=1, attempt=0, what="round_formed", ranks=(0, 1)
@@ -21,27 +23,33 @@ def test_torchs_names_are_ours() -> None:
     assert set(EVENT_LOG_HANDLERS) == set(handlers._log_handlers)
 
 
-def test_the_console_gets_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    (sink,) = open_sinks("console")
+def test_the_console_gets_one_object_a_line() -> None:
+    lines: list[str] = []
+    (sink,) = open_sinks("console", lines.append)
     sink.write(RECORD)
     sink.write(RECORD)
     sink.close()
-    lines = capsys.readouterr().err.splitlines()
     assert [json.loads(line)["what"] for line in lines] == ["round_formed"] * 2
     assert json.loads(lines[0])["ranks"] == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["null", "dynamic_rendezvous"])
-def test_null_prints_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    log = EventLog(SystemClock(), open_sinks(name))
+def test_null_prints_nothing(name: str) -> None:
+    lines: list[str] = []
+    log = EventLog(SystemClock(), open_sinks(name, lines.append))
     log.write("round_formed")
     log.close()
-    assert capsys.readouterr() == ("", "")
+    assert lines == []
+
+
+def call(command: Callable[[], None]) -> None:
+    """As a thread that is always quick."""
+    command()
 
 
 def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    first, second = JsonlSink(str(path)), JsonlSink(str(path))
+    first, second = JsonlSink(str(path), call), JsonlSink(str(path), call)
     first.write(RECORD)
     second.write(RECORD)
     assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["round_formed"] * 2
@@ -51,7 +59,7 @@ def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
     troubles: list[str] = []
-    sink = JsonlSink("/dev/full", troubles.append)
+    sink = JsonlSink("/dev/full", call, troubles.append)
     sink.write(RECORD)
     assert troubles == ["cannot write /dev/full: No space left on device"]
     sink.write(RECORD)
@@ -61,11 +69,16 @@ def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
     gc.collect()
 
 
-def test_a_closed_console_is_not_an_error() -> None:
-    stream = io.StringIO()
-    sink = ConsoleSink(stream)
-    sink.write(RECORD)
-    stream.close()
-    sink.write(RECORD)
-    sink.write(RECORD)
-    sink.close()
+def test_records_wait_for_a_slow_disk_in_order_and_for_one_that_hangs_not_for_ever(tmp_path: Path) -> None:
+    path, waiting, troubles = tmp_path / "events.jsonl", deque[Callable[[], None]](), list[str]()
+    sink = JsonlSink(str(path), waiting.append, troubles.append)
+    for number in range(3):
+        sink.write(replace(RECORD, round=number))
+    assert not path.exists()
+    while waiting:
+        waiting.popleft()()
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
+    for _ in range(5000):
+        sink.write(RECORD)
+    assert troubles == [f"cannot write {path}: the disk does not answer"]
+    assert len(waiting) < 1100

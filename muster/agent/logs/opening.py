@@ -1,0 +1,229 @@
+"""Makes a round's folder and opens its log files, in a thread of its own because their disk may hang.
+
+The same thread does all else that touches the folder but is no worker's output: the event log, error files, stacks.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from muster.agent.config import LogConfig, Std
+from muster.agent.errors import EnvironmentFault, InternalError
+from muster.agent.logs.files import LogFile
+from muster.agent.logs.routing import FolderLayout, Layout, WorkerRoute
+from muster.agent.round import Round
+from muster.agent.runtime.loop import Loop, LoopThread, Timer
+
+T = TypeVar("T")
+
+OPEN_LIMIT_S = 10.0
+"""After this long the job goes on without log files."""
+
+_READ_LIMIT_S = 0.5
+"""How long the agent's loop may wait for a small file; heartbeats are sent once a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFiles:
+    """One worker's route, and the files that could be opened for it."""
+
+    route: WorkerRoute
+    logs: dict[Std, LogFile]
+    """The worker's pumps close them."""
+    filtered: dict[Std, LogFile]
+    """Shared by the ranks of an attempt; the opener closes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTrouble:
+    """Where the opener reports."""
+
+    report_no_files: Callable[[OSError], None]
+    """In the agent's thread: from now on there are no files."""
+    report_incomplete: Callable[[str], None]
+    """In any thread: one line about a file that cannot be written."""
+
+
+class _Opening:
+    """One round's files, being opened."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.timer: Timer | None = None
+        self.thens: list[Callable[[], None]] = []
+
+
+class FileOpener:
+    """Opens the files of each round. Close it. All methods are for the agent's thread."""
+
+    def __init__(
+        self, config: LogConfig, loop: Loop, make_layout: Callable[[], Layout], *, nproc: int, on_trouble: OnTrouble
+    ) -> None:
+        """Make the run's folder; when that fails, report it and write no files.
+
+        Args:
+            config: the flags.
+            loop: the agent's.
+            make_layout: makes the run's folder; raises OSError.
+            nproc: workers on this node.
+            on_trouble: gets what goes wrong.
+
+        Raises:
+            EnvironmentFault: the machine has no thread left.
+        """
+        self._config = config
+        self._loop = loop
+        self._nproc = nproc
+        self._on_trouble = on_trouble
+        self._opening: _Opening | None = None
+        self._workers: dict[int, WorkerFiles] = {}
+        self._filtered: dict[str, LogFile] = {}
+        """By path; belongs to the thread."""
+        self._attempt = -1
+        """What they were opened for; belongs to the thread."""
+        try:
+            self.thread = LoopThread(loop, "muster-files", on_failure=raise_broken)
+        except RuntimeError as error:
+            raise EnvironmentFault(f"cannot start a thread for log files: {os.strerror(errno.EAGAIN)}") from error
+        self._layout: Layout = FolderLayout(config, None)
+        made = self.call(lambda: _capture_error(make_layout), OPEN_LIMIT_S)
+        if made is None:
+            made = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        if isinstance(made, OSError):
+            on_trouble.report_no_files(made)
+        else:
+            self._layout = made
+
+    @property
+    def run_dir(self) -> str | None:
+        """`<log_dir>/<run_id>`; None when there are no files."""
+        return self._layout.run_dir
+
+    def open_round(self, round: Round) -> None:  # noqa: A002
+        """Begin to open the round's files. A round of the same attempt appends to the same ones."""
+        if self._opening is not None:
+            self._opening.is_over = True
+        opening = self._opening = _Opening()
+        layout = self._layout
+        if isinstance(layout, FolderLayout) and layout.run_dir is None:
+            self._end_opening(opening, round, self._open(layout, round))  # there is nothing that could hang
+            return
+
+        def open_files() -> None:
+            if self._attempt != round.attempt:
+                self._close_filtered()
+                self._attempt = round.attempt
+            opened = _capture_error(lambda: self._open(layout, round))
+            self.thread.reply(lambda: self._end_opening(opening, round, opened))
+
+        self.thread.submit(open_files)
+        late = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), layout.run_dir)
+        opening.timer = self._loop.call_later(OPEN_LIMIT_S, lambda: self._end_opening(opening, round, late))
+
+    def run_when_open(self, then: Callable[[], None]) -> None:
+        """Call `then` when the round's files are open, or cannot be opened: perhaps at once."""
+        if self._opening is None:
+            then()
+        else:
+            self._opening.thens.append(then)
+
+    def get_worker(self, local_rank: int) -> WorkerFiles:
+        """The worker's files of the open round.
+
+        Raises:
+            InternalError: they are not open yet.
+        """
+        if local_rank not in self._workers or self._opening is not None:
+            raise InternalError("a worker is started before its files are open")
+        return self._workers[local_rank]
+
+    def call(self, read: Callable[[], T], limit_s: float = _READ_LIMIT_S) -> T | None:
+        """Call what may block, in the thread; None when it takes longer, or when an earlier call still hangs."""
+        results: list[T] = []
+        self.thread.run(lambda: results.append(read()), limit_s)
+        return results[0] if results else None
+
+    def close(self, limit_s: float) -> bool:
+        """Write what is waiting and release everything; False when the disk hangs. Idempotent."""
+        self.thread.submit(self._close_filtered)
+        self.thread.submit(self._layout.close)
+        return self.thread.close(limit_s)
+
+    def _end_opening(self, opening: _Opening, round: Round, opened: "dict[int, WorkerFiles] | OSError") -> None:  # noqa: A002
+        if opening.timer is not None:
+            opening.timer.cancel()
+        if opening.is_over:
+            if not isinstance(opened, OSError):
+                self._close_unused(opened)
+            return
+        opening.is_over = True
+        if isinstance(opened, OSError):
+            self._on_trouble.report_no_files(opened)
+            self._layout = FolderLayout(self._config, None)
+            opened = self._open(self._layout, round)
+        self._workers = opened
+        self._opening = None
+        for then in opening.thens:
+            then()
+
+    def _close_unused(self, opened: dict[int, WorkerFiles]) -> None:
+        logs = [file for worker in opened.values() for file in worker.logs.values()]
+        for file in logs:
+            self.thread.submit(file.close)
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
+
+    def _open(self, layout: Layout, round: Round) -> dict[int, WorkerFiles]:  # noqa: A002
+        layout.open_round(round, self._nproc)
+        return {local_rank: self._open_worker(layout.route_worker(local_rank)) for local_rank in range(self._nproc)}
+
+    def _open_worker(self, route: WorkerRoute) -> WorkerFiles:
+        if route.error_file is not None:
+            with contextlib.suppress(OSError):  # an earlier round of this attempt may have left one
+                os.unlink(route.error_file)
+        found = WorkerFiles(route=route, logs={}, filtered={})
+        for std, stream in route.streams.items():
+            file = self._open_file(stream.path)
+            if file is not None:
+                found.logs[std] = file
+            path = stream.filtered_path
+            if path is not None and path not in self._filtered:
+                file = self._open_file(path)
+                if file is not None:
+                    self._filtered[path] = file
+            if path in self._filtered:
+                found.filtered[std] = self._filtered[path]
+        return found
+
+    def _open_file(self, path: str | None) -> LogFile | None:
+        if path is None:
+            return None
+        try:
+            return LogFile(path, self._on_trouble.report_incomplete)
+        except OSError as error:
+            self._on_trouble.report_incomplete(f"cannot write {path}: {error.strerror}")
+            return None
+
+    def _close_filtered(self) -> None:
+        for file in self._filtered.values():
+            file.close()
+        self._filtered = {}
+
+
+def raise_broken() -> None:
+    """On the agent's loop, when a thread has failed: a failed job is better than one that hangs.
+
+    Raises:
+        InternalError: always.
+    """
+    raise InternalError("the log thread has failed, see the error above")
+
+
+def _capture_error(call: Callable[[], T]) -> T | OSError:
+    try:
+        return call()
+    except OSError as error:
+        return error

@@ -1,0 +1,157 @@
+"""Consumers that stop: full pipes, and files on a disk that hangs. A FIFO that nothing reads stands for such a file."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Tree, run_tree
+
+AGENT = [sys.executable, "-m", "muster.agent"]
+
+
+def fill(fd: int) -> None:
+    """Leave no room in a pipe."""
+    os.set_blocking(fd, False)
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(fd, b"." * size)
+        except BlockingIOError:
+            continue
+    os.set_blocking(fd, True)
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The write end of a pipe that nothing reads and that has no room."""
+    read_fd, write_fd = os.pipe()
+    fill(write_fd)
+    yield write_fd
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_agent_ends_although_its_console_is_full(start: str, code: int, full_pipe: int, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"import os\nos._exit({code})\n")
+    flags = ["--standalone", "--start", start, "--event-log-handler", "console", "--log-dir", str(tmp_path / "logs")]
+    with subprocess.Popen([*AGENT, *flags, "program.py"], stderr=full_pipe, cwd=tmp_path) as agent:
+        assert agent.wait(60) == (1 if code else 0)
+
+
+def test_an_error_line_does_not_wait_for_a_console_that_is_full(full_pipe: int) -> None:
+    with subprocess.Popen([*AGENT, "--nnodes", "none", "program.py"], stderr=full_pipe) as agent:
+        assert agent.wait(60) == 2
+
+
+LONG = """
+import os, time
+os.write(1, b"ready\\n")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+def start_two_nodes(tmp_path: Path, program: str, *flags: str) -> tuple[list[str], list[str]]:
+    """The commands of two agents: node 0 has healthy disks, node 1 gets `flags`."""
+    (tmp_path / "program.py").write_text(program)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shared = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--start", "cold"]
+    shared += ["--rdzv-conf", "keep_alive_interval=0.3,keep_alive_max_attempt=10"]
+    first = [*AGENT, *shared, "--node-rank", "0", "program.py"]
+    return first, [*AGENT, *shared, "--node-rank", "1", *flags, "program.py"]
+
+
+def make_fifo_logs(tmp_path: Path, *names: str) -> str:
+    """A log folder of node 1 whose named files hang whoever opens or fills them."""
+    base = tmp_path / "logs1"
+    folder = base / "job"
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+    return str(base)
+
+
+def test_a_node_whose_event_log_hangs_is_not_lost_and_its_agent_ends(tmp_path: Path) -> None:
+    base = make_fifo_logs(tmp_path, "events.jsonl")
+    first, second = start_two_nodes(tmp_path, LONG, "--log-dir", base, "--tee", "3")
+    with Tree(first, cwd=tmp_path) as one, Tree(second, cwd=tmp_path) as two:
+        one.wait_for_line("ready")
+        two.wait_for_line("ready")
+        wait_for_silence(one)
+        (tmp_path / "go").touch()
+        outcomes = one.wait(), two.wait()
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain() + outcomes[1].explain()
+    assert "lost" not in outcomes[0].stderr, outcomes[0].explain() + outcomes[1].explain()
+    assert "their last records may be missing" in outcomes[1].stderr
+
+
+def wait_for_silence(tree: Tree) -> None:
+    """Longer than a node that sends no heartbeat is kept: 10 times 0.3 s."""
+    signal.sigtimedwait([], 5.0)
+    assert "lost" not in tree.stderr
+
+
+ERROR_FIFO = """
+import os, sys, time
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.mkfifo(os.environ["TORCHELASTIC_ERROR_FILE"])
+    sys.stderr.write("this is the reason\\n")
+    os._exit(3)
+while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(0.01)
+"""
+
+
+def test_an_error_file_that_hangs_delays_no_heartbeat(tmp_path: Path) -> None:
+    """The failure is reported without it, and the job goes on."""
+    first, second = start_two_nodes(tmp_path, ERROR_FIFO, "--log-dir", str(tmp_path / "logs1"), "--redirects", "2")
+    first[-1:-1] = ["--max-restarts", "1"]
+    second[-1:-1] = ["--max-restarts", "1"]
+    with Tree(first, cwd=tmp_path) as one, Tree(second, cwd=tmp_path) as two:
+        outcomes = one.wait(), two.wait()
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain() + outcomes[1].explain()
+    assert "lost" not in outcomes[0].stderr, outcomes[0].explain() + outcomes[1].explain()
+
+
+def test_log_files_that_cannot_be_opened_in_time_are_left_out(tmp_path: Path) -> None:
+    """The folder hangs, not a file: no FIFO can stand for that."""
+    program = tmp_path / "program.py"
+    program.write_text('print("ready")\n')
+    launcher = (
+        "import sys, threading\n"
+        "from muster.agent.logs import opening, routing\n"
+        "opening.OPEN_LIMIT_S = 0.5\n"
+        "make = routing.FolderLayout.open_round\n"
+        "def hang(self, round, nproc):\n"
+        "    if self.run_dir is not None:\n"
+        "        threading.Event().wait()\n"
+        "    make(self, round, nproc)\n"
+        "routing.FolderLayout.open_round = hang\n"
+        "from muster.agent.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    flags = ["--standalone", "--start", "cold", "--tee", "3", "--log-dir", str(tmp_path / "logs")]
+    with Tree([sys.executable, "-c", launcher, *flags, str(program)], cwd=tmp_path) as tree:
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.stdout) == (0, "[default0]:ready\n"), outcome.explain()
+    assert "no log files, console only" in outcome.stderr
+
+
+def test_a_report_that_cannot_be_written_in_time_does_not_keep_the_agent(tmp_path: Path) -> None:
+    """The worker's error file and the termination log hang."""
+    (tmp_path / "program.py").write_text("import os\nos.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE'])\nos._exit(3)\n")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [*AGENT, "--standalone", "--start", "cold", "--log-dir", str(tmp_path / "logs"), "program.py"]
+    outcome = run_tree(command, cwd=tmp_path, env={**os.environ, "MUSTER_TERMINATION_LOG": str(fifo)})
+    assert outcome.exit_code == 1, outcome.explain()
+    assert f"cannot write {fifo}: its disk does not answer" in outcome.stderr, outcome.explain()

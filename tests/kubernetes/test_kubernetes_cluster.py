@@ -143,8 +143,8 @@ def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resourc
     job.wait_for_log(0, "training")
     torchx("cancel", job.handle)
     job.wait_for("CANCELLED")
-    handles = [app.app_handle.rpartition("/")[2] for app in job.runner.list("kubernetes")] if _lists_here(job) else []
-    assert not handles or job.app_id in handles
+    listed = job.runner._scheduler("kubernetes").list_apps({"namespace": job.namespace})
+    assert {app.app_id: str(app.state) for app in listed}[job.app_id] == "CANCELLED"
     job.runner._scheduler("kubernetes").delete(job.app_id)
     kinds = [JOB, POD, *(Kind(api_version="v1", kind=kind) for kind in ("Secret", "ConfigMap", "Service"))]
 
@@ -153,11 +153,6 @@ def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resourc
 
     wait(gone, "nothing is left")
     assert job.status() is None
-
-
-def _lists_here(job):
-    """`list` reads the namespace of the kubeconfig's context."""
-    return job.resources.client.connection.namespace == job.namespace
 
 
 def resize(job, nodes):
@@ -184,7 +179,7 @@ def test_an_elastic_job_survives_the_loss_of_a_node_and_gets_it_back(start):
     job.wait_for("SUCCEEDED")
 
 
-def test_roles_that_do_not_run_our_agent_fail_together(start, wait, resources, namespace):
+def test_a_role_that_fails_leaves_the_others_until_cancel(start, wait, resources, namespace):
     from torchx import specs
 
     def shell(name, script):
@@ -200,8 +195,11 @@ def test_roles_that_do_not_run_our_agent_fail_together(start, wait, resources, n
     try:
         assert "exit 3" in other.wait_for("FAILED").msg
         assert "cost: $5 from 0" in other.log(0)
+        assert "still running: role beside; `torchx cancel` stops it" in other.status().msg
+        job.runner.cancel(handle)
         running = ("Pending", "Running")
         wait(lambda: not [pod for pod in other.pods() if pod["status"]["phase"] in running], "the other role stops")
+        assert str(other.status().state) == "FAILED", "it had failed before it was cancelled"
     finally:
         job.runner._scheduler("kubernetes").delete(other.app_id)
     job.wait_for("SUCCEEDED")

@@ -34,10 +34,16 @@ def needs_app() -> bool:
 
 def _is_below(modules: Collection[str], frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_globals.get("__name__") in modules:
+        if _find_module_name(frame) in modules:
             return True
         frame = frame.f_back
     return False
+
+
+def _find_module_name(frame: FrameType) -> str:
+    """The module's real name, also of `python -m torchx.cli.main`."""
+    name, spec = frame.f_globals.get("__name__"), frame.f_globals.get("__spec__")
+    return str(spec.name if name == "__main__" and spec is not None else name)
 
 
 def print_errors_as_lines() -> None:

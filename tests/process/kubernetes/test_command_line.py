@@ -21,7 +21,7 @@ def torchx(cluster, tmp_path):
             text=True,
             timeout=90,
         )
-        assert done.returncode == code, done.stdout + done.stderr
+        assert code is None or done.returncode == code, done.stdout + done.stderr
         return done
 
     (tmp_path / "work").mkdir()
@@ -59,3 +59,40 @@ def test_a_wrong_option_is_one_line(cluster, torchx):
     done = torchx("run", "-s", "kubernetes", "-cfg", "flavor=jobs", "dist.ddp", "--script", "main.py", code=1)
     assert "flavor='jobs' is not one of job, jobset, volcano" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+COMMANDS = [("status", ""), ("log", "/main/0"), ("cancel", ""), ("describe", "")]
+
+
+@pytest.mark.parametrize(("command", "rest"), COMMANDS)
+def test_an_unknown_app_is_one_line(torchx, command, rest):
+    done = torchx(command, f"kubernetes://torchx/team:nope{rest}", code=None)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "nope" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("command", "rest"), COMMANDS)
+def test_a_forbidden_server_is_one_line(cluster, torchx, command, rest):
+    cluster.allowed = {}
+    done = torchx(command, f"kubernetes://torchx/team:nope{rest}", code=None)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "is not allowed to list jobs" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("command", "rest"), COMMANDS)
+def test_an_unreachable_server_is_one_line_and_not_for_ever(torchx, tmp_path, command, rest):
+    config = json.loads((tmp_path / "kubeconfig").read_text())
+    config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    done = torchx(command, f"kubernetes://torchx/team:nope{rest}", code=None)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "cannot be reached" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("rest", "message"), [("other/0", "has no role"), ("main/7", "has replicas 0 to 1, not 7")])
+def test_the_log_of_what_does_not_exist_is_one_line(cluster, torchx, rest, message):
+    shown = torchx("run", "-s", "kubernetes", "dist.ddp", "-j", "2x1", "--script", "main.py").stdout
+    handle = next(word for word in shown.split() if word.startswith("kubernetes://"))
+    done = torchx("log", f"{handle}/{rest}", code=None)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr or "is not one of the roles" in done.stdout + done.stderr

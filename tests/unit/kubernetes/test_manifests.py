@@ -25,6 +25,7 @@ from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
 from muster.schedulers.kubernetes.schema import load_table, parse_version
+from muster.schedulers.secret_variables import mask_env
 
 pytestmark = pytest.mark.torchx
 
@@ -234,6 +235,11 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
     for document in complete_documents(request, ADDED):
         validate_strictly(document, options["kube_version"])
         check_create(document)
+    # `describe` gives back what was submitted, field by field; secrets are masked
+    described = decode_app(request.parent["metadata"]["annotations"][APPDEF_ANNOTATION])
+    for role in before.roles:
+        role.env = mask_env(role.env)
+    assert described == before
 
 
 def build_broken(change):

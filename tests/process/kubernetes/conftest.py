@@ -43,6 +43,7 @@ def cluster(double, tmp_path, monkeypatch):
     with double.serve() as running:
         double.write_kubeconfig(tmp_path / "kubeconfig", running)
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         yield running
 
 

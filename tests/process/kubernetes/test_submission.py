@@ -567,6 +567,31 @@ def test_cancel_keeps_the_objects(cluster, scheduler):
     scheduler.cancel(app_id)
 
 
+def test_the_logs_of_a_cancelled_job_are_kept(cluster, scheduler, tmp_path, capsys):
+    """They were gone with the pods."""
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    for index in range(2):
+        cluster.start_pod(cluster.find_pod(name, index))
+        cluster.write_log(cluster.find_pod(name, index), f"node {index}\n", 1)
+    scheduler.cancel(app_id)
+    assert not cluster.find("pods")
+    assert f"is kept in {tmp_path}/state/muster/kubernetes-logs/team/{name}" in capsys.readouterr().err
+    for index, tail in ((0, False), (1, True)):
+        assert list(scheduler.log_iter(app_id, "trainer", index, should_tail=tail)) == [f"node {index}\n"]
+    scheduler.delete(app_id)
+    assert not list((tmp_path / "state").rglob("*.log"))
+
+
+def test_logs_that_cannot_be_kept_do_not_keep_a_job_running(cluster, scheduler, capsys):
+    app_id = submit(scheduler)
+    cluster.start_pod(cluster.find_pod(app_id.partition(":")[2], 0))
+    cluster.allowed = {name: verbs for name, verbs in read_rights().items() if name != "pods/log"}
+    scheduler.cancel(app_id)
+    assert cluster.find("jobs")[0]["spec"]["activeDeadlineSeconds"] == 1
+    assert "the logs of the pods go with them, and could not be kept: " in capsys.readouterr().err
+
+
 def fail_one_of_two_roles(cluster, scheduler):
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
     name = app_id.partition(":")[2]

@@ -7,7 +7,7 @@ stderr were written slightly out of order.
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -98,6 +98,8 @@ class PodLogQuery:
     until: Stamp | None = None
     tail: bool = False
     """Follow the log until the app ends."""
+    kept: Callable[[], Iterator[bytes]] = lambda: iter(())
+    """Lines, with times, that were collected before the app was cancelled."""
 
 
 class Position:
@@ -161,7 +163,7 @@ class LogReader:
                 yield from self._read_pod(query, pod, pods)
             elif not query.tail or ended:
                 if not done:
-                    yield _describe_absence(query, pod)
+                    yield from _read_kept(query) if pod is None else iter((_describe_absence(query, pod),))
                 return
             else:
                 pods.wait()
@@ -235,6 +237,16 @@ def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]
         return
     if position.accept(stamp, line) and (query.until is None or stamp <= query.until):
         yield line.decode(errors="replace")
+
+
+def _read_kept(query: PodLogQuery) -> Iterator[str]:
+    """What was kept of the node's log; a line that says that there is none."""
+    position, found = Position(query.since), False
+    for raw in query.kept():
+        found = True
+        yield from _select(raw, position, query)
+    if not found:
+        yield _describe_absence(query, None)
 
 
 def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:

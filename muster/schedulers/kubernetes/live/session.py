@@ -16,7 +16,7 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
-from muster.schedulers.kubernetes.live import operations
+from muster.schedulers.kubernetes.live import kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state, read_app
@@ -75,12 +75,19 @@ class Session:
     def cancel(self, app_id: str) -> None:
         """See `operations.cancel`."""
         ref, resources = self._find(app_id)
+        parents = operations.find_parents(resources, ref)
+        if any(operations.read_job_end(parent) is None for parent in parents):
+            elastic_role = find_elastic_role(parents[0])
+            kept_logs.keep_logs(
+                resources.client, ref, lambda: list_pods(resources, ref, elastic_role=elastic_role), _print_notice
+            )
         operations.cancel(resources, ref)
 
     def delete(self, app_id: str) -> None:
         """See `operations.delete`."""
         ref, resources = self._find(app_id)
         operations.delete(resources, ref)
+        kept_logs.forget_logs(ref)
 
     def resize(self, app_id: str, nodes: int) -> None:
         """See `operations.resize`."""
@@ -123,13 +130,15 @@ class Session:
         parents = operations.find_parents(resources, ref)
         if not parents:
             raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
+        label = _find_label(app_id, parents, role, index)
         query = PodLogQuery(
             namespace=ref.namespace,
-            role=_find_label(app_id, parents, role, index),
+            role=label,
             index=index,
             since=None if since is None else convert_to_stamp(since),
             until=None if until is None else convert_to_stamp(until),
             tail=tail,
+            kept=lambda: kept_logs.read_kept_log(ref, label, index),
         )
         reader = LogReader(resources.client, self._limits, self._clock)
         if not tail:

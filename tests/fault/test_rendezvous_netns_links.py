@@ -73,3 +73,21 @@ def test_a_stopped_agent_whose_workers_run_on(world: World, victim: int) -> None
     world.wait_for_sizes([3], nodes[victim])
     world.finish(*nodes)
     assert '"fenced"' in nodes[victim].read_events()
+
+
+def test_node_0_that_was_started_again_forms_no_round_beside_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot reach the nodes that continue the job, and knows that they may exist."""
+    zero, *others = world.start(3, "1:3", sums="plain", conf=QUICK)
+    zero.kill_agent()
+    world.wait_for_sizes([3, 2], *others)
+    world.net.set_link(0, "down")
+    monkeypatch.setenv("MUSTER_INCARNATION", "1")
+    zero = world.launch(0, "1:3", sums="plain", conf=QUICK)
+    zero.tree.wait_for_line("waiting for nodes of the last round: 1 is here", stream="stderr")
+    assert zero.world_sizes() == []
+    world.net.set_link(0, "up")
+    world.wait_for_sizes([3, 2, 3], *others)
+    world.wait_for_sizes([3], zero)
+    world.finish(zero, *others)

@@ -211,8 +211,6 @@ class TestRetries:
     def test_a_lost_agent_is_started_again_at_the_same_address(self, scheduler, tmp_path):
         (tmp_path / "work.py").write_text(
             "import os, pathlib, time\n"
-            "agent = pathlib.Path(f'/proc/{os.getppid()}/environ').read_bytes().split(b'\\0')\n"
-            "print(*[each for each in agent if b'INCARNATION' in each])\n"
             "print('port', os.environ['MASTER_PORT'], flush=True)\n"
             "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
         )
@@ -223,8 +221,6 @@ class TestRetries:
         wait_until(lambda: scheduler.describe(app_id).num_restarts == 1, what="the restart")
         (tmp_path / "go").touch()
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
-        told = [any("MUSTER_INCARNATION=1" in line for line in read(scheduler, app_id, k=k)) for k in range(2)]
-        assert told == [False, True]
 
     def test_below_the_minimum_it_ends_completely(self, scheduler):
         app_id = submit(scheduler, shell("sleep 1000", num_replicas=3, min_replicas=2))

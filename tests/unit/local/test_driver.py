@@ -1,0 +1,42 @@
+"""What the driver of local_cwd passes to a replica."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from muster._contract import Env
+from muster.schedulers.local.driver import LocalDriver
+from muster.schedulers.local.replica_process import Launch
+from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.driver import StartError
+from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
+
+
+@pytest.mark.parametrize("runs_agent", [True, False])
+def test_an_agent_is_told_how_often_it_was_started_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_agent: bool
+) -> None:
+    launches: list[Launch] = []
+
+    def refuse(launch: Launch) -> int:
+        launches.append(launch)
+        raise OSError("no process is started here")
+
+    monkeypatch.setattr("muster.schedulers.local.driver.spawn", refuse)
+    plan = {"command": ["true"], "env": {}, "cwd": str(tmp_path), "runs_agent": runs_agent}
+    spec = AppSpec(
+        app_id="app",
+        scheduler="local_cwd",
+        folder=str(tmp_path),
+        driver="",
+        roles=(SupervisedRole(name="r", replicas=2, runs_agent=runs_agent),),
+        grace_s=1.0,
+        details={"replicas": {"r": [plan, plan]}, "base_env": {}, "token": "secret"},
+    )
+    driver = LocalDriver(spec=spec, event_queue=Mock())
+    for start_number in (1, 2, 3):
+        with pytest.raises(StartError):
+            driver.start(ReplicaId("r", 0), start_number)
+    driver.close()
+    assert [launch.env.get(Env.INCARNATION) for launch in launches] == ([None, "1", "2"] if runs_agent else [None] * 3)

@@ -34,7 +34,7 @@ def test_an_agent_is_told_how_often_it_was_started_before(
         grace_s=1.0,
         details={"replicas": {"r": [plan, plan]}, "base_env": {}, "token": "secret"},
     )
-    driver = LocalDriver(spec=spec, event_queue=Mock())
+    driver = LocalDriver(spec=spec, event_queue=Mock(now_s=lambda: 0.0))
     for start_number in (1, 2, 3):
         with pytest.raises(StartError):
             driver.start(ReplicaId("r", 0), start_number)

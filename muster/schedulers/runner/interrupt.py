@@ -1,4 +1,8 @@
-"""Hides the traceback that TorchX's command line would print after Ctrl-C: it does not catch KeyboardInterrupt."""
+"""Hides the traceback that TorchX's command line would print after Ctrl-C: it does not catch KeyboardInterrupt.
+
+Fact about TorchX 0.7.0 and the nightly of 2026-10-26: neither has a hook for the end of its command line. Where the
+module `torchx.cli.main` does not run, nothing is changed, and the interpreter prints its traceback.
+"""
 
 import sys
 import traceback

@@ -32,6 +32,11 @@ class StrictOpts(runopts):  # type: ignore[misc]
         super().__init__()
         self._scheduler = scheduler
 
+    @property
+    def _declared(self) -> dict[str, Any]:
+        """The options by name: iteration is public on both lines, the dictionary behind it is not."""
+        return dict(iter(self))
+
     def add(self, cfg_key: str, type_: Any, help: str, default: Any = None, required: bool = False) -> None:  # noqa: A002  # TorchX's name
         """Declares an option; see `torchx.specs.runopts.add`."""
         super().add(cfg_key, type_=_TYPES.get(type_, type_), help=help, default=default, required=required)
@@ -67,7 +72,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
                     f"option {key!r} of {self._scheduler} is given twice, with different values", key, cfg
                 )
             resolved[key] = parsed
-        for key, option in self._opts.items():
+        for key, option in self._declared.items():
             if option.is_required and resolved.get(key) is None:
                 raise OptionError(f"{self._scheduler} needs the option {key!r} ({option.help})", key, cfg)
             # An explicit None means the default too; 0.7 does the same.
@@ -76,19 +81,19 @@ class StrictOpts(runopts):  # type: ignore[misc]
         return resolved
 
     def _find(self, given: str) -> str | None:
-        if given in self._opts:
+        if given in self._declared:
             return given
         snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", given).lower()  # the nightly takes camelCase too
-        return snake if snake in self._opts else None
+        return snake if snake in self._declared else None
 
     def _explain_unknown(self, given: str) -> str:
-        names = sorted(self._opts)
+        names = sorted(self._declared)
         close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
         return f"{self._scheduler} has no option {given!r}; {hint}it has: {', '.join(names) or 'none'}"
 
     def _parse(self, key: str, value: Any, cfg: Mapping[str, Any]) -> Any:
-        kind = self._opts[key].opt_type
+        kind = self._declared[key].opt_type
         if isinstance(value, str) and kind is not str:
             parse, wanted = _PARSERS[kind]
             try:

@@ -2,6 +2,9 @@
 
 The interval is 1 s on the command line and 10 s by default in Python, and half of it is lost at the end of every app.
 So `describe`, when `wait` calls it, first waits for the end itself. All other callers get an answer at once.
+
+Fact about TorchX 0.7.0 and the nightly of 2026-10-26, which have no hook for it: `wait` of `torchx.runner.api` calls
+`Runner.status` in the same thread. Where that does not hold, `wait` polls as it does by itself: nothing else changes.
 """
 
 import sys

@@ -111,3 +111,16 @@ def test_a_negative_shutdown_timeout_is_torchs_error() -> None:
 
     with pytest.raises(ValueError, match="shutdown_timeout must be non-negative, got -1"):
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
+
+
+def test_a_handler_of_the_caller_needs_a_caller() -> None:
+    from muster.agent.rendezvous.backends.selection import create_rendezvous
+    from muster.agent.runtime.loop import Loop
+
+    config = parse_args(["--rdzv-backend", "caller", "main.py"], {}).rendezvous
+    loop = Loop()
+    try:
+        with pytest.raises(UsageError, match="--rdzv-backend caller: only a program that starts the agent"):
+            create_rendezvous(config, 1, "role", loop, None, "node", lambda _event: None)
+    finally:
+        loop.close()

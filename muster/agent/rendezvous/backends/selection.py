@@ -1,6 +1,7 @@
 """Chooses the backend, and imports only that one."""
 
 from muster.agent.config import RendezvousConfig
+from muster.agent.errors import UsageError
 from muster.agent.rendezvous.interface import Lease, PostEvent, Rendezvous
 from muster.agent.runtime.loop import Loop
 
@@ -46,11 +47,14 @@ def create_rendezvous(
         return _create_own(config, nproc, role, loop, lease, node_name, post)
     from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous
 
-    if config.backend == CALLERS_NAME:
+    control_fd = config.control_fd
+    if config.backend == CALLERS_NAME and control_fd is None:
+        raise UsageError("--rdzv-backend caller: only a program that starts the agent can have a handler of its own")
+    if control_fd is not None:
         from muster.agent.rendezvous.backends.torch_caller import CallerThread
 
         return TorchRendezvous(
-            config, loop=loop, post=post, make_thread=lambda owner: CallerThread(config, loop, owner)
+            config, loop=loop, post=post, make_thread=lambda owner: CallerThread(control_fd, loop, owner)
         )
     from muster.agent.rendezvous.backends.torch_thread import HandlerThread
 

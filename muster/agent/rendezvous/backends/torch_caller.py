@@ -9,10 +9,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from muster.agent.config import RendezvousConfig
 from muster.agent.control_socket import send_message
 from muster.agent.diagnosis.report import Failure
-from muster.agent.errors import UsageError
 from muster.agent.rendezvous.backends.torch_thread import Layout
 from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere
 from muster.agent.runtime.loop import Loop
@@ -24,12 +22,8 @@ if TYPE_CHECKING:
 class CallerThread:
     """Stands for the thread that owns the handler."""
 
-    def __init__(self, config: RendezvousConfig, loop: Loop, owner: "TorchRendezvous") -> None:
-        if config.control_fd is None:
-            raise UsageError(
-                "--rdzv-backend caller: only a program that starts the agent can have a handler of its own"
-            )
-        self._fd = config.control_fd
+    def __init__(self, control_fd: int, loop: Loop, owner: "TorchRendezvous") -> None:
+        self._fd = control_fd
         self._loop = loop
         self._owner = owner
         self._socket: socket.socket | None = None

@@ -1,6 +1,5 @@
 """Collects what failures and stops leave behind: failures, and the stacks of live workers. Loaded when first needed."""
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -16,9 +15,6 @@ from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import record
 
-FILES_LIMIT_S = 0.5
-"""How long the reading of a failed worker's files may keep the loop from heartbeats: less than an interval of them."""
-
 
 class Evidence:
     """Reads about the workers of a round; changes nothing."""
@@ -29,7 +25,7 @@ class Evidence:
         self._logs = logs
         self._workers = workers
         self._oom = OomWatch(workers.memory)
-        self._reader: threading.Thread | None = None
+        self._has_reported_disk = False
         self._thread = logs.files.thread
         """The stack files may be on a disk that hangs; a stop waits for stacks within its own limit."""
         self._stacks = StackCollector(self._thread.loop)  # one for all requests: overlapping ones share dumps
@@ -59,30 +55,19 @@ class Evidence:
         def collect(files: WorkerStreams | None) -> Failure:
             return collector.collect(round, local_rank, end, files, failure.reason, hung_pid=hung_pid)
 
-        found: list[Failure] = []
-        if streams is None or not self._run_within_limit(lambda: found.append(collect(streams))):
-            found = []  # the thread may still append
-        collected = found[0] if found else collect(streams and replace(streams, error_file=None, stack_file=None))
+        collected = self._logs.files.call(lambda: collect(streams))
+        if collected is None:
+            self._report_hanging_disk()
+            collected = collect(streams and replace(streams, error_file=None, stack_file=None))
         if self._workers.page is None:
             return collected
         status = self._workers.page.read_slot(local_rank)
         return replace(collected, step=status.step, total_steps=status.total)
 
-    def _run_within_limit(self, read: Callable[[], None]) -> bool:
-        """Run it in another thread; False when it hangs, or an earlier one still does, or there can be no thread."""
-        if self._reader is not None and self._reader.is_alive():
-            return False
-        self._reader = threading.Thread(target=read, name="muster-evidence", daemon=True)
-        try:
-            self._reader.start()
-        except RuntimeError:  # how `threading` reports EAGAIN
-            self._reader = None
-            return False
-        self._reader.join(FILES_LIMIT_S)
-        if self._reader.is_alive():
+    def _report_hanging_disk(self) -> None:
+        if not self._has_reported_disk:
+            self._has_reported_disk = True
             self._logs.print_line("reading a failed worker's error file hangs: its failure is described without it")
-            return False
-        return True
 
     def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
         """Request the stacks of all live workers; calls back with texts by local rank.

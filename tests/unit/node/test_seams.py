@@ -324,6 +324,25 @@ def test_an_error_file_is_read(bench: Bench) -> None:
     assert failure.exception == "ValueError: no such shard"
 
 
+def test_a_worker_that_cannot_be_killed_holds_up_no_other_node(build: Build) -> None:
+    """After the grace period and the stop limit its node leaves the job, with a code that lets it be replaced."""
+    bench = build(shutdown_timeout_s=10.0, kill_limit_s=20.0)
+    bench.on("join", None, bench.form)
+
+    def sleep_uninterruptibly() -> None:
+        bench.worker(1).ends_with = {}
+        bench.break_round(1, BreakKind.MEMBERSHIP)
+
+    bench.on("started", 1, sleep_uninterruptibly)
+    assert bench.run() == 69
+    assert bench.names("stopped", "leaving", "closed") == [("leaving", None), ("closed", None)]
+    pid = bench.worker(1).pid
+    assert bench.details("leaving") == [f"cannot end process {pid}"]
+    assert bench.lines[-1].startswith(f"cannot end process {pid}, killed but in an uninterruptible sleep: ")
+    at_s = {record.what: record.monotonic_s for record in bench.records}
+    assert at_s["workers_not_ended"] - at_s["round_broken"] == pytest.approx(30.0, abs=0.1)
+
+
 # -- every history -----------------------------------------------------------------------------------------------------
 
 

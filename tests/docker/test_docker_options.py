@@ -73,9 +73,11 @@ def test_image_repo_builds_an_image_that_is_deleted_with_the_app(apps, app_of, w
     assert client.images.list("muster-test/patched") == []
 
 
-def test_own_dockerfile_of_the_workspace_is_used(apps, app_of, tmp_path):
+@pytest.mark.parametrize("options", [{"image_repo": "muster-test/patched"}, {}])
+def test_own_dockerfile_of_the_workspace_is_used(apps, app_of, tmp_path, options):
+    """Without image_repo it was ignored in silence."""
     (tmp_path / "Dockerfile.torchx").write_text("ARG IMAGE\nFROM $IMAGE\nRUN echo built >/made\n")
-    app_id = apps.run(app_of("cat /made"), workspace=str(tmp_path), image_repo="muster-test/patched")
+    app_id = apps.run(app_of("cat /made"), workspace=str(tmp_path), **options)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     assert apps.logs(app_id) == ["built\n"]
 

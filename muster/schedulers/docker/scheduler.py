@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
@@ -54,11 +54,14 @@ from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
-from muster.schedulers.workspace import BundleError
+from muster.schedulers.workspace import DOCKERFILE, BundleError, describe_left_out
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"
 """Both schedulers register their apps in one place, so that either finds them."""
+
+_LOCAL_IMAGES: Final = "muster-workspace"
+"""Repository of the images that are built from a `Dockerfile.torchx` without the option image_repo."""
 
 _ROLE_AND_INDEX: Final = 30
 """Characters that names of containers and networks need after the app's name."""
@@ -98,6 +101,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         self._detached = detached
         self._engine = Engine(os.environ)
         self._workspaces = PackedWorkspaces()
+        self._with_dockerfile: set[str] = set()
+        self._described: set[str] = set()
         self._attached: list[AppFolder] = []
 
     def close(self) -> None:
@@ -121,15 +126,24 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace; the submission copies it into the containers or builds it into an image."""
+        path = get_workspace_path(workspace)
         try:
-            role.metadata[WORKSPACE_KEY] = self._workspaces.pack(
-                get_workspace_path(workspace), find_state_dir(os.environ)
-            )
+            key = self._workspaces.pack(path, find_state_dir(os.environ))
+            left_out = describe_left_out(path)
         except BundleError as error:
             raise SchedulerError(str(error)) from error
+        role.metadata[WORKSPACE_KEY] = key
+        if os.path.exists(os.path.join(path, DOCKERFILE)):
+            self._with_dockerfile.add(key)
+        if left_out and key not in self._described:  # TorchX packs the same folder once for every role
+            self._described.add(key)
+            _print_progress(left_out)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(DockerOptions, self._run_opts(), cfg)
+        builds = any(role.metadata.get(WORKSPACE_KEY) in self._with_dockerfile for role in app.roles)
+        if builds and options.image_repo is None:
+            options = replace(options, image_repo=_LOCAL_IMAGES)
         request = build_request(
             app,
             options,

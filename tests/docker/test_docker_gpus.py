@@ -5,6 +5,7 @@ does nothing it does all the rest for real: so who gets which device is seen wit
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 from torchx.specs import AppState, Resource
@@ -92,11 +93,11 @@ def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of,
     engine = apps.scheduler._engine
     info = engine.info()
     monkeypatch.setattr(engine, "info", lambda: {**info, "DefaultRuntime": "nvidia"})
-    from muster.schedulers.docker import request
+    from muster.schedulers.docker import request, scheduler
 
     monkeypatch.setattr(request, "is_agent_role", lambda role: True)
     monkeypatch.setattr(request, "rewrite_image_args", list)
-    monkeypatch.setattr("muster.schedulers.docker.scheduler.check_images", lambda engine, app, folder: app)
+    monkeypatch.setattr(scheduler, "check_images", lambda engine, app, folder: replace(app, init=False))  # no Python
     app_id = apps.run(app_of(SAYS, image="tiny", replicas=2), agent="image")
     seen = [wait_until(lambda replica=replica: apps.logs(app_id, replica=replica), "output") for replica in range(2)]
     assert seen == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]  # one each of three

@@ -97,7 +97,12 @@ def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of,
 
     monkeypatch.setattr(request, "is_agent_role", lambda role: True)
     monkeypatch.setattr(request, "rewrite_image_args", list)
-    monkeypatch.setattr(scheduler, "check_images", lambda engine, app, folder: replace(app, init=False))  # no Python
+
+    def without_python(engine, app, folder):
+        """What the check finds on this engine, which has no init and raises no limits; the image has no Python."""
+        return replace(app, init=False, containers=tuple(replace(each, ulimits=()) for each in app.containers))
+
+    monkeypatch.setattr(scheduler, "check_images", without_python)
     app_id = apps.run(app_of(SAYS, image="tiny", replicas=2), agent="image")
     seen = [wait_until(lambda replica=replica: apps.logs(app_id, replica=replica), "output") for replica in range(2)]
     assert seen == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]  # one each of three

@@ -4,18 +4,27 @@ Deterministic: the same files give the same bytes. Standard library only; torchx
 """
 
 import ast
+import hashlib
 import io
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
+
+from muster.schedulers import bundle_start
 
 AGENT_BUNDLE_LIMIT_BYTES: Final = 300_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = ("run.py", "agent/driven.py", "agent/control_socket.py", "agent/workers/function.py")
 """For programs that start an agent; they have muster installed."""
+
+_MARK: Final = "muster/_bundled.py"
+"""Tells an unpacked bundle from an installed package (`workers.program`, `workers.environment`)."""
+
+_START_NAME: Final = "muster_bundle_start"
+"""`bundle_start` in the bundle: outside of the package, because it decides where that is imported from."""
 
 _PARSING: Final = threading.Lock()
 """Programs submit from several threads, and CPython 3.11 fails with a SystemError when two of them parse at once.
@@ -41,6 +50,10 @@ import os
 
 # The path may be relative; the agent may change its directory before a later import.
 sys.path[0] = os.path.abspath(sys.path[0])
+
+from {start} import find_root
+
+sys.path[0] = find_root(sys.path[0], "{digest}", {total_bytes})
 
 from muster.agent.__main__ import main
 
@@ -89,8 +102,13 @@ def build_agent_bundle() -> bytes:
     entries = {
         f"muster/{name}": strip_source(path.read_text()) for name, path in paths.items() if name not in _PYTHON_API
     }
-    entries["__main__.py"] = _MAIN
     entries["muster/__init__.py"] += _EXTENSION
+    entries[_MARK] = ""
+    digest = hashlib.sha256("\0".join(f"{name}\0{text}" for name, text in sorted(entries.items())).encode())
+    total_bytes = sum(len(text.encode()) for text in entries.values())
+    main = {"start": _START_NAME, "digest": digest.hexdigest()[:32], "total_bytes": str(total_bytes)}
+    entries["__main__.py"] = _fill(_MAIN, main)
+    entries[f"{_START_NAME}.py"] = strip_source(Path(bundle_start.__file__).read_text())
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         for name in sorted(entries):
@@ -98,6 +116,13 @@ def build_agent_bundle() -> bytes:
             entry.external_attr = 0o644 << 16
             bundle.writestr(entry, entries[name], compress_type=zipfile.ZIP_DEFLATED, compresslevel=9)
     return buffer.getvalue()
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Not by `str.format`: the text has other braces and percent signs."""
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
 
 
 def strip_source(source: str) -> str:

@@ -63,9 +63,15 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
 
 
 def _find_bundle() -> str | None:
-    """The zip that this agent runs from, which holds `muster.worker`; None: it runs from an installed package."""
-    archive = getattr(globals().get("__loader__"), "archive", None)
-    return None if archive is None else os.path.abspath(archive)
+    """The bundle that this agent runs from, which holds `muster.worker`, or where it is unpacked.
+
+    None: the agent runs from an installed package.
+    """
+    archive: str | None = getattr(globals().get("__loader__"), "archive", None)
+    if archive is not None:
+        return os.path.abspath(archive)
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.path.dirname(package) if os.path.exists(f"{package}/_bundled.py") else None
 
 
 def build_common_env(config: AgentConfig) -> dict[str, str]:

@@ -131,9 +131,8 @@ def main(argv: "list[str]") -> None:
     else:
         kind, error_file, signum, stack_file, crash_file, target, *args = argv
         stack_signum = int(signum)
-    if not os.path.isdir(
-        own_root
-    ):  # the bundle: `import muster.worker` finds it after all that the program's Python has
+    if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
+        # The bundle, or where it is unpacked: `import muster.worker` finds it after all that the program's Python has.
         sys.path.append(own_root)
     run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file, record_code)
 

@@ -27,7 +27,9 @@ def build_command(*words: str, start: str = "cold", python: tuple[str, ...] = ()
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> str:
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The zip, not unpacked: `test_bundle_start` has that."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     path = tmp_path / "muster-agent.zip"
     path.write_bytes(build_agent_bundle())
     return str(path)

@@ -1,0 +1,157 @@
+"""The agent as one zip: unpacked once per node and user, and run from the zip where nothing can be unpacked."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+from muster.schedulers import bundle_start
+from muster.schedulers.bundle import build_agent_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "muster-agent.zip"
+    path.write_bytes(build_agent_bundle())
+    return path
+
+
+@pytest.fixture
+def run(bundle: Path, tmp_path: Path) -> Callable[..., Outcome]:
+    (tmp_path / "program.py").write_text('print("program ran")\n')
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "home").mkdir()
+
+    def run_bundle(*, cold: bool = True, flag: str = "-v", **env: str) -> Outcome:
+        """-v prints the file of each module, -S leaves out the installed package."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG"))}
+        settings = {"TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path / "home"), **env}
+        flags = ["--standalone", "--start", "cold" if cold else "auto", "program.py"]
+        return run_tree([sys.executable, flag, str(bundle), *flags], cwd=tmp_path, env={**kept, **settings})
+
+    return run_bundle
+
+
+def unpacked(base: Path) -> list[Path]:
+    return sorted(base.glob("*"))
+
+
+def test_the_second_start_compiles_nothing(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    first = run()
+    assert (first.exit_code, "program ran" in first.stdout) == (0, True), first.explain()
+    (folder,) = unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")
+    compiled = {path: path.stat().st_mtime_ns for path in folder.rglob("*.pyc")}
+    assert len(compiled) > 40
+    second = run()
+    assert second.exit_code == 0, second.explain()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.pyc")} == compiled
+    assert f"{folder}/muster/agent/node/__pycache__" in second.stderr
+    assert not list((tmp_path / "home").iterdir())
+    assert folder.parent.stat().st_mode & 0o077 == 0
+
+
+def test_warm_workers_and_their_template_run_from_there(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run(cold=False)
+    assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
+    (folder,) = unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")
+    assert f"{folder}/muster/agent/workers/warm/__pycache__/template" in outcome.stderr
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_workers_import_muster_worker_from_there(cold: bool, run: Callable[..., Outcome], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import muster.worker\nprint('package', muster.worker.__file__)\n")
+    outcome = run(cold=cold, flag="-S")
+    (folder,) = unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")
+    assert f"package {folder}/muster/worker.py\n" in outcome.stdout, outcome.explain()
+
+
+def test_agents_that_start_at_once_share_one_folder(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(lambda _: run(), range(4)))
+    assert [outcome.exit_code for outcome in outcomes] == [0] * 4, outcomes[0].explain()
+    assert len(unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")) == 1
+
+
+def test_a_folder_that_a_power_failure_damaged_is_replaced(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    assert run().exit_code == 0
+    (folder,) = unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")
+    (folder / "muster" / "agent" / "launch.py").write_text("")
+    outcome = run()
+    assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
+    assert unpacked(folder.parent) == [folder]
+
+
+@pytest.mark.parametrize("trap", ["link", "foreign", "open", "file"])
+def test_a_folder_that_is_not_the_users_own_is_not_used(trap: str, run: Callable[..., Outcome], tmp_path: Path) -> None:
+    base = tmp_path / "tmp" / f"muster-{os.geteuid()}"
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    if trap == "link":
+        base.symlink_to(other)
+    elif trap == "file":
+        base.touch()
+    else:
+        base.mkdir(mode=0o700)
+        if trap == "open":
+            base.chmod(0o777)
+        elif os.geteuid() == 0:
+            os.chown(base, 12345, 12345)
+        else:
+            pytest.skip("needs root")
+    outcome = run()
+    assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
+    assert not list(other.iterdir())
+    assert base.is_file() or not list(base.iterdir())
+    assert len(unpacked(tmp_path / "home" / ".cache" / "muster")) == 1  # the next place
+
+
+@pytest.mark.parametrize("why", ["nowhere", "unwanted"])
+def test_without_a_folder_the_agent_runs_from_the_zip(
+    why: str, run: Callable[..., Outcome], bundle: Path, tmp_path: Path
+) -> None:
+    nowhere = {"TMPDIR": "/proc", "HOME": "/proc", "XDG_CACHE_HOME": "/proc"}
+    outcome = run(**(nowhere if why == "nowhere" else {"PYTHONDONTWRITEBYTECODE": "1"}))
+    assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
+    assert f"import 'muster.agent.launch' # <zipimporter object \"{bundle}" in outcome.stderr
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_full_disk_leaves_nothing_behind(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", fail)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert bundle_start.find_root(str(bundle), "d1", 1) == str(bundle)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.rglob("unfinished*")) == []
+
+
+def test_a_cleaner_of_temporary_folders_finds_it_locked(bundle: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path[0] = sys.argv[1]; from muster_bundle_start import find_root; "
+        "print(find_root(sys.argv[1], 'd', 1), flush=True); input()"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-c", program, str(bundle)]
+    with subprocess.Popen(
+        command, env={**env, "TMPDIR": str(tmp_path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        folder = holder.stdout.readline().strip()
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(fd)
+        holder.communicate("\n")

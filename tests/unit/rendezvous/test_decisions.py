@@ -1033,3 +1033,15 @@ def test_a_leader_without_memory_forms_a_round_with_members_that_bring_the_last_
     leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
     assert leader.only(FormRound).round_number == 5
+
+
+def test_idleness_that_was_measured_before_another_node_succeeded_is_no_hang() -> None:
+    """The report is under way while the node that the idle one waits for succeeds; if it hangs, it says so again."""
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    idle = Idle(id="m0", round_number=1, failures=(failure(0, exit_code=None, hung=True, reason="hung"),))
+    leader.feed(Succeeded(id="m1", round_number=1), after_s=1.0)
+    leader.feed(idle, after_s=0.1)
+    assert not any(isinstance(action, BreakRound) for action in leader.actions)
+    leader.feed(idle, after_s=2.0)
+    assert leader.only(BreakRound).kind is BreakKind.FAILURE

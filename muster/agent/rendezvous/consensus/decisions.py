@@ -95,7 +95,7 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C
         case Idle():
             return on_idle(state, event, now_s)
         case Succeeded():
-            return _on_succeeded(state, event)
+            return _on_succeeded(state, event, now_s)
         case Stopped():
             return on_stopped(state, event, now_s)
         case LeaseChecked():
@@ -125,13 +125,15 @@ def _on_round_acknowledged(state: JobState, event: RoundAcknowledged) -> Decisio
     )
 
 
-def _on_succeeded(state: JobState, event: Succeeded) -> Decision:
+def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
     phase = state.phase
     if event.round_number != state.round_number or event.id not in state.assignments or not isinstance(phase, Running):
         return state, ()
     # The others may have waited for this node: one that stays idle for another timeout reports it again.
     succeeded = phase.succeeded.with_item(event.id)
-    return replace(state, phase=replace(phase, idle=PersistentMap(), succeeded=succeeded, batch_since_s=None)), ()
+    return replace(
+        state, phase=replace(phase, idle=PersistentMap(), succeeded=succeeded, succeeded_s=now_s, batch_since_s=None)
+    ), ()
 
 
 def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decision:

@@ -22,6 +22,9 @@ from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
 
+STALE_IDLE_S = 1.0
+"""How long a report of idleness may take from the measurement to the leader."""
+
 
 def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
     """Workers of a member failed."""
@@ -54,6 +57,8 @@ def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
         return state, ()
     if event.id in phase.succeeded:
         return state, ()
+    if event.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
+        return state, ()  # it may have waited for the member that has just succeeded; if it hangs, it says so again
     idle = phase.idle.with_item(event.id, event.failures) if event.failures else phase.idle.without(event.id)
     phase = replace(phase, idle=idle)
     return _check_hang(replace(state, phase=phase), phase, now_s)

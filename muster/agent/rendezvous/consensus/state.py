@@ -48,6 +48,8 @@ class Running:
     """Members whose workers all succeeded, also those that were lost afterwards."""
     idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
     """Members whose workers are all idle, and the failures to record if the whole job hangs."""
+    succeeded_s: float = -FOREVER
+    """When a member succeeded last."""
     batch_since_s: float | None = None
     """Since when a member is ready to join the running job in a new round."""
     loss_wait_until_s: float | None = None

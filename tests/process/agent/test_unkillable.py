@@ -120,7 +120,7 @@ def test_a_node_leaves_the_job_without_a_worker_that_cannot_be_killed(
         freezer.freeze(pids["0"])
         tree.send(signal.SIGKILL, pids["1"])
         outcome = wait_for_end(tree, freezer)
-    assert outcome.exit_code == 1, outcome.explain()
+    assert outcome.exit_code == 69, outcome.explain()  # an adapter may replace the node; after 1 it would end the job
     assert f"cannot end process {pids['0']}" in outcome.stderr, outcome.explain()
     assert f"the kernel cannot end them: {pids['0']}\n" in outcome.stderr
 

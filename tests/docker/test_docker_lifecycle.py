@@ -130,6 +130,7 @@ def test_prune_removes_containers_whose_state_folder_is_gone(apps, app_of, tmp_p
 
 
 def test_describe_gives_back_the_submitted_app_field_by_field(apps, app_of, tmp_path):
+    from copy import deepcopy
     from dataclasses import fields
 
     from torchx.specs import BindMount, DeviceMount, VolumeMount
@@ -140,12 +141,13 @@ def test_describe_gives_back_the_submitted_app_field_by_field(apps, app_of, tmp_
         DeviceMount(src_path="/dev/null", dst_path="/dev/x", permissions="r"),
     ]
     more = {"env": {"LR": "0.1"}, "port_map": {"board": 6006}, "metadata": {"k": {"x": [1]}}, "min_replicas": 1}
+    submitted = deepcopy(more)  # torchx 0.7 changes what it is given
     (tmp_path / "file").touch()
     app_id = apps.run(app_of("test -e /data", replicas=2, mounts=mounts, **more), workspace=str(tmp_path))
     try:
         assert apps.wait(app_id).state == AppState.SUCCEEDED
         (role,) = apps.runner.describe(f"docker://test/{app_id}").roles
-        (was,) = app_of("test -e /data", replicas=2, mounts=mounts, **more).roles
+        (was,) = app_of("test -e /data", replicas=2, mounts=mounts, **submitted).roles
         role.env = {name: value for name, value in role.env.items() if not name.startswith("TORCHX_")}
         same = [field.name for field in fields(was) if field.name != "workspace"]  # the nightly names the given one
         assert {name: getattr(role, name) for name in same} == {name: getattr(was, name) for name in same}

@@ -7,10 +7,12 @@
     elastic/      the Python API: functions and commands as workers, started from a program
     run           torchrun's module: what programs call of torch.distributed.run
     _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
-    _contract     what components, schedulers and the agent must agree on: variables, exit codes, file names
+    _contract     what components, schedulers, agent and workers must agree on: variables, exit codes, file names, the
+                  layout of the status page
     _processes    process trees, cores, and the system calls that Python lacks
 
-Components and schedulers never import the agent: they know its command. Nothing imports `elastic` and `run`.
+Components and schedulers never import the agent: they know its command. Nothing but `run` imports `elastic`, nothing
+`run`.
 """
 
 __version__ = "0.1.0"

@@ -104,7 +104,7 @@ class Env:
     its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
 
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
-    """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPage`)."""
+    """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one agreed step."""
@@ -197,7 +197,7 @@ TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 """Kubernetes keeps this much of a termination message."""
 
 
-class StatusPage:
+class StatusPageLayout:
     """Layout of the status page, version 1: one small memory file per node and round, shared by agent and workers.
 
     The agent writes the header, each worker its own slot. Every field is one aligned native 8-byte word (a signed

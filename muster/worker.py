@@ -36,7 +36,8 @@ import zlib
 from collections.abc import Iterator
 from typing import SupportsFloat
 
-from muster._contract import Env, StatusPage
+from muster._contract import Env
+from muster._contract import StatusPageLayout as Layout
 
 __all__ = [
     "deadline_s",
@@ -50,8 +51,8 @@ __all__ = [
     "wait_while_paused",
 ]
 
-_STEP, _TOTAL, _CHANGED_NS, _ASKED = StatusPage.STEP, StatusPage.TOTAL, StatusPage.CHANGED_NS, StatusPage.ASKED
-_COMMAND, _STOP = StatusPage.COMMAND, StatusPage.STOP
+_STEP, _TOTAL, _CHANGED_NS, _ASKED = Layout.STEP, Layout.TOTAL, Layout.CHANGED_NS, Layout.ASKED
+_COMMAND, _STOP = Layout.COMMAND, Layout.STOP
 """Looked up once: a script calls `step` and `should_stop` at every step."""
 
 _FIRST_WAIT_S = 0.0002
@@ -106,7 +107,7 @@ def should_stop(i: int) -> bool:
 def should_checkpoint(i: int) -> bool:
     """Whether a checkpoint of step `i` is wanted: save, call `saved`, and go on. Otherwise as `should_stop`."""
     slot = _state.slot if _state.is_open else _open()
-    return False if slot is None else slot.ask(StatusPage.CHECKPOINT, i)
+    return False if slot is None else slot.ask(Layout.CHECKPOINT, i)
 
 
 def wait_while_paused() -> None:
@@ -117,7 +118,7 @@ def wait_while_paused() -> None:
     slot = _state.slot if _state.is_open else _open()
     if slot is None or (last := slot.words[_STEP]) == 0:
         return
-    while slot.ask(StatusPage.PAUSE, last - 1):
+    while slot.ask(Layout.PAUSE, last - 1):
         time.sleep(_LONGEST_WAIT_S)
 
 
@@ -139,10 +140,10 @@ def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
         return
     if path is not None:
         text = os.fsencode(path)
-        if len(text) > StatusPage.PATH_BYTES:
-            raise ValueError(f"saved: the path has {len(text)} bytes, at most {StatusPage.PATH_BYTES} are allowed")
-        slot.write_text(StatusPage.SAVED_PATH, text)
-    slot.words[StatusPage.SAVED] = number + 1
+        if len(text) > Layout.PATH_BYTES:
+            raise ValueError(f"saved: the path has {len(text)} bytes, at most {Layout.PATH_BYTES} are allowed")
+        slot.write_text(Layout.SAVED_PATH, text)
+    slot.words[Layout.SAVED] = number + 1
 
 
 @contextlib.contextmanager
@@ -157,20 +158,20 @@ def phase(name: str) -> Iterator[None]:
         yield
         return
     words = slot.words
-    before = words[StatusPage.PHASE]
-    words[StatusPage.PHASE] = slot.phases.get(name) or slot.add_phase(name)
+    before = words[Layout.PHASE]
+    words[Layout.PHASE] = slot.phases.get(name) or slot.add_phase(name)
     words[_CHANGED_NS] = time.monotonic_ns()
     try:
         yield
     finally:
-        words[StatusPage.PHASE] = before
+        words[Layout.PHASE] = before
         words[_CHANGED_NS] = time.monotonic_ns()
 
 
 def deadline_s() -> float | None:
     """Seconds until the job is ended whether it has saved or not; None while no such limit is set."""
     slot = _state.slot if _state.is_open else _open()
-    if slot is None or (deadline_ns := slot.header[StatusPage.DEADLINE_NS]) == 0:
+    if slot is None or (deadline_ns := slot.header[Layout.DEADLINE_NS]) == 0:
         return None
     return max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
 
@@ -193,7 +194,7 @@ class _Slot:
 
     def __init__(self, memory: mmap.mmap, number: int) -> None:
         """Map header and slot `number`. The mapping lives as long as the process."""
-        block = StatusPage.BLOCK_BYTES
+        block = Layout.BLOCK_BYTES
         view = memoryview(memory)
         own = view[(number + 1) * block : (number + 2) * block]
         self.header = view[:block].cast("q")
@@ -211,14 +212,14 @@ class _Slot:
         before = words[asked]
         if step > before >= 0:
             if before:
-                words[StatusPage.STRIDE + kind] = step - before
+                words[Layout.STRIDE + kind] = step - before
             words[asked] = step  # before the command is read: the agent that raises a ceiling looks here afterwards
         elif step < before:
-            words[asked] = StatusPage.NOT_ASKING
+            words[asked] = Layout.NOT_ASKING
             _print(f"asked about step {step - 1} after step {before - 1}: this rank agrees on no step in this attempt")
         if self.header[_COMMAND] == 0:
             return False
-        return words[asked] != StatusPage.NOT_ASKING and self._wait_for_decision(kind, i)
+        return words[asked] != Layout.NOT_ASKING and self._wait_for_decision(kind, i)
 
     def _wait_for_decision(self, kind: int, i: int) -> bool:
         """Wait while `i` has reached the ceiling of a drain that is neither committed nor withdrawn.
@@ -229,9 +230,9 @@ class _Slot:
         wait_s = _FIRST_WAIT_S
         while True:
             command = self.header[_COMMAND]
-            if command == 0 or StatusPage.get_kind(command) != kind or i < StatusPage.get_step(command):
+            if command == 0 or Layout.get_kind(command) != kind or i < Layout.get_step(command):
                 return False
-            if StatusPage.is_committed(command):
+            if Layout.is_committed(command):
                 return True
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -239,23 +240,23 @@ class _Slot:
     def add_value(self, name: str) -> int:
         """Enter a value's name; returns the index of its double."""
         count = len(self.value_words)
-        if count >= StatusPage.TABLE_ENTRIES:
-            if count == StatusPage.TABLE_ENTRIES:
-                _print(f"step: at most {StatusPage.TABLE_ENTRIES} values are shown; {name!r} and later ones are not")
-            self.value_words[name] = StatusPage.UNREAD
-            return StatusPage.UNREAD
-        start = StatusPage.VALUE_TABLE + count * StatusPage.VALUE_ENTRY_WORDS
+        if count >= Layout.TABLE_ENTRIES:
+            if count == Layout.TABLE_ENTRIES:
+                _print(f"step: at most {Layout.TABLE_ENTRIES} values are shown; {name!r} and later ones are not")
+            self.value_words[name] = Layout.UNREAD
+            return Layout.UNREAD
+        start = Layout.VALUE_TABLE + count * Layout.VALUE_ENTRY_WORDS
         self.write_text(start, _to_name(name))
-        self.value_words[name] = start + StatusPage.VALUE_ENTRY_WORDS - 1
-        self.words[StatusPage.VALUES] = count + 1
+        self.value_words[name] = start + Layout.VALUE_ENTRY_WORDS - 1
+        self.words[Layout.VALUES] = count + 1
         return self.value_words[name]
 
     def add_phase(self, name: str) -> int:
         """Enter a phase's name; returns its number, 0 where there is no room."""
         count = len(self.phases)
-        if count >= StatusPage.TABLE_ENTRIES:
+        if count >= Layout.TABLE_ENTRIES:
             return 0
-        self.write_text(StatusPage.PHASE_TABLE + count * StatusPage.PHASE_ENTRY_WORDS, _to_name(name))
+        self.write_text(Layout.PHASE_TABLE + count * Layout.PHASE_ENTRY_WORDS, _to_name(name))
         self.phases[name] = count + 1
         return count + 1
 
@@ -298,16 +299,16 @@ def _map_slot(path: str, round_number: int, number: int) -> _Slot | None:
     opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(opened, os.fstat(opened).st_size)
-        header = memoryview(memory)[: StatusPage.BLOCK_BYTES].cast("q")
-        if header[StatusPage.MAGIC_WORD] != StatusPage.MAGIC:
-            raise ValueError(f"it is of another version than {StatusPage.VERSION}")
+        header = memoryview(memory)[: Layout.BLOCK_BYTES].cast("q")
+        if header[Layout.MAGIC_WORD] != Layout.MAGIC:
+            raise ValueError(f"it is of another version than {Layout.VERSION}")
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-        if (header[StatusPage.ROUND], header[StatusPage.ATTEMPT]) != (round_number, attempt):
+        if (header[Layout.ROUND], header[Layout.ATTEMPT]) != (round_number, attempt):
             raise ValueError("it belongs to another round")
-        if not 0 <= number < header[StatusPage.SLOTS]:
-            raise ValueError(f"it has {header[StatusPage.SLOTS]} slots")
+        if not 0 <= number < header[Layout.SLOTS]:
+            raise ValueError(f"it has {header[Layout.SLOTS]} slots")
         # The lock is for this moment only: two processes of a rank may come here at once.
-        fcntl.lockf(opened, fcntl.LOCK_EX, 8, (number + 1) * StatusPage.BLOCK_BYTES)
+        fcntl.lockf(opened, fcntl.LOCK_EX, 8, (number + 1) * Layout.BLOCK_BYTES)
         return _claim(_Slot(memory, number))
     finally:
         os.close(opened)
@@ -315,12 +316,12 @@ def _map_slot(path: str, round_number: int, number: int) -> _Slot | None:
 
 def _claim(slot: _Slot) -> _Slot | None:
     """Become the process that speaks for the rank, unless another one does."""
-    owner = slot.words[StatusPage.OWNER]
+    owner = slot.words[Layout.OWNER]
     if owner not in (0, os.getpid()) and _is_alive(owner):
         return None
     if owner:
-        slot.bytes[:] = bytes(StatusPage.BLOCK_BYTES)
-    slot.words[StatusPage.OWNER] = os.getpid()
+        slot.bytes[:] = bytes(Layout.BLOCK_BYTES)
+    slot.words[Layout.OWNER] = os.getpid()
     return slot
 
 
@@ -354,8 +355,8 @@ def _to_step(i: object) -> int:
     if isinstance(i, bool) or not hasattr(type(i), "__index__") or _is_tensor(i):
         raise TypeError(f"the step must be an int, not {type(i).__name__}")
     number = i.__index__()  # type: ignore[attr-defined]  # looked for above; a numpy integer has it
-    if not 0 <= number <= StatusPage.MAX_STEP:
-        raise ValueError(f"the step must be 0 to {StatusPage.MAX_STEP}, not {number}")
+    if not 0 <= number <= Layout.MAX_STEP:
+        raise ValueError(f"the step must be 0 to {Layout.MAX_STEP}, not {number}")
     return int(number)
 
 
@@ -373,7 +374,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _to_name(name: str) -> bytes:
-    return name.encode(errors="replace")[: StatusPage.NAME_BYTES]
+    return name.encode(errors="replace")[: Layout.NAME_BYTES]
 
 
 def _print(line: str) -> None:

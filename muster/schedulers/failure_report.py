@@ -1,6 +1,6 @@
 """Reads what an agent left about the failure of its job: its report, and the error file in torch's format.
 
-The agent writes both in `agent/diagnosis/report.py`; adapters never import it, and reports of older agents lack fields.
+The agent writes both in `diagnosis/report_files.py`; adapters never import it, and older agents' reports lack fields.
 """
 
 import json

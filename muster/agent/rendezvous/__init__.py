@@ -4,10 +4,10 @@
 `backends.selection.create_rendezvous` makes one of the backends:
 
     consensus/  the leader's decisions, pure: membership, quorum, formation, rank assignment, failures
-    leader/     carries messages to those decisions and their actions back to the members
-    member/     one node's part: discovery of a leader, heartbeats and lease, rounds, takeover
+    leader/     notices lost members; carries messages to those decisions and their actions back to the members
+    member/     one node's part: discovery of a leader (and what it prints while it waits), lease, rounds, takeover
     protocol/   the messages, and how they are framed and authenticated
-    transport/  TCP links and addresses
+    transport/  TCP links and addresses; limits unauthenticated peers
     backends/   muster's own, static, standalone, torch's registry, and muster inside torchrun
 
 From outside, import `interface` and `backends.selection`.

@@ -37,8 +37,8 @@ from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.runner.roles import build_role_plan
 from muster.schedulers.runner.versions import (
     LogRequest,

@@ -10,6 +10,7 @@ from muster.schedulers.errors import OptionError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.schema import VERSION_SENTENCE, load_table, parse_version
 from muster.schedulers.runner import option_records
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import (
     DRYRUN,
     GRACE_S,
@@ -19,7 +20,6 @@ from muster.schedulers.runner.option_records import (
     option,
     parse_count,
 )
-from muster.schedulers.runner.options import StrictOpts
 
 FLAVORS: Final = ("job", "jobset", "volcano")
 GANGS: Final = ("auto", "none", "kueue", "podgroup", "volcano")

@@ -18,7 +18,7 @@ from muster.schedulers.kubernetes.manifests.request import Request, build_reques
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
-from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.versions import LogRequest, PluginScheduler, build_dryrun_info, get_workspace_path
 from muster.schedulers.workspace import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 

@@ -28,8 +28,8 @@ from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.runner.suspension import follow_suspension
 from muster.schedulers.runner.versions import (
     LogRequest,

@@ -1,7 +1,7 @@
 """Adapts TorchX for the adapters: each fact about one of its two lines (0.7 and the nightly) is here, once.
 
 `versions` bridges the scheduler interfaces of both lines, `roles` does the same for roles and macros, `app_codec` keeps
-an AppDef as JSON, `options` parses `-cfg` strictly for all adapters, `option_records` declares their options as
+an AppDef as JSON, `option_parsing` parses `-cfg` strictly for all adapters, `option_records` declares their options as
 records, `builtins` registers TorchX's own schedulers again, `command_line` prints errors as lines, `platforms` refuses
 systems other than Linux, `waiting`, `interrupt` and `suspension` improve `Runner.wait`, Ctrl-C and Ctrl-Z, `colours`
 paints what people read.

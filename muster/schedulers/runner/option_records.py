@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from muster.schedulers.errors import OptionError
-from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.option_parsing import StrictOpts
 
 Parser = Callable[[str, Any], Any]
 """(the option's name, a value of its type) -> the value in the record.

@@ -29,7 +29,7 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import command_line
 from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.colours import colour_for_people
-from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.state import ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status

@@ -172,7 +172,7 @@ GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x0
 
 
 def test_garbage_and_silent_connections_do_no_harm(nodes, port, monkeypatch) -> None:
-    monkeypatch.setattr(network_module, "STRANGER_LIMIT_S", 0.3)
+    monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT_S", 0.3)
     one = Node(0, port)
     nodes.append(one)
     one.member.join()
@@ -206,7 +206,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 def test_connections_that_have_not_joined_are_limited(nodes, port, monkeypatch) -> None:
-    monkeypatch.setattr(network_module, "STRANGERS_LIMIT", 100)
+    monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT", 100)
     one = Node(0, port)
     nodes.append(one)
     one.member.join()

@@ -9,7 +9,8 @@ import torch.distributed
 torch.distributed.init_process_group("gloo")
 total = torch.tensor(float(os.environ["RANK"]))
 torch.distributed.all_reduce(total)
-print("ranks", os.environ["RANK"], os.environ["WORLD_SIZE"], int(total), sys.argv[1:], os.environ["OMP_NUM_THREADS"])
+facts = ("ranks", os.environ["RANK"], os.environ["WORLD_SIZE"], int(total), sys.argv[1:], os.environ["OMP_NUM_THREADS"])
+sys.stdout.write(f"{' '.join(map(str, facts))}\n")  # one write: the other rank writes at the same time
 torch.distributed.destroy_process_group()
 if "fail" in sys.argv and os.environ["RANK"] == "1":
     raise ValueError("the text")

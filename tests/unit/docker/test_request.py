@@ -19,8 +19,8 @@ from muster.schedulers.docker.container_body import (
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.options import StrictOpts
 from muster.schedulers.secret_variables import mask_env
 
 pytestmark = pytest.mark.torchx

@@ -9,7 +9,7 @@ from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
-    STRANGER_LIMIT_BYTES,
+    UNAUTHENTICATED_LIMIT_BYTES,
     ProtocolError,
     build_frame,
 )
@@ -53,11 +53,11 @@ def test_messages_pass_both_ways(token) -> None:
 
 
 def test_frames_are_small_until_the_other_side_is_trusted() -> None:
-    frame = build_frame(b'"' + b"x" * STRANGER_LIMIT_BYTES + b'"')
-    stranger = Wire(None, None)
-    stranger.pump()
-    with pytest.raises(ProtocolError, match=f"at most {STRANGER_LIMIT_BYTES} bytes"):
-        list(stranger.server.receive(frame))
+    frame = build_frame(b'"' + b"x" * UNAUTHENTICATED_LIMIT_BYTES + b'"')
+    peer = Wire(None, None)
+    peer.pump()
+    with pytest.raises(ProtocolError, match=f"at most {UNAUTHENTICATED_LIMIT_BYTES} bytes"):
+        list(peer.server.receive(frame))
     member = Wire(None, None)
     member.pump()
     member.server.trust()

@@ -21,7 +21,7 @@ from muster.agent.rendezvous.protocol import discovery_messages as discovery
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
-from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, STRANGER_LIMIT_BYTES
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.fields import HOST_NAME, Limit, Range, Shared
 from muster.agent.runtime.records import record, replace
@@ -267,7 +267,7 @@ def test_the_longest_message_fits_into_a_frame(union: MessageUnion, kind: type) 
     longest = build_longest(kind)
     if not is_consistent(longest):
         longest = replace(longest, rank_offset=0)
-    limit_bytes = STRANGER_LIMIT_BYTES if union is discovery.FIRST_MESSAGES else FRAME_LIMIT_BYTES - MAC_BYTES
+    limit_bytes = UNAUTHENTICATED_LIMIT_BYTES if union is discovery.FIRST_MESSAGES else FRAME_LIMIT_BYTES - MAC_BYTES
     text = encode_message(longest, limit_bytes)
     assert len(text) <= limit_bytes
     assert union.read(json.loads(text)) is not None

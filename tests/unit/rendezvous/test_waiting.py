@@ -3,7 +3,7 @@
 import pytest
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.member.waiting import WaitFacts, describe_wait
+from muster.agent.rendezvous.member.waiting_lines import WaitFacts, describe_wait
 
 
 def make_config(**changes) -> RendezvousConfig:

@@ -7,7 +7,7 @@ from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner import roles
 from muster.schedulers.runner import versions as lines
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.options import StrictOpts
+from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (

@@ -9,7 +9,7 @@ import pytest
 
 from muster import worker
 from muster._contract import Env
-from muster._contract import StatusPage as Layout
+from muster._contract import StatusPageLayout as Layout
 from muster.agent.workers.status_page import StatusPage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")

@@ -16,7 +16,7 @@
 | acknowledgements of the job's end | E | `leader.outgoing.ACKNOWLEDGE_SILENCES` silence limits | all exit |
 | a member that is silent | FRE | the silence limit (`leader.loss_detection`) | it is lost |
 
-A worker that hangs ends no wait here: `--hang-timeout` is the nodes', which report it as a failure.
+A hang ends no wait here: nodes measure `--hang-timeout` and report idleness, `failures` decides whether the job hangs.
 """
 
 from muster.agent.rendezvous.consensus.state import FOREVER, Ending, Forming, JobState, Running

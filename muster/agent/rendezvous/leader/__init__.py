@@ -6,5 +6,5 @@ can lead. `connections` holds the members' connections, `index_claims` the nodes
 member, `outgoing` sends rounds, round breaks and the job's end, `announcement` announces an acting leader to a node 0
 that returns with empty state.
 
-From outside, import `leader` and `announcement`; `member.server` does.
+From outside, import `leader`, `announcement` and `connections.LeaderOptions`; `member.server` does.
 """

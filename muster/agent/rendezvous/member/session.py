@@ -245,8 +245,11 @@ class Session:
             self._link.send(message)
 
     def describe_wait(self, waited_s: float) -> str | None:
-        """See `waiting.describe_wait`."""
-        from muster.agent.rendezvous.member.waiting import WaitFacts, describe_wait  # most nodes never wait so long
+        """See `waiting_lines.describe_wait`."""
+        from muster.agent.rendezvous.member.waiting_lines import (  # most nodes never wait so long
+            WaitFacts,
+            describe_wait,
+        )
 
         leader = self.server.leader if isinstance(self._link, LocalLink) else None
         facts = WaitFacts(

@@ -22,7 +22,7 @@ HEADER_BYTES = 4
 MAC_BYTES = 32
 HANDSHAKE_LIMIT_BYTES = 1024
 """Limit for a frame before the handshake is complete."""
-STRANGER_LIMIT_BYTES = 64 * 1024
+UNAUTHENTICATED_LIMIT_BYTES = 64 * 1024
 """Limit for a frame without a token, until its sender is a member."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 """The job's report with the stacks of thousands of ranks fits."""

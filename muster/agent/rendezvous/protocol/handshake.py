@@ -9,7 +9,7 @@ from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
     MAC_BYTES,
-    STRANGER_LIMIT_BYTES,
+    UNAUTHENTICATED_LIMIT_BYTES,
     VERSION,
     Frame,
     FrameReader,
@@ -149,7 +149,7 @@ class Codec:
 
     def _open(self) -> None:
         self.open = True
-        self._reader.limit_bytes = STRANGER_LIMIT_BYTES if self._key is None else FRAME_LIMIT_BYTES
+        self._reader.limit_bytes = UNAUTHENTICATED_LIMIT_BYTES if self._key is None else FRAME_LIMIT_BYTES
         if self._key is not None:
             to_server = _hmac(self._key, b"to server", *self._nonces)
             to_client = _hmac(self._key, b"to client", *self._nonces)

@@ -59,7 +59,7 @@ class Link(Protocol):
         ...
 
     def trust(self) -> None:
-        """The other side is a member, or the leader: the limits for strangers do not apply to it any more."""
+        """The other side is a member or the leader: the limits for unauthenticated peers apply no longer."""
         ...
 
     def close(self) -> None:

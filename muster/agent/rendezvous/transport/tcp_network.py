@@ -1,8 +1,9 @@
-"""Links over TCP on the agent's loop: nothing blocks, and strangers cost little.
+"""Links over TCP on the agent's loop: nothing blocks, and unauthenticated peers cost little.
 
-A connection is a stranger's until its owner trusts it: when its node joins. Strangers have small frames (without a
-token, else until the handshake) and a deadline, whatever they ask, and their number is limited: the oldest is closed
-first, so that a flood of connections cannot keep members out. Nodes that search for a leader connect again in time.
+A peer is unauthenticated until its owner trusts it: when its node joins. Unauthenticated peers have small frames
+(without a token, else until the handshake) and a deadline, whatever they ask, and their number is limited: the oldest
+is closed first, so that a flood of connections cannot keep members out. Nodes that search for a leader connect again in
+time.
 """
 
 import errno
@@ -25,9 +26,9 @@ from muster.agent.rendezvous.transport.probe import Probe, is_self_connected
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
 
-STRANGER_LIMIT_S = 10.0
+UNAUTHENTICATED_LIMIT_S = 10.0
 """How long a connection may go without a join."""
-STRANGERS_LIMIT = 1024
+UNAUTHENTICATED_LIMIT = 1024
 """Connections without a proven token and without a join. A joining node is one for a few milliseconds."""
 BACKLOG = 4096
 ACCEPTS_PER_TURN = 256
@@ -46,7 +47,7 @@ class TcpListener:
         self._on_link = on_link
         self._pending: set[TcpLink] = set()
         """Those that have sent no message yet."""
-        self._strangers: dict[TcpLink, None] = {}
+        self._unauthenticated: dict[TcpLink, None] = {}
         """Those that count against the limit, the oldest first."""
         self._pause_timer: Timer | None = None
         self.port: int = sock.getsockname()[1]
@@ -66,11 +67,11 @@ class TcpListener:
                     return
                 continue  # that connection was closed before it was accepted
             sock.setblocking(False)
-            self._add_stranger(sock)
+            self._add_unauthenticated(sock)
 
     def _make_room(self) -> None:
-        """No descriptor is left: close a stranger, else pause: the kernel keeps what waits and reports it each turn."""
-        if self._strangers:
+        """No descriptor is left: close an unauthenticated peer, or pause: the kernel reports what waits each turn."""
+        if self._unauthenticated:
             self._close_oldest()
             return
         self._loop.unwatch_readable(self._socket.fileno())
@@ -80,31 +81,33 @@ class TcpListener:
         self._pause_timer = None
         self._loop.watch_readable(self._socket.fileno(), self._on_readable)
 
-    def _add_stranger(self, sock: socket.socket) -> None:
+    def _add_unauthenticated(self, sock: socket.socket) -> None:
         try:
             link = TcpLink(self._loop, sock, self._token, is_server=True)
         except OSError:
             sock.close()  # closed before it was accepted
             return
-        if len(self._strangers) >= STRANGERS_LIMIT:
+        if len(self._unauthenticated) >= UNAUTHENTICATED_LIMIT:
             self._close_oldest()
-        timer = self._loop.call_later(STRANGER_LIMIT_S, lambda: link.fail(LinkEnd(reason="it has not joined in time")))
+        timer = self._loop.call_later(
+            UNAUTHENTICATED_LIMIT_S, lambda: link.fail(LinkEnd(reason="it has not joined in time"))
+        )
 
         def settle() -> None:
             timer.cancel()
             self._pending.discard(link)
-            self._strangers.pop(link, None)
+            self._unauthenticated.pop(link, None)
 
         link.owner = self
         link.on_settled = settle
         link.on_first_message = lambda message: self._pass_on(link, message)
         if self._token is not None:
-            link.on_open = lambda: self._strangers.pop(link, None)  # it has proved the token
+            link.on_open = lambda: self._unauthenticated.pop(link, None)  # it has proved the token
         self._pending.add(link)
-        self._strangers[link] = None
+        self._unauthenticated[link] = None
 
     def _close_oldest(self) -> None:
-        next(iter(self._strangers)).fail(LinkEnd(reason="too many connections that have not joined"))
+        next(iter(self._unauthenticated)).fail(LinkEnd(reason="too many connections that have not joined"))
 
     def _pass_on(self, link: TcpLink, message: Frame) -> None:
         self._pending.discard(link)

@@ -5,5 +5,6 @@ lets global rank 0 run first. In the template: `template` is the process, `prelo
 imports and how, `fork_safety` checks whether it may be forked. In a forked worker: `forked_worker` and `thread_pools`
 make it equal to a cold worker, `early_end` ends it without tearing down what the template had imported.
 
-From outside, import `starter.TemplateStarter` and `template_handle`.
+From outside, import `starter.TemplateStarter` and `template_handle`; `workers.program` imports `template` and
+`early_end`.
 """

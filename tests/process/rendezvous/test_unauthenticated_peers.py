@@ -15,11 +15,11 @@ from doubles.rendezvous_links import StandingClock
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
-from muster.agent.rendezvous.protocol.framing import STRANGER_LIMIT_BYTES, VERSION
+from muster.agent.rendezvous.protocol.framing import UNAUTHENTICATED_LIMIT_BYTES, VERSION
 from muster.agent.rendezvous.transport import addresses
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
-from muster.agent.rendezvous.transport.tcp_network import STRANGER_LIMIT_S, TcpListener, TcpNetwork
+from muster.agent.rendezvous.transport.tcp_network import UNAUTHENTICATED_LIMIT_S, TcpListener, TcpNetwork
 from muster.agent.runtime.loop import Loop
 
 HELLO = {"hello": VERSION, "auth": False, "nonce": "00"}
@@ -92,35 +92,37 @@ def receive(sock: socket.socket) -> bytes | None:
         return b""
 
 
-def test_a_stranger_that_asks_again_and_again_is_closed_at_its_deadline(job: Job) -> None:
-    stranger = job.connect(HELLO, QUERY)
-    assert b"QueryReply" in (receive(stranger) or b"")
-    for _ in range(int(STRANGER_LIMIT_S) - 1):
+def test_an_unauthenticated_peer_that_asks_again_and_again_is_closed_at_its_deadline(job: Job) -> None:
+    peer = job.connect(HELLO, QUERY)
+    assert b"QueryReply" in (receive(peer) or b"")
+    for _ in range(int(UNAUTHENTICATED_LIMIT_S) - 1):
         job.pass_time(1.0)
-        stranger.sendall(build_frame(QUERY))
+        peer.sendall(build_frame(QUERY))
         job.turn()
-        assert b"QueryReply" in (receive(stranger) or b"")
+        assert b"QueryReply" in (receive(peer) or b"")
     job.pass_time(2.0)
-    assert receive(stranger) == b""
+    assert receive(peer) == b""
 
 
-def test_strangers_that_have_asked_a_valid_question_are_limited_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_module, "STRANGERS_LIMIT", 10)
-    strangers = [job.connect(HELLO, QUERY) for _ in range(25)]
-    assert all(b"QueryReply" in (receive(stranger) or b"") for stranger in strangers)
+def test_unauthenticated_peers_that_asked_a_valid_question_are_limited(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT", 10)
+    peers = [job.connect(HELLO, QUERY) for _ in range(25)]
+    assert all(b"QueryReply" in (receive(peer) or b"") for peer in peers)
     job.turn()
-    assert [receive(stranger) for stranger in strangers] == [b""] * 15 + [None] * 10
+    assert [receive(peer) for peer in peers] == [b""] * 15 + [None] * 10
 
 
-def test_a_stranger_may_not_send_long_frames(job: Job) -> None:
-    stranger = job.connect(HELLO, QUERY)
-    assert b"QueryReply" in (receive(stranger) or b"")
-    stranger.sendall(struct.pack(">I", STRANGER_LIMIT_BYTES + 1) + b'{"type":"LeaderQuery"')
+def test_an_unauthenticated_peer_may_not_send_long_frames(job: Job) -> None:
+    peer = job.connect(HELLO, QUERY)
+    assert b"QueryReply" in (receive(peer) or b"")
+    peer.sendall(struct.pack(">I", UNAUTHENTICATED_LIMIT_BYTES + 1) + b'{"type":"LeaderQuery"')
     job.turn()
-    assert receive(stranger) == b""
+    assert receive(peer) == b""
 
 
-def test_a_member_stays_beyond_the_strangers_deadline() -> None:
+def test_a_member_stays_beyond_the_deadline_of_unauthenticated_peers() -> None:
     one, two = Job(), None
     one.member.join()
     one.turn()
@@ -134,7 +136,7 @@ def test_a_member_stays_beyond_the_strangers_deadline() -> None:
             one.clock.passed_s += 0.01
         assert one.find(RoundFormed)
         assert two.find(RoundFormed)
-        for _ in range(int(STRANGER_LIMIT_S * 20)):
+        for _ in range(int(UNAUTHENTICATED_LIMIT_S * 20)):
             one.clock.passed_s += 0.1
             one.turn(1)
             two.turn(1)
@@ -146,7 +148,7 @@ def test_a_member_stays_beyond_the_strangers_deadline() -> None:
 
 
 def test_a_node_that_searches_for_long_connects_again_before_it_is_closed() -> None:
-    """The other node knows no leader: one that asks it is a stranger for as long as it asks."""
+    """The other node knows no leader: one that asks it is a peer for as long as it asks."""
     loop = Loop(StandingClock())  # type: ignore[arg-type]
     network = TcpNetwork(loop, None)
     links: list[Any] = []
@@ -241,9 +243,9 @@ def test_a_listener_without_descriptors_pauses_and_accepts_later(monkeypatch: py
         loop.close()
 
 
-def test_without_descriptors_the_oldest_stranger_makes_room_for_a_node(job: Job) -> None:
-    stranger = job.connect(HELLO, QUERY)
-    assert b"QueryReply" in (receive(stranger) or b"")
+def test_without_descriptors_the_oldest_unauthenticated_peer_makes_room_for_a_node(job: Job) -> None:
+    peer = job.connect(HELLO, QUERY)
+    assert b"QueryReply" in (receive(peer) or b"")
     client = socket.socket()
     with without_descriptors():
         client.connect(("127.0.0.1", job.port))
@@ -251,7 +253,7 @@ def test_without_descriptors_the_oldest_stranger_makes_room_for_a_node(job: Job)
         job.turn()
         client.setblocking(False)
         assert b"QueryReply" in (receive(client) or b"")
-        assert receive(stranger) == b""
+        assert receive(peer) == b""
     client.close()
 
 

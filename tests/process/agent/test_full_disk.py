@@ -63,7 +63,8 @@ def test_the_programs_exception_is_not_lost(start: str, setup: str, tmp_path: Pa
     outcome = run_agent(setup, tmp_path, ["--start", start, "--tee", "2"], [str(script)])
     assert outcome.exit_code == 1, outcome.explain()
     assert "muster: cannot record the exception in " in outcome.stderr, outcome.explain()
-    assert "exception : ValueError: bad batch" in outcome.stderr, outcome.explain()
+    report = " ".join(outcome.stderr.partition("JOB FAILED")[2].split())
+    assert "failed in the same way: ValueError: bad batch;" in report, outcome.explain()
 
 
 @pytest.mark.skipif("warm" not in STARTS, reason="cold workers print what they import themselves")

@@ -5,6 +5,9 @@ ends, for whatever reason, every orphan of the job, even one that called setsid 
 guard's child and is killed. When the guard ends, the charge gets a death signal. The guard holds the fencing lease: the
 agent sets a timer that both share, and when it expires, the guard kills the workers even if the agent is stopped.
 
+One file of over 400 lines: the guard of every replica stays small by importing nothing that it does not need, and its
+lease and its process are read together.
+
 Rejected: a guard that is the agent's child. It does not see such orphans.
 
     python -m muster._guard -- COMMAND ARGS     guards any command

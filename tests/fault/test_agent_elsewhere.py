@@ -24,7 +24,8 @@ def agent(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("words", ["", "ignore-term", "grandchild-ignores-term"])
 @pytest.mark.parametrize("victim", ["guard", "agent"])
 def test_sigkill(agent: list[str], victim: str, words: str) -> None:
-    with Tree([*agent, READY, *words.split()]) as tree:
+    # 30 ms on an idle machine; the harness continues as soon as nothing is left
+    with Tree([*agent, READY, *words.split()], settle_s=10) as tree:
         tree.wait_for_line("ready rank", count=2)
         tree.send(signal.SIGKILL, tree.pid if victim == "guard" else tree.children()[0])
         outcome = tree.wait()

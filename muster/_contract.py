@@ -127,7 +127,7 @@ class Env:
 
 
 TOKEN_PLACEHOLDER: Final = "<{key}>"
-"""What a dry run prints instead of a token. The agent refuses a token of this form: whoever applied it forgot one."""
+"""What a dry run prints instead of a token. The agent refuses one of this form: it was never filled in."""
 
 NODE_INDEX_MARK: Final = "{{muster.node_index}}"
 """See `Env.NODE_INDEX`."""

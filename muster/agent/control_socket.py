@@ -5,7 +5,7 @@ import json
 import os
 import socket
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muster.agent.runtime.event_log import EventRecord
@@ -14,12 +14,12 @@ _SEND_LIMIT_S = 10.0
 """How long a caller that is stopped, and does not read, may delay the end."""
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
+def encode_message(message: dict[str, object]) -> bytes:
     """One message as a line."""
     return json.dumps(message, default=str).encode() + b"\n"
 
 
-def send_message(control_fd: int, **message: Any) -> None:
+def send_message(control_fd: int, **message: object) -> None:
     """Send one message; nothing when the caller is gone."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control_fd)) as control:
         control.settimeout(_SEND_LIMIT_S)

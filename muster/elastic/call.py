@@ -149,7 +149,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _write_unnamed_file(*parts: bytes | memoryview) -> int:
-    """A file without a name, at its start: it goes when the last descriptor does, whoever is killed."""
+    """A file without a name, at its start: it goes when the last descriptor does, whatever process is killed."""
     with tempfile.TemporaryFile(buffering=0, prefix="muster_call_") as file:
         for part in parts:
             view = memoryview(part)

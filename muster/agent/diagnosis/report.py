@@ -64,7 +64,7 @@ class Failure:
     hung: bool = False
     """It was alive but idle for the hang timeout; `reason` says what it did not do."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
         return asdict(self)
 
@@ -106,7 +106,7 @@ class Report:
     stacks: Stacks = field(default=())
     schema: Count = REPORT_SCHEMA
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
         return asdict(self)
 

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
 from muster.agent.diagnosis.report import Failure, Report
@@ -27,7 +26,7 @@ def write_torch_error_file(report: Report, path: str) -> None:
         _replace_file(path, json.dumps(build_torch_error(root)).encode())
 
 
-def build_torch_error(root: Failure) -> dict[str, Any]:
+def build_torch_error(root: Failure) -> dict[str, object]:
     """Build torch's error format for one failure; keeps what the worker itself recorded if it can be read here."""
     data = load_error_file(root.error_file) or {}
     message = data.get("message")
@@ -98,14 +97,14 @@ def _cut_texts(failure: Failure, chars: int) -> Failure:
     )
 
 
-def _remove_empty(data: Any) -> Any:
+def _remove_empty(data: object) -> object:
     """Remove None, False and empty lists from JSON data."""
     if isinstance(data, dict):
         return {key: _remove_empty(value) for key, value in data.items() if not _is_empty(value)}
     return [_remove_empty(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     return value is None or value is False or value in ((), [])  # 0 is a rank
 
 

@@ -128,7 +128,9 @@ class Tree:
     def wait_for_line(
         self, pattern: str, *, stream: str = "stdout", count: int = 1, timeout_s: float = 60
     ) -> list[str]:
-        """Wait until `count` lines of a stream match a regular expression; returns those lines.
+        """Wait until `count` whole lines of a stream match a regular expression; returns those lines.
+
+        The start of a line that is still being written does not count: it may be the first half of a number.
 
         Raises:
             AssertionError: they did not come in time, or the command ended without them; says what was written.
@@ -136,11 +138,12 @@ class Tree:
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
+                over = not any(reader.is_alive() for reader in self._readers)
                 text = self._output[stream].decode(errors="surrogateescape")
-                lines = [line for line in text.splitlines() if re.search(pattern, line)]
+                whole = text if over else text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
+                lines = [line for line in whole.splitlines() if re.search(pattern, line)]
                 if len(lines) >= count:
                     return lines
-                over = not any(reader.is_alive() for reader in self._readers)
                 if over or not self._changed.wait(max(0.0, deadline_s - time.monotonic())):
                     why = "the output ended" if over else f"{timeout_s} s passed"
                     raise AssertionError(

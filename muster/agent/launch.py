@@ -52,10 +52,21 @@ def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease
         return _report_error(str(error), error.exit_code)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
-    except OSError as error:
-        if error.errno not in _EXHAUSTED:
+    except (OSError, ImportError) as error:
+        reason = _name_exhausted(error)
+        if reason is None:
             raise
-        return _report_error(f"the agent cannot continue: {error.strerror}", ExitCode.WORKERS_FAILED)
+        return _report_error(f"the agent cannot continue: {reason}", ExitCode.WORKERS_FAILED)
+
+
+def _name_exhausted(error: OSError | ImportError) -> str | None:
+    """What the machine has run out of, in the system's words; None when the error is another.
+
+    The dynamic linker gives its reason as text only, so that the ImportError of an extension module has no errno.
+    """
+    if isinstance(error, OSError):
+        return error.strerror if error.errno in _EXHAUSTED else None
+    return next((os.strerror(code) for code in _EXHAUSTED if os.strerror(code) in str(error)), None)
 
 
 def _report_error(line: str, code: int) -> int:

@@ -1,0 +1,35 @@
+"""What an error that ends the agent becomes: a line and an exit code."""
+
+import errno
+import os
+
+import pytest
+
+from muster.agent import launch
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        ImportError(f"zlib.so: cannot open shared object file: {os.strerror(errno.EMFILE)}"),
+    ],
+)
+def test_no_descriptor_left_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(launch, "_run", fail)
+    assert launch.run_agent([], {}, None) == 1  # type: ignore[arg-type]
+    assert capfd.readouterr().err == "muster: the agent cannot continue: Too many open files\n"
+
+
+def test_another_import_error_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ImportError("cannot import name 'x'")
+
+    monkeypatch.setattr(launch, "_run", fail)
+    with pytest.raises(ImportError, match="cannot import name"):
+        launch.run_agent([], {}, None)  # type: ignore[arg-type]

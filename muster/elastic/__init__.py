@@ -2,13 +2,14 @@
 
     handle         our own API: launch, its results and its handle
     launcher       elastic_launch, launch_agent            launch_config  LaunchConfig (imports torch)
-    call           pickles a function and its arguments    results        serves workers, keeps what they return
-    job            one job: wait, output, records          process        one agent under its guard, as a process
-    flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
     processes      start_processes and its contexts        rank_call      what a worker of those calls
-    tail           TailLog, tail_logfile                   rendezvous     handlers that the caller made
-    errors         what torch has no class for
+    job            one job: wait, output, records          process        one agent under its guard, as a process
+    call           pickles a function and its arguments    results        serves workers, keeps what they return
+    exchange       results between the nodes' programs     rendezvous     handlers that the caller made
+    flags          torch's configuration to flags          failures       outcomes to torch's exceptions
+    tail           TailLog, tail_logfile, live bars        file_timers    torch's file timers
+    ice_events     ice-learn's Events                      errors         what torch has no class for
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.
 The package can be imported without torch; what is torch's own class, or derived from one, is loaded when first asked
@@ -18,7 +19,7 @@ for. From outside, import the names of `__all__` from this package.
 from typing import Any
 
 from muster.elastic.agent import LocalElasticAgent
-from muster.elastic.errors import AgentLost, PickleFault
+from muster.elastic.errors import AgentLost, PickleFault, ResultsMissing
 from muster.elastic.handle import JobHandle, JobState, LaunchFailed, Results, launch
 from muster.elastic.launcher import elastic_launch, launch_agent
 from muster.elastic.processes import MultiprocessContext, PContext, SubprocessContext, start_processes
@@ -52,6 +53,7 @@ __all__ = [
     "LaunchFailed",
     "AgentLost",
     "PickleFault",
+    "ResultsMissing",
     "elastic_launch",
     "launch_agent",
     "LocalElasticAgent",
@@ -80,7 +82,19 @@ __all__ = [
 ]
 
 
+_NO_BASE = "the agent is a process of its own, and there is nothing to derive from; use LocalElasticAgent"
+_NOT_HERE = {
+    "ElasticAgent": _NO_BASE,
+    "SimpleElasticAgent": _NO_BASE,
+    "SubprocessHandler": "processes are the agent's; PContext.pids() has their ids",
+}
+"""Public names of torch's that have no counterpart, and why."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _NOT_HERE:
+        # not AttributeError: `from muster.elastic import ...` would replace its text
+        raise ImportError(f"{__name__} has no {name}: {_NOT_HERE[name]}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

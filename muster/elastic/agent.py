@@ -1,18 +1,23 @@
 """`LocalElasticAgent`: torch's signature and that of the older torch and of ice-learn, around an agent process."""
 
+import contextlib
 import os
 import socket
 import time
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
 from muster._contract import ExitCode
-from muster.elastic.failures import build_process_failures, raise_for_outcome
+from muster._guard import STOP_LIMIT_VARIABLE
+from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
+from muster.elastic.ice_events import IceEvents
 from muster.elastic.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.processes import refuse_private_overrides
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous
+from muster.elastic.tail import Screen
 
 _PRIVATE: tuple[str, ...] = (
     *("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown", "_rendezvous", "_assign_worker_ranks"),
@@ -57,8 +62,9 @@ class LocalElasticAgent:
     health_check_server, uninterruptible_state_timeout)`, and that of torch before 2.3 and of ice-learn,
     `(spec, start_method, exit_barrier_timeout, log_dir, events)`.
 
-    `exit_barrier_timeout` has no effect: the agents agree on the end. `uninterruptible_state_timeout` has none: a
-    worker that cannot be killed is reported when a stop waits for it. ice-learn's `events` are not needed here.
+    `exit_barrier_timeout` has no effect, because the agents agree on the end; a value other than torch's default is
+    answered by a warning. `uninterruptible_state_timeout` is how long a stop waits for processes that the kernel cannot
+    end. TORCHELASTIC_ENABLE_FILE_TIMER=1 serves torch's file timers.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -72,14 +78,24 @@ class LocalElasticAgent:
             TypeError: the arguments fit neither signature.
         """
         self._spec = spec
-        log_dir: str | None = None
+        self._log_dir: str | None = None
+        self._ice: IceEvents | None = None
+        self._screen: Screen | None = None
         if (args and isinstance(args[0], str)) or kwargs.keys() & {"log_dir", "events"}:
             older = _OlderSettings(*args, **kwargs)
-            log_dir = older.log_dir
+            self._log_dir = older.log_dir
             self._settings = _Settings(start_method=older.start_method, exit_barrier_timeout=older.exit_barrier_timeout)
+            if older.events is not None:
+                self._screen = Screen()
+                self._ice = IceEvents(older.events, self._screen)
         else:
             self._settings = _Settings(*args, **kwargs)
-        self._log_dir = log_dir
+        if self._settings.exit_barrier_timeout != _Settings().exit_barrier_timeout:
+            warnings.warn(
+                f"exit_barrier_timeout={self._settings.exit_barrier_timeout} has no effect: every agent waits until "
+                "all nodes have ended, or one is lost",
+                stacklevel=2,
+            )
         self._group: Any = None
         self._began_s = 0.0
 
@@ -101,33 +117,45 @@ class LocalElasticAgent:
         from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 
         self._began_s = time.monotonic()
-        spec = self._spec
-        flags, environ = self._build_flags(), self._build_environ()
-        names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)
-        start = partial(
-            Job,
-            environ=environ,
-            rendezvous=self._build_rendezvous(),
-            on_record=self._handle_record,
-            handled_signals=split_signals(names),
-        )
-        if isinstance(spec.entrypoint, str):
-            outcome = start([*flags, "--no-python", spec.entrypoint, *map(str, spec.args)]).run()
-            values: dict[int, Any] = dict.fromkeys(outcome.ranks)
-        else:
-            server = start_function_server(
-                spec.entrypoint, spec.args, {}, nproc=spec.local_world_size, start_method=self._settings.start_method
-            )
-            try:
-                outcome = start([*flags, *build_function_words()], server=server).run()
-                values = collect_results(outcome, server) if outcome.code == ExitCode.SUCCEEDED else {}
-            finally:
-                server.close()
+        with contextlib.ExitStack() as stack:
+            if self._settings.health_check_server is not None:
+                self._settings.health_check_server.start()
+                stack.callback(self._settings.health_check_server.stop)
+            if self._ice is not None:
+                self._ice.start()
+                stack.callback(self._ice.close)
+            outcome, values = self._run_job()
+        if self._ice is not None and outcome.signum is not None:
+            raise build_signal_exception(outcome.signum)  # also when workers have stopped by themselves, as asked
         if outcome.code == ExitCode.SUCCEEDED:
             self._set_state(WorkerState.SUCCEEDED)
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
         self._set_state(WorkerState.FAILED)
         return RunResult(state=WorkerState.FAILED, failures=self._build_failures(outcome))
+
+    def _run_job(self) -> tuple[Outcome, dict[int, Any]]:
+        """How the job has ended, and what its workers returned if it ended well."""
+        spec, flags = self._spec, self._build_flags()
+        start = partial(
+            Job,
+            environ=self._build_environ(),
+            rendezvous=self._build_rendezvous(),
+            on_record=self._handle_record,
+            handled_signals=split_signals(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)),
+            on_signal=None if self._ice is None else self._ice.stop_politely,
+            screen=self._screen,
+        )
+        if isinstance(spec.entrypoint, str):
+            outcome = start([*flags, "--no-python", spec.entrypoint, *map(str, spec.args)]).run()
+            return outcome, dict.fromkeys(outcome.ranks)
+        server = start_function_server(
+            spec.entrypoint, spec.args, {}, nproc=spec.local_world_size, start_method=self._settings.start_method
+        )
+        try:
+            outcome = start([*flags, *build_function_words()], server=server).run()
+            return outcome, collect_results(outcome, server) if outcome.code == ExitCode.SUCCEEDED else {}
+        finally:
+            server.close()
 
     def _build_failures(self, outcome: Outcome) -> dict[int, Any]:
         if outcome.signum is None and outcome.report is not None and outcome.report.failures:
@@ -207,8 +235,12 @@ class LocalElasticAgent:
         return flags
 
     def _build_environ(self) -> dict[str, str]:
-        template = self._settings.log_line_prefix_template
-        return {**os.environ, **({PREFIX_VARIABLE: template} if template else {})}
+        template, limit_s = self._settings.log_line_prefix_template, self._settings.uninterruptible_state_timeout
+        return {
+            **os.environ,
+            **({PREFIX_VARIABLE: template} if template else {}),
+            **({STOP_LIMIT_VARIABLE: str(limit_s)} if limit_s is not None else {}),
+        }
 
     def _handle_record(self, record: Record) -> None:
         from torch.distributed.elastic.agent.server.api import WorkerState

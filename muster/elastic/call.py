@@ -65,7 +65,7 @@ def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         preparation["authkey"] = bytes(preparation["authkey"])  # pickled for our own workers only
         call = _pickle_call(function, tuple(args), dict(kwargs), descriptors)
         call_fd = _write_unnamed_file(pickle.dumps(preparation), call)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: the duplicates must be closed
         descriptors.close()
         raise
     finally:

@@ -1,6 +1,8 @@
 """What `muster.elastic` raises where torch has no class of its own for it."""
 
 import pickle
+from collections.abc import Mapping
+from typing import Any
 
 from muster.agent.errors import EnvironmentFault, MusterError, UsageError
 
@@ -11,6 +13,13 @@ class PickleFault(UsageError, pickle.PicklingError):
 
 class AgentLost(EnvironmentFault):
     """The agent or its guard was killed; no process of the job is left on this node."""
+
+
+class ResultsMissing(EnvironmentFault):
+    """The job succeeded, but what some ranks of other nodes returned did not come here; `str()` names them."""
+
+    results: Mapping[int, Any] = {}  # set where this node's are known
+    """What this node's workers returned, by global rank."""
 
 
 class JobFailed(MusterError):

@@ -18,17 +18,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster._contract import ExitCode
+from muster._contract import Env, ExitCode
 from muster.agent.diagnosis.report import Failure, Report
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import MusterError, UsageError
 from muster.agent.placement.device_count import count_workers
 from muster.agent.runtime.event_log import EventRecord
-from muster.elastic.errors import AgentLost
+from muster.elastic.errors import AgentLost, ResultsMissing
+from muster.elastic.exchange import Gathered, exchange_results
 from muster.elastic.failures import build_cause, describe_failure
 from muster.elastic.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, start_function_server
-from muster.elastic.results import WorkerServer
+from muster.elastic.results import WorkerServer, load_results
 
 _PHASES = {
     "round_formed": "starting",
@@ -58,7 +59,10 @@ class LaunchFailed(MusterError):
 
 @dataclass(frozen=True)
 class Results(Mapping[int, Any]):
-    """What each worker of this node returned in the round that succeeded, by global rank."""
+    """What each worker of this node returned in the round that succeeded, by global rank.
+
+    With `all_results`, what each worker of the job returned.
+    """
 
     values_by_rank: Mapping[int, Any]
     attempt: int
@@ -92,13 +96,24 @@ class JobState:
 class JobHandle:
     """A running job. As a context manager it stops the job at the end of the block, if it still runs."""
 
-    def __init__(self, job: Job, server: WorkerServer, watch: "_StateWatch") -> None:
+    def __init__(self, job: Job, server: WorkerServer, watch: "_StateWatch", token: str | None = None) -> None:
+        """Nothing waits yet.
+
+        Args:
+            job: it has been started.
+            server: its workers'; closed with the job.
+            watch: gets the job's records.
+            token: the job's, when results are exchanged with the programs of the other nodes.
+        """
         self._job = job
         self._server = server
         self._watch = watch
+        self._token = token
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._results: Results | None = None
+        self._others = Gathered()
+        self._missing: ResultsMissing | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -106,17 +121,29 @@ class JobHandle:
         """Wait in this thread until the job has ended; `wait` then returns at once."""
         try:
             self._outcome = self._job.run()
-        except BaseException as error:
+            if self._outcome.code == ExitCode.SUCCEEDED:
+                self._exchange_results()
+        except BaseException as error:  # KeyboardInterrupt too: `wait` in another thread must raise it and not block
             self._error = error
             raise
         finally:
             self._ended.set()
 
+    def _exchange_results(self) -> None:
+        """At once, not when the caller asks for them: the programs of the other nodes wait."""
+        place = self._server.place
+        if self._token is None or place is None or place.nodes == 1:
+            return
+        try:
+            self._others = exchange_results(place, self._server.result_fds, self._token)
+        except ResultsMissing as error:
+            self._missing = error
+
     def run_in_thread(self) -> None:
         """Wait for the job in a thread of its own."""
 
         def run() -> None:
-            with contextlib.suppress(BaseException):  # kept for `wait`
+            with contextlib.suppress(BaseException):  # whatever it is, `run` has kept it for `wait`
                 self.run()
 
         threading.Thread(target=run, name="muster-job", daemon=True).start()
@@ -129,6 +156,7 @@ class JobHandle:
             LaunchFailed: it did not succeed.
             AgentLost: the agent or its guard was killed.
             PickleFault: a result cannot be loaded here.
+            ResultsMissing: it succeeded, but with `all_results` some of another node did not come; has this node's.
         """
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the job still runs after {timeout_s:g} s")
@@ -139,16 +167,25 @@ class JobHandle:
             if self._results is None:
                 try:
                     self._results = self._load_results(self._outcome)
-                except BaseException as error:
+                except BaseException as error:  # raised again by every later call, whatever it is
                     self._error = error
                     raise
                 finally:
-                    self._server.close()
+                    self._close()
         return self._results
 
     def _load_results(self, outcome: Outcome) -> Results:
         _raise_if_failed(outcome, self._server)
-        return Results(collect_results(outcome, self._server), self._watch.state.attempt)
+        own = collect_results(outcome, self._server)
+        if self._missing is not None:
+            self._missing.results = own
+            raise self._missing
+        values = {**own, **load_results(self._others.fds)}
+        return Results(dict(sorted(values.items())), self._watch.state.attempt)
+
+    def _close(self) -> None:
+        self._server.close()
+        self._others.close()
 
     @property
     def state(self) -> JobState:
@@ -171,7 +208,7 @@ class JobHandle:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._ended.wait()
-        self._server.close()
+        self._close()
 
 
 class _StateWatch:
@@ -221,6 +258,7 @@ def launch(
     shutdown_timeout_s: float = 30.0,
     flags: Sequence[str] = (),
     on_event: Callable[[EventRecord], None] | None = None,
+    all_results: bool = False,
     wait: bool = True,
 ) -> Any:
     """Run `function(*args, **kwargs)` in every worker; this process is one node of the job.
@@ -242,6 +280,8 @@ def launch(
         shutdown_timeout_s: between the signal that stops workers and SIGKILL.
         flags: further flags of the agent's command line.
         on_event: called with each record of the agent, in the thread that waits for the job.
+        all_results: return what the workers of every node returned, not only of this one; the same on all nodes. With
+            more than one node the environment needs MUSTER_TOKEN, a secret that is the same on all.
         wait: False: return a `JobHandle` at once; a thread waits for the job.
 
     Returns:
@@ -252,6 +292,7 @@ def launch(
         PickleFault: something cannot be sent to or from the workers; names what.
         UsageError: a value that is not allowed; it is a ValueError.
         AgentLost: the agent or its guard was killed.
+        ResultsMissing: the job succeeded, but results of another node did not come; has this node's.
     """
     environ = dict(os.environ if env is None else env)
     count = count_workers(str(nproc), origin="nproc", env=environ, python=sys.executable)
@@ -262,20 +303,50 @@ def launch(
         *_build_node_flags(nodes, endpoint, node_rank, run_id),
         *([f"--log-dir={log_dir}"] if log_dir else []),
         *flags,
+        *build_function_words(),
     ]
+    token = _find_token(nodes, environ) if all_results else None
     server = start_function_server(function, args, kwargs or {}, nproc=count, start_method=start_method)
+    handle = _start(words, environ, server, on_event, token)
+    if not wait:
+        handle.run_in_thread()
+        return handle
+    with handle:
+        handle.run()
+        return handle.wait()
+
+
+def _start(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    server: WorkerServer,
+    on_event: Callable[[EventRecord], None] | None,
+    token: str | None,
+) -> JobHandle:
     watch = _StateWatch(on_event)
     try:
-        job = Job([*words, *build_function_words()], environ=environ, server=server, on_record=watch.handle)
-        handle = JobHandle(job, server, watch)
-        if wait:
-            handle.run()
-            return handle.wait()
-        handle.run_in_thread()
-    except BaseException:
+        job = Job(words, environ=environ, server=server, on_record=watch.handle)
+    except BaseException:  # KeyboardInterrupt too: the call's files must be closed
         server.close()
         raise
-    return handle
+    return JobHandle(job, server, watch, token)
+
+
+def _find_token(nodes: int | str, environ: Mapping[str, str]) -> str | None:
+    """The secret by which programs of several nodes know one another; None on one node.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if set(str(nodes).split(":")) == {"1"}:
+        return None
+    token = environ.get(Env.TOKEN)
+    if not token:
+        raise UsageError(
+            f"all_results=True with nodes={nodes!r} needs the variable {Env.TOKEN}, a secret that is the same on all "
+            "nodes: what other nodes send is unpickled here, which can run any code"
+        )
+    return token
 
 
 def _build_node_flags(nodes: int | str, endpoint: str | None, node_rank: int | None, run_id: str | None) -> list[str]:

@@ -16,9 +16,12 @@ from typing import Any, TextIO
 
 from muster.agent.diagnosis.report import Report
 from muster.agent.driven import REPORT_NAME
-from muster.elastic.process import AgentProcess
+from muster.agent.errors import EnvironmentFault
+from muster.elastic.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
+from muster.elastic.process import FOLDER_MARK, AgentProcess
 from muster.elastic.rendezvous import CallersRendezvous
 from muster.elastic.results import WorkerServer
+from muster.elastic.tail import Screen
 
 _DRAIN_LIMIT_S = 1.0
 """After the job's end: how long to read output that a process outside the job holds open."""
@@ -57,6 +60,8 @@ class Job:
         rendezvous: CallersRendezvous | None = None,
         on_record: Callable[[Record], None] | None = None,
         handled_signals: Sequence[str] = (),
+        on_signal: Callable[[int, Callable[[], None]], None] | None = None,
+        screen: Screen | None = None,
     ) -> None:
         """Start the agent.
 
@@ -68,6 +73,10 @@ class Job:
             on_record: called in `run`'s thread with each record of the agent's event log.
             handled_signals: names; while `run` waits in the main thread, those that have their default effect are
                 passed on to the job instead.
+            on_signal: called with the first of them in place of that, and with what passes it on; the second one is
+                passed on at once.
+            screen: the job's lines are printed there, above what else it shows; None: the job writes to this process's
+                own streams.
 
         Raises:
             EnvironmentFault: the agent cannot be started.
@@ -76,17 +85,31 @@ class Job:
         self._rendezvous = rendezvous
         self._on_record = on_record
         self._handled_signals = handled_signals
+        self._on_signal = on_signal
+        self._screen = screen
         self._selector = selectors.DefaultSelector()
-        self._outputs: dict[int, tuple[TextIO, codecs.IncrementalDecoder]] = {}
+        self._outputs: dict[int, _Output] = {}
         self._records: list[Record] = []
         self._ranks: tuple[int, ...] = ()
         self._error: str | None = None
         self._code: int | None = None
         self._has_ended = False
         self._signum: int | None = None
+        self._timers: FileTimers | None = None
+        if are_switched_on(environ):
+            environ = {PATH_VARIABLE: os.path.join(FOLDER_MARK, "timers"), **environ}
         with contextlib.ExitStack() as child_ends:
             stdout_fd, stderr_fd = (self._open_output(name, child_ends) for name in ("stdout", "stderr"))
             self._process = AgentProcess(flags, environ=environ, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
+        if are_switched_on(environ):
+            self._open_timers(environ[PATH_VARIABLE])
+
+    def _open_timers(self, path: str) -> None:
+        try:
+            self._timers = FileTimers(path.replace(FOLDER_MARK, self._process.folder))
+        except OSError as error:
+            self._process.close()
+            raise EnvironmentFault(f"{PATH_VARIABLE}={path}: {error.strerror}") from error
 
     def _open_output(self, name: str, child_ends: contextlib.ExitStack) -> int | None:
         """Make a pipe for one of the job's streams when `sys.<name>` is not this process's own descriptor.
@@ -95,12 +118,13 @@ class Job:
         """
         stream = getattr(sys, name)
         number = 1 if name == "stdout" else 2
-        if stream is None or stream is getattr(sys, f"__{name}__") or _is_descriptor(stream, number):
+        is_own = stream is getattr(sys, f"__{name}__") or _is_descriptor(stream, number)
+        if stream is None or (is_own and self._screen is None):
             return None
         read_fd, write_fd = os.pipe()
         child_ends.callback(os.close, write_fd)
         os.set_blocking(read_fd, False)
-        self._outputs[read_fd] = stream, codecs.getincrementaldecoder("utf-8")("replace")
+        self._outputs[read_fd] = _Output(stream, self._screen)
         return write_fd
 
     @property
@@ -148,13 +172,15 @@ class Job:
             self._rendezvous.connect(self._process.send)
         if self._server is not None:
             self._server.watch(self._selector, self._process.folder)
+        if self._timers is not None:
+            self._selector.register(self._timers.fd, selectors.EVENT_READ, self._timers.receive)
         try:
             self._turn_until_ended()
-        except BaseException:
+        except BaseException:  # whatever a signal handler of the caller raises, no process may be left
             self.stop()
             try:
                 self._turn_until_ended()
-            except BaseException:
+            except BaseException:  # a second Ctrl-C: it need not be polite any more
                 self.kill()
                 self._turn_until_ended()
                 raise
@@ -162,8 +188,10 @@ class Job:
 
     def _turn_until_ended(self) -> None:
         while not self._has_ended:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(None if self._timers is None else self._timers.find_wait_s()):
                 key.data()
+            if self._timers is not None:
+                self._timers.expire()
 
     def _receive(self) -> None:
         messages = self._process.receive()
@@ -203,8 +231,11 @@ class Job:
         self._process.close()
         if self._server is not None:
             self._server.stop_listening()
-        for fd in self._outputs:
+        if self._timers is not None:
+            self._timers.close()
+        for fd, output in self._outputs.items():
             os.close(fd)
+            output.close()
         self._outputs.clear()
         self._selector.close()
 
@@ -226,8 +257,11 @@ class Job:
                 signal.signal(signum, handler)
 
     def _pass_on(self, signum: int, _frame: object) -> None:
-        self._signum = signum
-        self._process.send_signal(signum)
+        is_first, self._signum = self._signum is None, signum
+        if is_first and self._on_signal is not None:
+            self._on_signal(signum, lambda: self._process.send_signal(signum))
+        else:
+            self._process.send_signal(signum)
 
     # -- output -----------------------------------------------------------------------------------------------------
 
@@ -236,20 +270,42 @@ class Job:
             data = os.read(fd, 65536)
         except BlockingIOError:
             return
-        if not data:
-            self._selector.unregister(fd)
-            os.close(fd)
-            del self._outputs[fd]
+        if data:
+            self._outputs[fd].write(data)
             return
-        stream, decoder = self._outputs[fd]
-        stream.write(decoder.decode(data))
-        stream.flush()
+        self._selector.unregister(fd)
+        os.close(fd)
+        self._outputs.pop(fd).close()
 
     def _drain_output(self) -> None:
         until_s = time.monotonic() + _DRAIN_LIMIT_S
         while self._outputs and (left_s := until_s - time.monotonic()) > 0:
             for key, _ in self._selector.select(left_s):
                 key.data()
+
+
+class _Output:
+    """Where one of the job's streams goes in this process."""
+
+    def __init__(self, stream: TextIO, screen: Screen | None) -> None:
+        self._stream = stream
+        self._screen = screen
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        """Of a screen: lines are printed whole there."""
+
+    def write(self, data: bytes) -> None:
+        text = self._decoder.decode(data)
+        if self._screen is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        lines, newline, self._rest = (self._rest + text).rpartition("\n")
+        self._screen.write(self._stream, lines + newline, file="output", bar=None)
+
+    def close(self) -> None:
+        if self._screen is not None and self._rest:
+            self._screen.write(self._stream, f"{self._rest}\n", file="output", bar=None)
 
 
 def _is_descriptor(stream: Any, number: int) -> bool:

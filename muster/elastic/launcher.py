@@ -165,8 +165,7 @@ def build_function_words() -> list[str]:
 
 def collect_results(outcome: Outcome, server: WorkerServer) -> dict[int, Any]:
     """By global rank; None for a worker that ended well without a result (`sys.exit(0)`)."""
-    results = server.load_results()
-    return {rank: results.get(rank) for rank in outcome.ranks or sorted(results)}
+    return server.load_results() or dict.fromkeys(outcome.ranks)
 
 
 def name_entrypoint(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:

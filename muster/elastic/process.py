@@ -21,7 +21,7 @@ from muster._contract import AGENT_ENTRY_NAME, DRIVEN_FLAG, Env
 from muster.agent.errors import EnvironmentFault
 
 FOLDER_MARK = "{{muster.folder}}"
-"""A word of the command line that stands for the job's folder."""
+"""Stands for the job's folder: a word of the command line, or a part of a variable's value."""
 
 _CHUNK_BYTES = 65536
 _MAX_SOCKET_PATH_BYTES = 90
@@ -69,7 +69,7 @@ class AgentProcess:
         try:
             with theirs:
                 self._start(flags, environ, theirs, stdout_fd, stderr_fd)
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: what was started must not be left behind
             self.close()
             raise
 
@@ -92,7 +92,7 @@ class AgentProcess:
         try:
             starter = subprocess.Popen(
                 words,
-                env={name: value for name, value in environ.items() if name not in _STRIPPED},
+                env={k: v.replace(FOLDER_MARK, self.folder) for k, v in environ.items() if k not in _STRIPPED},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout_fd,
                 stderr=stderr_fd,

@@ -20,7 +20,7 @@ from muster.elastic.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.rank_call import RankCall
 from muster.elastic.results import WorkerServer
-from muster.elastic.tail import TailLog
+from muster.elastic.tail import Screen, TailLog
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _KILL_LIMIT_S = 35.0
@@ -36,18 +36,19 @@ def start_processes(
     log_line_prefixes: Any = None,
     start_method: Any = "spawn",
     numa_options: Any = None,
-    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stdout_filters: Any = None,
     duplicate_stderr_filters: list[str] | None = None,
     *,
     log_dir: str | None = None,
     redirects: Any = None,
     tee: Any = None,
-    progbar_events: Any = None,  # noqa: ARG001  # ice-learn's, see TailLog
+    progbar_events: Mapping[str, Any] | None = None,
 ) -> "PContext":
     """Start one process per local rank; see torch's function.
 
     Two signatures are understood: torch's, and that of torch before 2.3 and of ice-learn,
-    `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee)`, told apart by the fifth argument's type.
+    `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee, progbar_events)`, told apart by the fifth
+    argument's type.
 
     Raises:
         RuntimeError: `args` or `envs` are not keyed by 0 to n-1.
@@ -57,41 +58,48 @@ def start_processes(
     """
     validate_ranks(args, len(args), "args")
     validate_ranks(envs, len(args), "envs")
-    if isinstance(logs_specs, str) or log_dir is not None:
-        if isinstance(logs_specs, str):
-            # (log_dir, start_method, redirects, tee), by position or by name
-            log_dir = logs_specs
-            if isinstance(log_line_prefixes, str):
-                redirects = redirects if isinstance(start_method, str) else start_method
-                tee = tee if numa_options is None else numa_options
-                start_method, log_line_prefixes, numa_options = log_line_prefixes, None, None
-                duplicate_stdout_filters = None  # there ice-learn's signature has progbar_events
-        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
-
-        logs_specs = DefaultLogsSpecs(log_dir=log_dir, redirects=redirects or Std.NONE, tee=tee or Std.NONE)
-    elif logs_specs is None:
-        raise UsageError("start_processes: give logs_specs, or log_dir")
+    if isinstance(logs_specs, str) and isinstance(log_line_prefixes, str):  # the older signature, by position
+        log_dir, start_method, redirects, tee, progbar_events = (
+            logs_specs,
+            log_line_prefixes,
+            redirects if isinstance(start_method, str) else start_method,
+            tee if numa_options is None else numa_options,
+            progbar_events if duplicate_stdout_filters is None else duplicate_stdout_filters,
+        )
+        log_line_prefixes = numa_options = duplicate_stdout_filters = None
+    elif isinstance(logs_specs, str):
+        log_dir = logs_specs
     shared = {
         "name": name,
+        "entrypoint": entrypoint,
         "args": args,
         "envs": envs,
-        "logs_specs": logs_specs,
+        "logs_specs": _build_logs_specs(log_dir, redirects, tee) if log_dir is not None else logs_specs,
         "log_line_prefixes": log_line_prefixes,
         "numa_options": numa_options,
         "duplicate_stdout_filters": duplicate_stdout_filters,
         "duplicate_stderr_filters": duplicate_stderr_filters,
+        "progbar_events": progbar_events,
     }
+    if shared["logs_specs"] is None:
+        raise UsageError("start_processes: give logs_specs, or log_dir")
     context: PContext
     if isinstance(entrypoint, str):
-        context = SubprocessContext(entrypoint=entrypoint, **shared)
+        context = SubprocessContext(**shared)
     else:
-        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **shared)
+        context = MultiprocessContext(start_method=start_method, **shared)
     try:
         context.start()
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: what was started must not be left behind
         context.close()
         raise
     return context
+
+
+def _build_logs_specs(log_dir: str, redirects: Any, tee: Any) -> Any:
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+
+    return DefaultLogsSpecs(log_dir=log_dir, redirects=redirects or Std.NONE, tee=tee or Std.NONE)
 
 
 def validate_ranks(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
@@ -141,8 +149,10 @@ class PContext:
         numa_options: Any = None,
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
+        *,
+        progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
-        """Ask `logs_specs` where the logs go; nothing is started before `start`."""
+        """Ask `logs_specs` where the logs go; nothing is started before `start`. `progbar_events`: see `Screen`."""
         self.name = name
         dest = logs_specs.reify(envs)
         validate_ranks(dest.stdouts, len(args), "stdouts")
@@ -156,9 +166,10 @@ class PContext:
         self.nprocs = len(args)
         self._numa_options = numa_options
         self._filtered: list[TextIO] = []
+        screen = Screen(progbar_events)
         self._tail_logs = [
-            TailLog(name, dest.tee_stdouts, sys.stdout, log_line_prefixes),
-            TailLog(name, dest.tee_stderrs, sys.stderr, log_line_prefixes),
+            TailLog(name, dest.tee_stdouts, sys.stdout, log_line_prefixes, screen=screen),
+            TailLog(name, dest.tee_stderrs, sys.stderr, log_line_prefixes, screen=screen),
         ]
         self._filter(dest.tee_stdouts, dest.filtered_stdout, duplicate_stdout_filters, log_line_prefixes)
         self._filter(dest.tee_stderrs, dest.filtered_stderr, duplicate_stderr_filters, log_line_prefixes)
@@ -348,10 +359,12 @@ class MultiprocessContext(PContext):
         numa_options: Any = None,
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
+        *,
+        progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
         """See `PContext`; torch's order of arguments."""
-        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
-        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, numa_options, *filters)
+        shared = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, *shared, progbar_events=progbar_events)
         self.start_method = start_method
 
 

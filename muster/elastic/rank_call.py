@@ -43,7 +43,7 @@ class RankCall:
                 sys.exit(f"muster: cannot run {words[0]!r}: {error.strerror}")
         try:
             return self.entrypoint(*args)
-        except Exception as error:
+        except Exception as error:  # the user's function may raise anything; it is raised again
             _record(error, env.get("TORCHELASTIC_ERROR_FILE"))
             raise
 

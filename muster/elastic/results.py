@@ -11,7 +11,7 @@ import os
 import pickle
 import selectors
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,26 @@ class Payload:
     """Descriptors that the call refers to by index."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundPlace:
+    """This node's place in a round, as its workers were told."""
+
+    number: int
+    node: int
+    """Its group rank."""
+    nodes: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
 @dataclass(kw_only=True)
 class _Slot:
     """One worker of the current round."""
 
     connection: socket.socket
     global_rank: int
+    place: RoundPlace
     result_fd: int = -1
     error_fd: int = -1
     has_returned: bool = False
@@ -61,6 +75,8 @@ class WorkerServer:
         self._round = 0
         self._slots: dict[int, _Slot] = {}
         self._result_fds: dict[int, int] = {}
+        self.place: RoundPlace | None = None
+        """In the last round whose workers have all returned; None: there was none."""
 
     def watch(self, selector: selectors.BaseSelector, folder: str) -> None:
         """Listen in the job's folder."""
@@ -107,7 +123,11 @@ class WorkerServer:
         if hello["round"] > self._round:
             self._clear_slots()
             self._round = hello["round"]
-        self._slots[hello["local_rank"]] = _Slot(connection=connection, global_rank=hello["global_rank"])
+        self._slots[hello["local_rank"]] = _Slot(
+            connection=connection,
+            global_rank=hello["global_rank"],
+            place=RoundPlace(number=hello["round"], **hello["place"]),
+        )
         fds = [self._payload.call_fd, self._payload.tracker_fd, *self._payload.fds]
         with contextlib.suppress(OSError):  # it has ended meanwhile
             connection.send(json.dumps({"fds": len(fds)}).encode())
@@ -134,32 +154,38 @@ class WorkerServer:
             return
         _close_fds(self._result_fds.values())
         self._result_fds = {
-            slot.global_rank: os.dup(slot.result_fd) for slot in self._slots.values() if slot.result_fd >= 0
+            slot.global_rank: os.dup(slot.result_fd) if slot.result_fd >= 0 else -1 for slot in self._slots.values()
         }
+        self.place = next(iter(self._slots.values())).place
         for slot in self._slots.values():
             with contextlib.suppress(OSError):  # it ended without a result
                 slot.connection.send(b"!")
 
     def _clear_slots(self) -> None:
         for slot in self._slots.values():
-            _close_fds(fd for fd in (slot.result_fd, slot.error_fd) if fd >= 0)
+            _close_fds((slot.result_fd, slot.error_fd))
         self._slots.clear()
 
     # -- after the end ----------------------------------------------------------------------------------------------
 
+    @property
+    def result_fds(self) -> Mapping[int, int]:
+        """The files of the last complete round's results, by global rank; -1: it ended well without one."""
+        return self._result_fds
+
     def load_results(self) -> dict[int, Any]:
-        """What the workers of the last complete round returned, by global rank; without those that returned nothing.
+        """What the workers of the last complete round returned, by global rank; None for one that returned nothing.
 
         Raises:
             PickleFault: a result cannot be loaded in this process.
         """
-        return {rank: _load(fd, f"the result of rank {rank}") for rank, fd in sorted(self._result_fds.items())}
+        return load_results(self._result_fds)
 
     def load_exception(self, global_rank: int) -> BaseException | None:
         """The exception that ended a worker of the last round; None: there was none, or it cannot be loaded here."""
         for slot in self._slots.values():
             if slot.global_rank == global_rank and slot.error_fd >= 0:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(PickleFault):
                     error = _load(slot.error_fd, "")
                     return error if isinstance(error, BaseException) else None
         return None
@@ -180,7 +206,18 @@ class WorkerServer:
         _close_fds(self._result_fds.values())
         self._result_fds = {}
         payload, self._payload = self._payload, Payload(call_fd=-1, tracker_fd=-1)
-        _close_fds(fd for fd in (payload.call_fd, *payload.fds) if fd >= 0)
+        _close_fds((payload.call_fd, *payload.fds))
+
+
+def load_results(result_fds: Mapping[int, int]) -> dict[int, Any]:
+    """The values in these files, by global rank; None where there is no file (-1).
+
+    Raises:
+        PickleFault: a result cannot be loaded in this process.
+    """
+    return {
+        rank: None if fd < 0 else _load(fd, f"the result of rank {rank}") for rank, fd in sorted(result_fds.items())
+    }
 
 
 def _load(fd: int, what: str) -> Any:
@@ -188,10 +225,11 @@ def _load(fd: int, what: str) -> Any:
         file.seek(0)
         try:
             return pickle.load(file)  # noqa: S301  # our own worker wrote it
-        except Exception as error:
+        except Exception as error:  # unpickling runs code of the user's classes, which may raise anything
             raise PickleFault(f"cannot load {what}: {type(error).__name__}: {error}") from error
 
 
 def _close_fds(fds: Iterable[int]) -> None:
     for fd in fds:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)

@@ -1,52 +1,102 @@
 """`TailLog`: prints what workers append to their log files, each line with a prefix.
 
-One thread reads all files. A progress bar (text with carriage returns) becomes the live last line of a terminal, which
-log lines are printed above; elsewhere only its last state is printed.
+One thread reads all files of a `TailLog`. A progress bar (text with carriage returns) becomes a live row at the bottom
+of a terminal, one for each file, and log lines are printed above; elsewhere only its last state is printed.
 """
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+from muster.agent.logs.progress_bars import ProgressBars
+
 _CHUNK_BYTES = 1 << 20
-_CLEAR_LINE = "\r\x1b[K"
+_OWNER_LIMIT_S = 5.0
+"""How long lines wait for a program that draws a bar of its own to clear it."""
 
 LineFilter = Callable[[str], bool]
 
 
-class _Bar:
-    """The one live line at the end of a terminal, shared by all files of a `TailLog`."""
+class Screen:
+    """Where several files are printed: the live rows at the bottom of a terminal belong to all of them.
 
-    def __init__(self, dst: TextIO) -> None:
-        self._dst = dst
-        self._is_live = _is_terminal(dst)
-        self._text = ""
+    Standard output and standard error are two streams to one terminal, so the `TailLog`s of both share one `Screen`.
+    """
 
-    def write_line(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._dst.write(f"{_CLEAR_LINE}{line}{self._text}" if self._text else line)
+    def __init__(self, progbar_events: Mapping[str, Any] | None = None) -> None:
+        """Nothing is printed yet.
 
-    def show(self, text: str) -> None:
-        """Show a bar's new state; "" when it is complete."""
-        if self._is_live and text != self._text:
-            self._dst.write(f"{_CLEAR_LINE}{text}")
-            self._text = text
+        Args:
+            progbar_events: "trigger_clear" and "cleared", events of a program that draws a bar of its own: before
+                lines are printed, the first is set and the second awaited, then the first is cleared.
+        """
+        self._owner = progbar_events
+        self._lock = threading.Lock()
+        self._rows: dict[str, str] = {}
+        """By file, in the order in which the bars appeared."""
+        self._terminal: TextIO | None = None
+        self._bars = ProgressBars(self._find_size)
 
-    def flush(self) -> None:
-        """Make it visible."""
-        with contextlib.suppress(AttributeError, ValueError):
-            self._dst.flush()
+    def write(self, dst: TextIO, text: str, *, file: str, bar: str | None) -> None:
+        """Print complete lines of a file, and show its unfinished progress bar.
+
+        Args:
+            dst: the stream.
+            text: complete lines, or "".
+            file: whose text it is.
+            bar: the bar as it is now; None: it has none.
+        """
+        with self._lock:
+            is_live = _is_terminal(dst)
+            rows = dict(self._rows)
+            if bar is None or not is_live:
+                rows.pop(file, None)
+            else:
+                rows[file] = bar
+            if not text and rows == self._rows:
+                return
+            had_rows, self._rows = bool(self._rows), rows
+            with self._clear_owners_bar():
+                if is_live and (had_rows or rows):
+                    self._terminal = dst
+                    text = self._bars.erase().decode() + text
+                    text += self._bars.draw([row.encode() for row in rows.values()]).decode("utf-8", "replace")
+                dst.write(text)
+                with contextlib.suppress(AttributeError, ValueError):
+                    dst.flush()
+
+    @contextlib.contextmanager
+    def _clear_owners_bar(self) -> Iterator[None]:
+        if self._owner is None:
+            yield
+            return
+        self._owner["trigger_clear"].set()
+        try:
+            if not self._owner["cleared"].wait(_OWNER_LIMIT_S):
+                self._owner["trigger_clear"].clear()
+                self._owner = None  # it draws no more; the next lines need not wait
+            yield
+        finally:
+            if self._owner is not None:
+                self._owner["trigger_clear"].clear()
+
+    def _find_size(self) -> os.terminal_size:
+        try:
+            return os.get_terminal_size(self._terminal.fileno() if self._terminal is not None else 1)
+        except (OSError, ValueError):  # a stream that only says that it is a terminal
+            return os.terminal_size((80, 24))
 
 
 class _Tail:
     """One file."""
 
-    def __init__(self, header: str, file: str, bar: _Bar, line_filter: LineFilter | None) -> None:
+    def __init__(self, header: str, file: str, dst: TextIO, screen: Screen, line_filter: LineFilter | None) -> None:
         self._header = header
         self._file = file
-        self._bar = bar
+        self._dst = dst
+        self._screen = screen
         self._filter = line_filter
         self._fd = -1
         self._rest = b""
@@ -59,24 +109,27 @@ class _Tail:
             except FileNotFoundError:
                 return False
         data = os.read(self._fd, _CHUNK_BYTES)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._print(line)
-        if b"\r" in self._rest:
-            self._bar.show(f"{self._header}{_find_last_frame(self._rest)}")
+        if data:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            bar = self._rest if b"\r" in self._rest else None
+            self._print(lines, bar)
+            if bar is not None:  # a bar of hours is one line: of its states only the last matters, which may be cut off
+                self._rest = b"\r" + b"\r".join(bar.rsplit(b"\r", 2)[-2:])
         return bool(data)
 
-    def _print(self, line: bytes) -> None:
-        text = _find_last_frame(line)
-        if self._filter is None or self._filter(f"{text}\n"):
-            if b"\r" in line:
-                self._bar.show("")
-            self._bar.write_line(f"{self._header}{text}\n")
+    def _print(self, lines: list[bytes], bar: bytes | None) -> None:
+        found = [f"{self._header}{text}\n" for line in lines if self._is_wanted(text := _find_last_frame(line))]
+        frame = None if bar is None else _find_last_frame(bar)
+        shown = f"{self._header}{frame}" if frame and self._is_wanted(frame) else None
+        self._screen.write(self._dst, "".join(found), file=self._file, bar=shown)
+
+    def _is_wanted(self, text: str) -> bool:
+        return self._filter is None or self._filter(f"{text}\n")
 
     def close(self) -> None:
         """Print what came without an end of line, and close the file."""
         if self._rest:
-            self._print(self._rest)
+            self._print([self._rest], None)
             self._rest = b""
         if self._fd >= 0:
             os.close(self._fd)
@@ -111,12 +164,17 @@ class TailLog:
         name: str,
         log_files: Mapping[int, str],
         dst: TextIO,
-        log_line_prefixes: Mapping[int, str] | None = None,
-        interval_sec: float = 0.1,
+        log_line_prefixes: Mapping[int, str] | float | None = None,
+        interval_sec: Any = 0.1,
         log_line_filter: LineFilter | None = None,
-        progbar_events: Any = None,  # noqa: ARG002  # ice-learn's: two threads that share a terminal; here one writes
+        progbar_events: Mapping[str, Any] | None = None,
+        *,
+        screen: Screen | None = None,
     ) -> None:
         """Nothing is read before `start`.
+
+        Two signatures are understood, told apart by the fourth argument's type: torch's, and that of torch before 2.2
+        and of ice-learn, `(name, log_files, dst, interval_sec, progbar_events)`.
 
         Args:
             name: for the default prefix, `[<name><local rank>]:`.
@@ -125,14 +183,18 @@ class TailLog:
             log_line_prefixes: by local rank.
             interval_sec: seconds between two looks.
             log_line_filter: True for lines that are printed; None: all are.
-            progbar_events: accepted because ice-learn has it; without effect, because bars stay whole without it.
+            progbar_events: of a program that draws a bar of its own, see `Screen`.
+            screen: shared by what prints on one terminal; None: one with `progbar_events`.
         """
+        if isinstance(log_line_prefixes, int | float):
+            if isinstance(interval_sec, Mapping):
+                progbar_events = interval_sec
+            interval_sec, log_line_prefixes = log_line_prefixes, None
         prefixes = log_line_prefixes or {}
-        bar = _Bar(dst)
+        screen = screen or Screen(progbar_events)
         self._dst = dst
-        self._bar = bar
         self._tails = [
-            _Tail(prefixes.get(rank, f"[{name}{rank}]:"), file, bar, log_line_filter)
+            _Tail(prefixes.get(rank, f"[{name}{rank}]:"), file, dst, screen, log_line_filter)
             for rank, file in log_files.items()
             if file != os.devnull
         ]
@@ -152,14 +214,12 @@ class TailLog:
         while True:
             is_last = self._finished.is_set()  # before reading: what was written until then is read
             while any([tail.read() for tail in self._tails]):  # noqa: C419  # each file gets its turn
-                self._bar.flush()
-            self._bar.flush()
+                pass
             if is_last:
                 break
             self._finished.wait(self._interval_s)
         for tail in self._tails:
             tail.close()
-        self._bar.flush()
 
     def stop(self) -> None:
         """Print what is in the files now, then end. Idempotent."""
@@ -183,14 +243,12 @@ def tail_logfile(
     log_line_filter: LineFilter | None = None,
 ) -> None:
     """Print one file in this thread until `finished` is set; None as the filter prints every line."""
-    bar = _Bar(dst)
-    tail = _Tail(header, file, bar, log_line_filter)
+    tail = _Tail(header, file, dst, Screen(), log_line_filter)
     while True:
         is_last = finished.is_set()
         while tail.read():
-            bar.flush()
+            pass
         if is_last:
             break
         finished.wait(interval_sec)
     tail.close()
-    bar.flush()

@@ -49,7 +49,18 @@ def main(folder: str, local_rank: str) -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(os.path.join(folder, SOCKET_NAME))
     global_rank = int(os.environ["RANK"])
-    hello = {"round": int(os.environ.pop(_ROUND)), "local_rank": int(local_rank), "global_rank": global_rank}
+    hello = {
+        "round": int(os.environ.pop(_ROUND)),
+        "local_rank": int(local_rank),
+        "global_rank": global_rank,
+        "place": {
+            "node": int(os.environ["GROUP_RANK"]),
+            "nodes": int(os.environ["GROUP_WORLD_SIZE"]),
+            "world_size": int(os.environ["WORLD_SIZE"]),
+            "master_addr": os.environ["MASTER_ADDR"],
+            "master_port": int(os.environ["MASTER_PORT"]),
+        },
+    }
     connection.send(json.dumps(hello).encode())
     call_fd, tracker_fd, *fds = _receive_descriptors(connection)
     resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]  # noqa: SLF001  # as spawn_main

@@ -8,6 +8,15 @@ from pathlib import Path
 import pytest
 from harness import Outcome, Tree, run_tree
 
+BARRIER = "exit_barrier_timeout=20 has no effect: every agent waits until all nodes have ended, or one is lost"
+EVENTS = (
+    "no pause, paused, resume, stop_all_tasks, trigger_save_checkpoint, finished_save_checkpoint, progress_bar_iter, "
+    "progress_bar_total: it must be like ice-learn's Events"
+)
+NO_BASE = (
+    "muster.elastic has no SimpleElasticAgent: the agent is a process of its own, and there is nothing to derive from; "
+    "use LocalElasticAgent"
+)
 PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "torch_api.py"
 
 # On a loaded machine importing torch takes a minute, and every job here does so.
@@ -87,6 +96,24 @@ def test_tail(tmp_path: Path) -> None:
             outcome.explain()
         )
     assert stopped == "True"
+
+
+def test_file_timers(tmp_path: Path) -> None:
+    outcome = run_scenario("timers", tmp_path)
+    assert outcome.stdout.splitlines() == ["{0: 1, 1: 1}", "1 -9", "False"], outcome.explain()
+    assert outcome.stderr.count("has expired: SIGKILL") == 2, outcome.explain()
+
+
+def test_what_has_no_effect_or_no_counterpart_is_said(tmp_path: Path) -> None:
+    outcome = run_scenario("options", tmp_path)
+    assert outcome.stdout.splitlines() == [
+        f"[({BARRIER!r}, 'torch_api.py')]",
+        "health check starts",
+        "health check stops",
+        "{0: 'do train'}",
+        EVENTS,
+        NO_BASE,
+    ], outcome.explain()
 
 
 def test_a_signal_is_torchs_exception_and_the_callers_handlers_are_as_before(tmp_path: Path) -> None:

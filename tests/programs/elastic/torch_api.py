@@ -158,6 +158,61 @@ def scenario_tail():
     print(tailer.stopped())
 
 
+def expire(after):
+    import torch.distributed.elastic.timer as timer
+
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with timer.expires(after=after):
+        pass
+    with timer.expires(after=after if attempt == 0 and os.environ["RANK"] == "1" else 600):
+        if attempt == 0:
+            time.sleep(600)
+    return attempt
+
+
+def scenario_timers():
+    os.environ["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
+    print(elastic_launch(make_config(max_restarts=1), expire)(0.5))
+    try:
+        elastic_launch(make_config(max_restarts=0), expire)(0.5)
+    except ChildFailedError as error:
+        print(error.get_first_failure()[0], error.get_first_failure()[1].exitcode)
+    print("TORCHELASTIC_TIMER_FILE" in os.environ)
+
+
+class HealthCheck:
+    def start(self):
+        print("health check starts")
+
+    def stop(self):
+        print("health check stops")
+
+
+def scenario_options():
+    """What has no effect, or no counterpart, is said."""
+    import warnings
+
+    from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchWorkerSpec  # a torch one will do
+
+    spec = TorchWorkerSpec("trainer", 1, rdzv_handler=None, entrypoint=trainer, args=("a",))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        LocalElasticAgent(spec, DefaultLogsSpecs(), "spawn", 300)
+        LocalElasticAgent(spec, "spawn", 20)
+    print([(str(each.message), os.path.basename(each.filename)) for each in caught])
+    agent = LocalElasticAgent(spec, DefaultLogsSpecs(), health_check_server=HealthCheck(), uninterruptible_state_timeout=7)
+    print(agent.run().return_values)
+    try:
+        LocalElasticAgent(spec, "spawn", 300, None, object())
+    except ValueError as error:
+        print(str(error).partition(" has ")[2])
+    try:
+        from muster.elastic import SimpleElasticAgent  # noqa: F401
+    except ImportError as error:
+        print(error)
+
+
 def scenario_signal():
     try:
         elastic_launch(make_config(), wait_for_signal)()

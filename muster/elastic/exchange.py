@@ -1,0 +1,310 @@
+"""Exchanges the results of a job that has ended well between the programs that started its nodes.
+
+The program of the node that had global rank 0 listens at MASTER_ADDR:MASTER_PORT of the last round, which every node
+can reach, and where the workers' store listened until the end. Each other program connects, sends its results and then
+receives all others. No result passes through an agent, JSON or memory as a whole: it goes from an unnamed file to an
+unnamed file in pieces, so its size is limited only by the disk.
+
+Results are unpickled, which can run any code: so both sides prove that they know the job's token, and every frame is
+authenticated. Nothing is encrypted, as in rendezvous.
+"""
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from muster.elastic.errors import ResultsMissing
+from muster.elastic.results import RoundPlace
+
+_MEETING_LIMIT_S = 60.0
+"""How long the programs wait for one another after the job's end. The agents have ended at the same moment."""
+
+_HANDSHAKE_LIMIT_S = 20.0
+"""For a connection that may be a stranger's."""
+
+_SILENCE_LIMIT_S = 600.0
+"""While one program is served, the others wait. One whose machine is gone is noticed sooner, by keep-alives."""
+
+_KEEP_ALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
+"""Seconds, seconds, probes: a machine that is gone is noticed after 40 s."""
+
+_RETRY_S = 0.1
+_CHUNK_BYTES = 1 << 20
+_FRAME_LIMIT_BYTES = _CHUNK_BYTES + 4096
+_NONCE_BYTES = _MAC_BYTES = 32
+
+
+@dataclass
+class Gathered:
+    """Results by global rank, as descriptors of unnamed files; -1: the worker ended well without one."""
+
+    fds: dict[int, int] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        while self.fds:
+            _, fd = self.fds.popitem()
+            if fd >= 0:
+                os.close(fd)
+
+
+def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> Gathered:
+    """Send this node's results to the other nodes' programs, and receive theirs.
+
+    Args:
+        place: this node's in the job's last round.
+        own: this node's results, in the form of `Gathered`. Their descriptors stay the caller's.
+        token: the job's.
+
+    Returns:
+        The other nodes' results; to be closed by the caller.
+
+    Raises:
+        ResultsMissing: names the ranks whose results are missing, and why.
+    """
+    key = hmac.new(token.encode(), f"results of round {place.number}".encode(), hashlib.sha256).digest()
+    gathered = Gathered()
+    try:
+        if place.node == 0:
+            why = _serve(place, own, key, gathered)
+        else:
+            why = _ask(place, own, key, gathered)
+    except BaseException:  # KeyboardInterrupt too: the files must be closed
+        gathered.close()
+        raise
+    missing = sorted(set(range(place.world_size)) - set(own) - set(gathered.fds))
+    if missing:
+        gathered.close()
+        ranks = ", ".join(map(str, missing))
+        raise ResultsMissing(f"the job succeeded, but the results of ranks {ranks} did not come: {why}")
+    return gathered
+
+
+# -- the program of global rank 0's node ------------------------------------------------------------------------------
+
+
+def _serve(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gathered) -> str:
+    """Receive from each other program, then send to each; why something is missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            listener = stack.enter_context(_listen(place))
+        except OSError as error:
+            return f"cannot listen at port {place.master_port}: {error.strerror or error}"
+        channels: dict[int, _Channel] = {}
+        why = ""
+        deadline_s = time.monotonic() + _MEETING_LIMIT_S
+        while len(channels) < place.nodes - 1:
+            listener.settimeout(max(0.0, deadline_s - time.monotonic()) or 1e-3)
+            try:
+                connection, _address = listener.accept()
+            except TimeoutError:
+                absent = sorted(set(range(1, place.nodes)) - set(channels))
+                why = why or f"node {absent[0]} did not connect within {_MEETING_LIMIT_S:g} s"
+                break
+            stack.enter_context(connection)
+            try:
+                channel = _Channel(connection, key, is_server=True)
+                node = int(json.loads(channel.receive())["node"])
+                _receive_results(channel, gathered)
+            except (OSError, ValueError, KeyError) as error:  # a stranger, or a program that has ended half-way
+                why = f"a connection broke: {error}"
+                connection.close()
+                continue
+            channels[node] = channel
+            deadline_s = time.monotonic() + _MEETING_LIMIT_S  # the others waited meanwhile
+        everything = {**own, **gathered.fds}
+        for channel in channels.values():
+            with contextlib.suppress(OSError):  # that program has ended: the others get theirs all the same
+                _send_results(channel, everything, why)
+        return why
+
+
+def _listen(place: RoundPlace) -> socket.socket:
+    """Listen where the other nodes look.
+
+    Raises:
+        OSError: the port is still in use after the limit.
+    """
+    deadline_s = time.monotonic() + _MEETING_LIMIT_S
+    while True:
+        try:
+            return _create_server(place)
+        except OSError as error:  # noqa: PERF203  # until then it may be the store's
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def _create_server(place: RoundPlace) -> socket.socket:
+    """Only this machine's programs can connect where all nodes are on it."""
+    host, port = place.master_addr, place.master_port
+    if host in ("localhost", "::1") or host.startswith("127."):
+        family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=place.nodes)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=place.nodes, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=place.nodes)
+
+
+# -- the others' ------------------------------------------------------------------------------------------------------
+
+
+def _ask(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gathered) -> str:
+    """Send to the program of global rank 0's node, then receive from it; why something is missing."""
+    where = f"{place.master_addr}:{place.master_port}"
+    try:
+        channel = _connect(place, key)
+    except OSError as error:
+        return f"no program of node 0 at {where} within {_MEETING_LIMIT_S:g} s: {error.strerror or error}"
+    try:
+        with channel.connection:
+            channel.send(json.dumps({"node": place.node}).encode())
+            _send_results(channel, own, "")
+            return _receive_results(channel, gathered, skipped=own)
+    except (OSError, ValueError, KeyError) as error:
+        return f"the connection to node 0's program at {where} broke: {error}"
+
+
+def _connect(place: RoundPlace, key: bytes) -> "_Channel":
+    """Connect and prove the token; again and again, because the other program may be slower than this one.
+
+    Until then the port may still be the store's, or another process's.
+    """
+    deadline_s = time.monotonic() + _MEETING_LIMIT_S
+    while True:
+        connection = None
+        try:
+            connection = socket.create_connection((place.master_addr, place.master_port), _HANDSHAKE_LIMIT_S)
+            return _Channel(connection, key, is_server=False)
+        except OSError:
+            if connection is not None:
+                connection.close()
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_RETRY_S)
+
+
+# -- what travels -----------------------------------------------------------------------------------------------------
+
+
+def _send_results(channel: "_Channel", results: Mapping[int, int], why_incomplete: str) -> None:
+    for rank, fd in results.items():
+        size = os.fstat(fd).st_size if fd >= 0 else -1
+        channel.send(json.dumps({"rank": rank, "size": size}).encode())
+        for at in range(0, size, _CHUNK_BYTES):
+            channel.send(os.pread(fd, _CHUNK_BYTES, at))
+    channel.send(json.dumps({"end": why_incomplete}).encode())
+
+
+def _receive_results(channel: "_Channel", gathered: Gathered, *, skipped: Mapping[int, int] | None = None) -> str:
+    """Receive until the other side's end; what it says about missing results.
+
+    Args:
+        channel: to the other side.
+        gathered: gets the results.
+        skipped: ranks whose results are not kept.
+    """
+    while "end" not in (message := json.loads(channel.receive())):
+        rank, left = int(message["rank"]), int(message["size"])
+        if left < 0:
+            gathered.fds[rank] = -1
+            continue
+        with tempfile.TemporaryFile(buffering=0, prefix="muster_result_") as file:
+            for data in _receive_pieces(channel, left):
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            if rank not in (skipped or {}):
+                gathered.fds[rank] = os.dup(file.fileno())
+    for rank in skipped or {}:
+        gathered.fds.pop(rank, None)
+    return str(message["end"])
+
+
+def _receive_pieces(channel: "_Channel", left: int) -> Iterator[bytes]:
+    while left > 0:
+        data = channel.receive()
+        left -= len(data)
+        if not data or left < 0:
+            raise ConnectionError("a result has not the size that was announced")
+        yield data
+
+
+class _Channel:
+    """One connection after the handshake: frames with a MAC over their number and content."""
+
+    def __init__(self, connection: socket.socket, key: bytes, *, is_server: bool) -> None:
+        """Do the handshake.
+
+        Raises:
+            OSError: the other side does not know the key, or the connection broke.
+        """
+        self.connection = connection
+        connection.settimeout(_HANDSHAKE_LIMIT_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE_OPTIONS.items():
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        own = os.urandom(_NONCE_BYTES)
+        connection.sendall(own)
+        if not is_server:
+            connection.settimeout(_SILENCE_LIMIT_S)  # the server may be serving another
+        other = self._read(_NONCE_BYTES)
+        nonces = other + own if is_server else own + other
+        sides = (b"server", b"client") if is_server else (b"client", b"server")
+        self._send_key, self._receive_key = (_compute_mac(key, side, nonces) for side in sides)
+        self._sent = self._received = 0
+        if is_server:  # the client proves itself first
+            self._check_proof()
+            self.send(b"proof")
+        else:
+            self.send(b"proof")
+            self._check_proof()
+        connection.settimeout(_SILENCE_LIMIT_S)
+
+    def _check_proof(self) -> None:
+        if self.receive(limit_bytes=_MAC_BYTES + 5) != b"proof":
+            raise ConnectionError("the other side does not know the job's token")
+
+    def send(self, payload: bytes) -> None:
+        """Send one frame."""
+        mac = _compute_mac(self._send_key, struct.pack(">Q", self._sent), payload)
+        self._sent += 1
+        self.connection.sendall(struct.pack(">I", _MAC_BYTES + len(payload)) + mac + payload)
+
+    def receive(self, *, limit_bytes: int = _FRAME_LIMIT_BYTES) -> bytes:
+        """Receive one frame.
+
+        Raises:
+            OSError: the connection broke, or the frame is not the other side's.
+        """
+        (size,) = struct.unpack(">I", self._read(4))
+        if not _MAC_BYTES <= size <= limit_bytes:
+            raise ConnectionError("the other side is no program of this job")
+        frame = self._read(size)
+        mac, payload = frame[:_MAC_BYTES], frame[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, _compute_mac(self._receive_key, struct.pack(">Q", self._received), payload)):
+            raise ConnectionError("the other side does not know the job's token")
+        self._received += 1
+        return payload
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            data = self.connection.recv(size - len(found))
+            if not data:
+                raise ConnectionError("the other side closed it")
+            found += data
+        return bytes(found)
+
+
+def _compute_mac(key: bytes, *parts: bytes) -> bytes:
+    return hmac.new(key, b"".join(parts), hashlib.sha256).digest()

@@ -1,0 +1,127 @@
+"""Results between the programs of two nodes, here two threads of one process."""
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from muster.elastic import ResultsMissing, exchange
+from muster.elastic.exchange import Gathered, exchange_results
+from muster.elastic.results import RoundPlace
+
+LARGE = os.urandom(1 << 10) * (3 << 10)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found: int = server.getsockname()[1]
+    return found
+
+
+def build_place(node: int, port: int, nodes: int = 2) -> RoundPlace:
+    return RoundPlace(number=3, node=node, nodes=nodes, world_size=2 * nodes, master_addr="127.0.0.1", master_port=port)
+
+
+def make_file(data: bytes) -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def read(gathered: Gathered) -> dict[int, bytes | None]:
+    found = {
+        rank: None if fd < 0 else os.pread(fd, os.fstat(fd).st_size, 0) for rank, fd in sorted(gathered.fds.items())
+    }
+    gathered.close()
+    return found
+
+
+def run_node(node: int, port: int, *, token: str = "secret", nodes: int = 2) -> "dict[int, bytes | None] | str":
+    own = {2 * node: make_file(b"small %d" % node), 2 * node + 1: make_file(LARGE) if node else -1}
+    try:
+        return read(exchange_results(build_place(node, port, nodes), own, token))
+    except ResultsMissing as error:
+        return str(error)
+    finally:
+        Gathered(own).close()
+
+
+def run_all(*calls: Callable[[], object]) -> list[object]:
+    found: list[object] = [None] * len(calls)
+
+    def run(at: int) -> None:
+        found[at] = calls[at]()
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_every_program_gets_every_result(port: int) -> None:
+    found = run_all(*(lambda node=node: run_node(node, port, nodes=3) for node in range(3)))  # type: ignore[misc]
+    values = {0: b"small 0", 1: None, 2: b"small 1", 3: LARGE, 4: b"small 2", 5: LARGE}
+    assert found == [{rank: value for rank, value in values.items() if rank // 2 != node} for node in range(3)]
+
+
+def test_a_stranger_changes_nothing(port: int) -> None:
+    done = threading.Event()
+
+    def disturb() -> None:
+        while not done.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+                    stranger.sendall(os.urandom(200))
+                    stranger.settimeout(0.05)
+                    stranger.recv(100)
+            except OSError:
+                done.wait(0.01)
+
+    def run_late() -> object:
+        done.wait(0.3)  # the stranger is there first
+        try:
+            return run_node(1, port)
+        finally:
+            done.set()
+
+    first, second, _ = run_all(lambda: run_node(0, port), run_late, disturb)
+    assert first == {2: b"small 1", 3: LARGE}
+    assert second == {0: b"small 0", 1: None}
+
+
+def test_another_token_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 2.0)
+    first, second = run_all(lambda: run_node(0, port), lambda: run_node(1, port, token="another"))
+    assert first == (
+        "the job succeeded, but the results of ranks 2, 3 did not come: "
+        "a connection broke: the other side does not know the job's token"
+    )
+    assert isinstance(second, str)
+    assert second.startswith(
+        f"the job succeeded, but the results of ranks 0, 1 did not come: no program of node 0 at 127.0.0.1:{port} "
+    )
+
+
+def test_a_program_that_is_gone_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 1.0)
+    assert run_node(0, port) == (
+        "the job succeeded, but the results of ranks 2, 3 did not come: node 1 did not connect within 1 s"
+    )
+    assert run_node(1, port) == (
+        "the job succeeded, but the results of ranks 0, 1 did not come: "
+        f"no program of node 0 at 127.0.0.1:{port} within 1 s: Connection refused"
+    )
+
+
+def test_the_others_get_what_came_when_one_is_gone(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 3.0)
+    first, second = run_all(lambda: run_node(0, port, nodes=3), lambda: run_node(1, port, nodes=3))
+    text = "the job succeeded, but the results of ranks 4, 5 did not come: node 2 did not connect within 3 s"
+    assert (first, second) == (text, text)

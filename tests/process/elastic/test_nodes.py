@@ -1,0 +1,106 @@
+"""Jobs of two nodes whose programs call the Python API, through muster's own rendezvous."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "nodes.py"
+
+UNSAFE = (
+    "all_results=True with nodes=2 needs the variable MUSTER_TOKEN, a secret that is the same on all nodes: what other "
+    "nodes send is unpickled here, which can run any code"
+)
+
+# On a loaded machine two programs, two agents and four workers take their time to start.
+pytestmark = pytest.mark.timeout(300)
+
+
+def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "secret"}
+    command = [sys.executable, str(PROGRAM), scenario, str(port), *node]
+    outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=80, settle_s=10)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    # the logs of a job that did not succeed stay
+    assert [*folder.glob("muster_job_*"), *folder.glob("muster_[cr]*_*")] == [], outcome.explain()
+    print(outcome.explain())
+    return outcome.stdout.splitlines()
+
+
+def show(ranks: range, *, nodes: int = 2, attempt: int = 0) -> str:
+    return str({rank: (rank, 2 * nodes, rank // 2, attempt) for rank in ranks})
+
+
+def test_results_of_this_node_or_of_all(tmp_path: Path) -> None:
+    everything, sizes = show(range(4)), str({0: 0, 1: 8, 2: 16, 3: 24})
+    assert run_nodes("results", tmp_path) == [
+        *(show(range(2)), everything, sizes),
+        *(show(range(2, 4)), everything, sizes),
+    ]
+
+
+def test_after_a_restart_results_are_of_the_round_that_succeeded(tmp_path: Path) -> None:
+    assert run_nodes("restart", tmp_path) == [f"{show(range(4), attempt=1)} 1"] * 2
+
+
+def test_both_programs_learn_of_a_failure(tmp_path: Path) -> None:
+    # the exception itself is known only where it was raised
+    assert run_nodes("fail", tmp_path) == ["WorkerFailed [(3, 1)]", "ValueError [(3, 1)]"]
+
+
+def test_the_job_continues_without_a_program_that_is_killed(tmp_path: Path) -> None:
+    assert run_nodes("lost", tmp_path) == [
+        "['running 0\\n', 'running 1\\n']",
+        "['running 2\\n', 'running 3\\n']",
+        "['running 0\\n', 'running 1\\n']",
+        show(range(2), nodes=1),
+    ]
+
+
+def test_a_program_that_is_started_again_joins(tmp_path: Path) -> None:
+    first, second = "['running 0\\n', 'running 1\\n']", "['running 2\\n', 'running 3\\n']"
+    assert run_nodes("replaced", tmp_path) == [first, second, second, first, *[show(range(4))] * 2]
+
+
+def test_a_program_that_is_gone_before_it_has_sent_its_results(tmp_path: Path) -> None:
+    line = "the job succeeded, but the results of ranks 2, 3 did not come: node 1 did not connect within 2 s"
+    assert run_nodes("vanished", tmp_path) == [f"{line} {show(range(2))}"]
+
+
+def test_wrong_values_are_named(tmp_path: Path) -> None:
+    assert run_nodes("wrong", tmp_path, "0") == [
+        "nodes=2 needs endpoint=, HOST:PORT of the leading node",
+        "--rdzv-endpoint 'host:port:more': must be HOST or HOST:PORT, an IPv6 address in brackets",
+        "--rdzv-endpoint '127.0.0.1:99999': the port must be a number from 0 to 65535",
+        "--nnodes '2:1': must be N or MIN:MAX, with 1 <= MIN <= MAX",
+        UNSAFE,
+    ]
+
+
+def test_nodes_that_do_not_find_each_other(tmp_path: Path) -> None:
+    first, second = run_nodes("alone", tmp_path, "0")
+    assert "within 2 s" in first
+    assert "found no leader at 127.0.0.1:" in second
+    assert "within 2 s" in second
+
+
+def test_different_tokens_are_said(tmp_path: Path) -> None:
+    first, second = run_nodes("tokens", tmp_path)
+    assert "within 4 s" in first
+    assert "token" in second
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_elastic_launch(tmp_path: Path) -> None:
+    first, failed, second, failed_there, alone = run_nodes("elastic_launch", tmp_path)
+    # which of the two has the endpoint, and with it rank 0, is decided by which comes first
+    assert sorted([first, second]) == [show(range(2), attempt=1), show(range(2, 4), attempt=1)]
+    assert sorted([failed, failed_there]) == ["3 ValueError", "3 WorkerFailed"]
+    assert alone.startswith("found no leader at 127.0.0.1:1 within 2 s")

@@ -1,0 +1,101 @@
+"""What a person sees: interprets the few control sequences that muster writes to a terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])|\x1b\[\?\d+[hl]")
+
+
+def render(text: str) -> list[str]:
+    """The rows of an endless terminal after `text`, without trailing blanks.
+
+    Raises:
+        AssertionError: a control sequence that is not known here.
+    """
+    rows, row, column, at = [""], 0, 0, 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if character == "\r":
+            column = 0
+        elif character == "\n":
+            row, column = row + 1, 0  # the terminal's driver adds the carriage return
+            rows += [""] * (row + 1 - len(rows))
+        elif character == "\x1b":
+            found = _CONTROL.match(text, at - 1)
+            assert found is not None, text[at - 1 : at + 10]
+            at = found.end()
+            count, what = found.groups()
+            if what == "A":
+                assert row >= int(count or 1)
+                row -= int(count or 1)
+            elif what == "J":
+                rows[row] = rows[row][:column]
+                del rows[row + 1 :]
+            elif what == "K":
+                rows[row] = rows[row][:column]
+            elif what != "m":
+                raise AssertionError(f"unknown sequence {found.group()!r}")
+        else:
+            rows[row] = f"{rows[row][:column]:<{column}}{character}{rows[row][column + 1 :]}"
+            column += 1
+    return [each.rstrip() for each in rows]
+
+
+class TerminalProgram:
+    """A program on a pseudo-terminal of its own; a context manager that kills it at the end."""
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+        self._main_fd, terminal_fd = pty.openpty()
+        fcntl.ioctl(terminal_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.text = ""
+        self._process = subprocess.Popen(
+            list(argv), stdin=terminal_fd, stdout=terminal_fd, stderr=terminal_fd, env=dict(env), cwd=cwd,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(terminal_fd)
+
+    def read_until(self, wanted: str | None, timeout_s: float = 250) -> str:
+        """Read until `wanted` has been written (None: until the end); all the text so far."""
+        deadline_s = time.monotonic() + timeout_s
+        while wanted is None or wanted not in self.text:
+            ready = select.select([self._main_fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]
+            assert ready, f"{timeout_s} s passed without {wanted!r}:\n{self.text}"
+            try:
+                data = os.read(self._main_fd, 65536)
+            except OSError:  # EIO: no process has the terminal any more
+                data = b""
+            if not data:
+                assert wanted is None, f"the program ended without {wanted!r}:\n{self.text}"
+                break
+            self.text += data.decode()
+        return self.text
+
+    def send(self, signum: int) -> None:
+        """Signal the program."""
+        self._process.send_signal(signum)
+
+    def type(self, text: str) -> None:
+        """Type a text."""
+        os.write(self._main_fd, text.encode())
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self._process.wait(60)
+
+    def __enter__(self) -> "TerminalProgram":  # noqa: PYI034  # typing.Self is Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._main_fd)

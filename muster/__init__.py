@@ -10,6 +10,7 @@
     _contract     what components, schedulers, agent and workers must agree on: variables, exit codes, file names, the
                   layout of the status page
     _processes    process trees, cores, and the system calls that Python lacks
+    _progress_bars  the live rows at the bottom of a terminal
 
 Components and schedulers never import the agent: they know its command. Nothing but `run` imports `elastic`, nothing
 `run`.

@@ -93,7 +93,12 @@ class Env:
     """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
 
     STOPS_TOGETHER: Final = "MUSTER_STOPS_TOGETHER"
-    """"1" when the adapter stops (SIGTSTP) and continues all nodes of the job together: their leases stand still."""
+    """"1" when the adapter starts, shows and stops all nodes of the job together, on one machine: when they are
+    suspended (SIGTSTP) their leases stand still, and what one node prints the others need not repeat."""
+
+    LIVE_BARS: Final = "MUSTER_LIVE_BARS"
+    """"1" when a reader of this node's output draws progress bars: the state of each comes once a second as a line that
+    begins with a carriage return, and without text when the bar has ended."""
 
     NODE_INDEX: Final = "MUSTER_NODE_INDEX"
     """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
@@ -121,7 +126,7 @@ class Env:
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        *(STOPS_TOGETHER, NODE_INDEX, INCARNATION, CONTROL_FD, REPORT_FILE),
+        *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, CONTROL_FD, REPORT_FILE),
     )
     """What the agent removes from its workers' environment."""
 

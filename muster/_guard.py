@@ -1,9 +1,10 @@
 """The launched process of every replica: it outlives the process it guards and kills what that leaves behind.
 
-The guard forks its charge (the agent, or any command) and then only waits. It is a child subreaper: when the charge
-ends, for whatever reason, every orphan of the job, even one that called setsid and emptied its environment, becomes the
-guard's child and is killed. When the guard ends, the charge gets a death signal. The guard holds the fencing lease: the
-agent sets a timer that both share, and when it expires, the guard kills the workers even if the agent is stopped.
+The guard forks the guarded process (the agent, or any command) and then only waits. It is a child subreaper: when the
+guarded process ends, for whatever reason, every orphan of the job, even one that called setsid and emptied its
+environment, becomes the guard's child and is killed. When the guard ends, the guarded process gets a death signal. The
+guard holds the fencing lease: the agent sets a timer that both share, and when it expires, the guard kills the workers
+even if the agent is stopped.
 
 One file of over 400 lines: the guard of every replica stays small by importing nothing that it does not need, and its
 lease and its process are read together.
@@ -36,7 +37,7 @@ FORWARDED_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals passed on to the charge. SIGKILL and SIGSTOP cannot be; all others keep their default."""
+"""Signals passed on to the guarded process. SIGKILL and SIGSTOP cannot be; all others keep their default."""
 
 STOP_LIMIT_S = 30.0
 """Agent and guard wait this long for killed processes that do not end (uninterruptible sleep), then report them."""
@@ -214,7 +215,7 @@ class _Pauses:
 
 
 class Guard:
-    """Waits for its charge, passes signals on, fences, and sweeps at the end. One use."""
+    """Waits for its process, passes signals on, fences, and sweeps at the end. One use."""
 
     def __init__(self, lease: GuardLease, caller_fd: int | None = None) -> None:
         """`caller_fd` becomes readable when the program that the job belongs to ends; None: there is none."""
@@ -222,8 +223,11 @@ class Guard:
         self._caller_fd = caller_fd
         self._parent = os.getppid()
         self._ends_with_parent = _processes.read_death_signal() != 0
+        self._stops_together = os.environ.get(Env.STOPS_TOGETHER) == "1"
+        self._waits_suspended = self._stops_together or os.getpid() == 1
+        """No shell must see this process stop, so that it waits for SIGCONT, which stays blocked: none is missed."""
         self._stop_limit_s = parse_stop_limit_s(os.environ) or STOP_LIMIT_S
-        self._charge = 0
+        self._guarded_pid = 0
         self._code: int | None = None
         self._fencing: _Pauses | None = None
         self._poller = select.poll()
@@ -246,25 +250,25 @@ class Guard:
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
         guard_pid = os.getpid()
         try:
-            self._charge = os.fork()
+            self._guarded_pid = os.fork()
         except OSError as error:
             return _report_shortage(error)
-        if self._charge == 0:
+        if self._guarded_pid == 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._lease.close_other_side(guard=False)
-            _run_charge(guard_pid, old_mask, body)
+            _run_guarded_process(guard_pid, old_mask, body)
         self._lease.close_other_side(guard=True)
         stops = [] if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN else [signal.SIGTSTP]
         for signum in (*forwarded, *stops, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*old_mask, signal.SIGCONT} if self._waits_suspended else old_mask)
         self._wait()
         code = self._sweep()
         for signum in forwarded:
-            # The charge is gone, and the interpreter's shutdown restores defaults: a signal that came then would
-            # replace the exit code.
+            # The guarded process is gone, and the interpreter's shutdown restores defaults: a signal that came then
+            # would replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
         return code
 
@@ -294,27 +298,27 @@ class Guard:
             self._caller_fd = None
             if self._code is None:
                 # No grace period: no process waits for results any more.
-                _processes.send_signal([self._charge], signal.SIGKILL)
+                _processes.send_signal([self._guarded_pid], signal.SIGKILL)
 
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
         elif self._code is not None:
-            return  # the charge has been collected: its pid may be another process's
+            return  # the guarded process has been collected: its pid may be another process's
         elif signum == signal.SIGTSTP:
             self._suspend()
         elif self._ends_with_parent and os.getppid() != self._parent:
             # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
-            _processes.send_signal([self._charge], signal.SIGKILL)
+            _processes.send_signal([self._guarded_pid], signal.SIGKILL)
         else:
-            _processes.send_signal([self._charge], signum)
+            _processes.send_signal([self._guarded_pid], signum)
 
     def _suspend(self) -> None:
         """Stop the whole job, then this process; after SIGCONT continue it."""
         from muster import _suspension  # the guard stays small: most jobs are never stopped
 
         left_s = self._lease.read_left_s()
-        stops_together = os.environ.get(Env.STOPS_TOGETHER) == "1"
+        stops_together = self._stops_together
         if left_s and stops_together:
             self._lease.release()
         elif left_s:
@@ -326,9 +330,9 @@ class Guard:
                     file=sys.stderr,
                     flush=True,
                 )
-        _suspension.stop_tree(self._charge)
+        _suspension.stop_tree(self._guarded_pid)
         monotonic_s, boottime_s = time.monotonic(), read_boottime_s()
-        _suspension.stop_self()
+        _suspension.stop_self(is_blocked=self._waits_suspended)
         stands_still = stops_together or not left_s
         lease_s = read_boottime_s() - boottime_s if stands_still else 0.0
         self._lease.suspended.add(time.monotonic() - monotonic_s, lease_s)
@@ -336,17 +340,17 @@ class Guard:
             self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
         elif left_s and self._lease.read_left_s() == 0.0:
             _processes.kill_groups(self._lease.read_workers())
-            _processes.kill_descendants(self._charge)  # before one of them runs again; `_fence` does the rest
+            _processes.kill_descendants(self._guarded_pid)  # before one of them runs again; `_fence` does the rest
         _suspension.continue_tree()
 
     def _fence(self) -> float | None:
-        """Kill the charge's descendants but not the charge: it must notice and join again. Returns the next pause.
+        """Kill the guarded process's descendants, but not itself: it must notice and join again. Returns the next pause.
 
-        Only the charge can collect them, and it may be stopped, so no signal tells their ends.
+        Only the guarded process can collect them, and it may be stopped, so no signal tells their ends.
         """
         if self._fencing is None:
             return None
-        if _processes.kill_descendants(self._charge) and not self._fencing.are_over:
+        if _processes.kill_descendants(self._guarded_pid) and not self._fencing.are_over:
             return self._fencing.take_next_s()
         self._fencing = None
         return None
@@ -360,7 +364,7 @@ class Guard:
                 return False
             if pid == 0:
                 return True
-            if pid == self._charge:
+            if pid == self._guarded_pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
 
@@ -375,7 +379,7 @@ class Guard:
                 _processes.write_stderr(f"muster: left running, because the kernel cannot end them: {left}\n")
                 return self._code or 1
             self._turn(pauses.take_next_s())
-        assert self._code is not None  # noqa: S101  # _wait returned, so the charge has been reaped
+        assert self._code is not None  # noqa: S101  # _wait returned, so the guarded process has been reaped
         return self._code
 
 
@@ -389,13 +393,13 @@ def _do_nothing(_signum: int, _frame: object) -> None:
     """A handler, so that the signal reaches the wake-up descriptor; `_wait` does all the work."""
 
 
-def _run_charge(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
+def _run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
     """In the child: set the death signal, restore default dispositions, run."""
     _processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
-    # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the charge gets it once, from
-    # the guard.
+    # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the guarded process gets it once,
+    # from the guard.
     os.setpgid(0, 0)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -427,7 +431,7 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
     Call it early and from a single-threaded process: what has been imported stays in the guard's memory.
 
     Args:
-        body: gets the lease; runs in the charge.
+        body: gets the lease; runs in the guarded process.
         caller_fd: a pidfd of the program that the job belongs to, whose end ends the job; None: there is none.
     """
     try:

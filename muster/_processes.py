@@ -154,6 +154,16 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     return found
 
 
+def read_peak_bytes() -> int:
+    """The peak resident memory of the largest process that has ended among this process's descendants; 0: none has.
+
+    Source: getrusage(2), RUSAGE_CHILDREN; Linux counts in KiB, macOS in bytes.
+    """
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def write_stderr(text: str, limit_s: float = 2.0) -> None:
     """Write to descriptor 2, unless it accepts nothing for `limit_s`: a full or closed console must not keep a process.
 

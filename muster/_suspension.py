@@ -18,10 +18,10 @@ _LIMIT_S = 2.0
 """How long stopping takes at most; a process in uninterruptible sleep stops when that ends."""
 
 
-def stop_tree(charge: int) -> list[int]:
-    """Stop the charge and all descendants of this process; returns them. The charge goes first: it starts no more."""
+def stop_tree(guarded_pid: int) -> list[int]:
+    """Stop the guarded process, then all descendants of this process; returns them. The first one starts no more."""
     end_s = time.monotonic() + _LIMIT_S
-    _processes.send_signal([charge], signal.SIGSTOP)
+    _processes.send_signal([guarded_pid], signal.SIGSTOP)
     while True:
         found = _processes.list_descendants(os.getpid())
         running = [pid for pid in found if not _is_stopped(pid)]
@@ -41,6 +41,14 @@ def _is_stopped(pid: int) -> bool:
     return stat is None or stat[0] in ("T", "t", "Z", "X")
 
 
-def stop_self() -> None:
-    """Stop this process until SIGCONT. Not by SIGTSTP: the kernel ignores that where no shell could continue it."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+def stop_self(*, is_blocked: bool) -> None:
+    """Stop this process until SIGCONT. Not by SIGTSTP: the kernel ignores that where no shell could continue it.
+
+    Args:
+        is_blocked: SIGCONT is blocked in this process: wait for it. One that came while the others were being stopped
+            counts, and the first process of a container, which cannot stop itself, waits, too.
+    """
+    if is_blocked:
+        signal.sigwait({signal.SIGCONT})
+    else:
+        os.kill(os.getpid(), signal.SIGSTOP)

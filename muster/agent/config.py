@@ -96,6 +96,8 @@ class LogConfig:
     shows_prefixed: bool = False
     """Streams that go neither to files nor are teed pass through the agent, too: with prefixes, progress bars as live
     rows. For a terminal that several workers would else write to at once."""
+    marks_bars: bool = False
+    """See `_contract.Env.LIVE_BARS`."""
     has_colour: bool = False
     """Terminals may get colours: neither NO_COLOR nor TERM=dumb says otherwise."""
 
@@ -141,6 +143,8 @@ class AgentConfig:
     termination_log: str | None = None
     log_command: str | None = None
     """What shows the logs from outside this node's container; None: they are in a folder of this machine."""
+    stops_together: bool = False
+    """The adapter starts, shows and stops all nodes of the job together, on this machine."""
     control_fd: int | None = None
     """A socket to the program that drives this agent, see `control_socket`; None: there is none."""
     report_file: str | None = None

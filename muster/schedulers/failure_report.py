@@ -1,4 +1,4 @@
-"""Reads what an agent left about the failure of its job: its report, and the error file in torch's format.
+"""Reads what an agent left about its job: its report, the error file in torch's format, and its records.
 
 The agent writes both in `diagnosis/report_files.py`; adapters never import it, and older agents' reports lack fields.
 """
@@ -31,6 +31,19 @@ def find_root_cause(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first failure that is not collateral; empty if the report has none."""
     failures = [each for each in report.get("failures") or () if isinstance(each, dict)]
     return next((each for each in failures if not each.get("collateral")), {})
+
+
+def parse_attempt(records: bytes) -> int:
+    """How often workers were restarted in place because one failed, from the last of an agent's records; else 0.
+
+    Args:
+        records: lines of JSON; the first may be incomplete.
+    """
+    lines = [line for line in records.split(b"\n") if line]
+    try:
+        return int(json.loads(lines[-1]).get("attempt", 0)) if lines else 0
+    except (AttributeError, TypeError, ValueError):
+        return 0
 
 
 def read_error_file(path: Path) -> str | None:

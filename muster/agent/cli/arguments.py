@@ -93,6 +93,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         node_name=environ.get(Env.NODE_NAME) or host_name,
         termination_log=_find_termination_log(environ),
         log_command=_build_log_command(environ),
+        stops_together=environ.get(Env.STOPS_TOGETHER) == "1",
         control_fd=None if control_fd is None else int(control_fd),
         report_file=environ.get(Env.REPORT_FILE),
     )
@@ -141,6 +142,7 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: 
         logs_specs=_choose_logs_specs(values),
         prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
         shows_prefixed=nproc > 1 and _is_terminal() and not any(map(values.is_given, ("redirects", "tee"))),
+        marks_bars=environ.get(Env.LIVE_BARS) == "1",
         # Source: https://no-color.org
         has_colour=not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb",
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, name_ranks
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
-from muster.agent.diagnosis.tracebacks import remove_traceback
+from muster.agent.diagnosis.tracebacks import find_place, remove_traceback
 
 _WIDTH = 70
 """Columns: a terminal's 80 less the prefix that `torchx run` puts before each line."""
@@ -20,8 +20,15 @@ _LISTED = 16
 """At most so many groups of other failures, or of stacks, are printed; the rest is counted."""
 
 
-def format_report(report: Report, *, has_colour: bool = False) -> str:
-    """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline."""
+def format_report(report: Report, *, has_colour: bool = False, printed_as: str | None = None) -> str:
+    """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline.
+
+    Args:
+        report: the job's.
+        has_colour: whether the headline is red.
+        printed_as: the prefix of the root cause's lines on this console, which has its traceback already; None: this
+            console does not have it, or the reader may not see it, so the page shows it.
+    """
     root = find_root(report)
     headline = format_headline(report)
     lines = ["=" * _WIDTH, *(map(_paint_red, headline) if has_colour else headline)]
@@ -30,7 +37,7 @@ def format_report(report: Report, *, has_colour: bool = False) -> str:
     lines.append("-" * _WIDTH)
     if root is not None:
         same = [failure for failure in report.failures if failure is not root and not failure.collateral]
-        lines += [_name_root(root, len(same)), *_format_failure(root)]
+        lines += [_name_root(root, len(same)), *_format_failure(root, printed_as)]
         lines += _format_others("Failed in the same way", same, with_end=False)
         rest = [failure for failure in report.failures if failure is not root and failure.collateral]
         lines += _format_others("Waited for it" if root.hung else "Ended because of it", rest, with_end=not root.hung)
@@ -56,7 +63,7 @@ def _name_root(root: Failure, same: int) -> str:
     return "Root cause (the first of several that failed in the same way)" if same else "Root cause (the first failure)"
 
 
-def _format_failure(failure: Failure) -> Iterator[str]:
+def _format_failure(failure: Failure, printed_as: str | None) -> Iterator[str]:
     yield f"  rank      : {failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
     yield f"  host      : {failure.host}"
     yield f"  time      : {_format_time(failure.time_s)} on that host's clock"
@@ -66,6 +73,28 @@ def _format_failure(failure: Failure) -> Iterator[str]:
         yield f"  step      : {failure.step}" + (f" of {failure.total_steps}" if failure.total_steps else "")
     if failure.oom is not None:
         yield from _wrap("  memory    : ", describe_oom(failure.oom))
+    if failure.traceback and printed_as is not None:
+        yield from _refer_to_traceback(failure, failure.traceback, printed_as)
+    else:
+        yield from _format_texts(failure)
+    if failure.log_path:
+        yield f"  log       : {failure.log_path}"
+    if failure.error_file:
+        yield f"  error file: {failure.error_file}"
+
+
+def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str) -> Iterator[str]:
+    """Say what was raised and where; the rest stands above on the same console."""
+    if failure.exception:
+        yield from _wrap("  exception : ", failure.exception)
+    place = find_place(traceback)
+    if place:
+        yield from _wrap("  raised at : ", place)
+    yield from _wrap("  traceback : ", f"above, in the lines {printed_as}" if printed_as else "above")
+
+
+def _format_texts(failure: Failure) -> Iterator[str]:
+    """The traceback, and the last lines of stderr without it."""
     if failure.traceback:
         yield from (f"    {line}".rstrip() for line in failure.traceback.splitlines())
     elif failure.exception:
@@ -74,10 +103,6 @@ def _format_failure(failure: Failure) -> Iterator[str]:
     if any(line.strip() for line in tail):
         yield "  last lines of stderr:"
         yield from (f"    | {line}".rstrip() for line in tail)
-    if failure.log_path:
-        yield f"  log       : {failure.log_path}"
-    if failure.error_file:
-        yield f"  error file: {failure.error_file}"
 
 
 def _wrap(label: str, text: str) -> Iterator[str]:

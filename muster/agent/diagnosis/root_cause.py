@@ -80,12 +80,12 @@ def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failu
 
     found = explain_hang(stacks)
     hung = [failure for failure in failures if failure.hung]
-    guilty = [
+    causes = [
         replace(failure, reason=f"{found.clause}; {failure.reason}")
         for failure in hung
         if found is not None and failure.global_rank in found.ranks
     ]
-    first = guilty or hung
+    first = causes or hung
     ranks = {failure.global_rank for failure in first}
     rest = [failure for failure in failures if failure.global_rank not in ranks]
     return (

@@ -93,6 +93,37 @@ def trim_traceback(text: str) -> str:
     return "\n".join([lines[0], "  ...", *lines[-_TRACEBACK_LINES:]])
 
 
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
+"""Of a traceback, or of faulthandler's stacks, which have no comma."""
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+
+
+def find_place(traceback: str) -> str | None:
+    """Where the program raised it: `train.py, line 12, in step`; None when no frame is there.
+
+    The innermost frame outside of libraries; if there is none, the innermost.
+    """
+    frames = list(_FRAME.finditer(traceback))
+    if not traceback.startswith(_FATAL):  # faulthandler writes the innermost first
+        frames.reverse()
+    own = (frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES))
+    found = next(own, next(iter(frames), None))
+    return None if found is None else f"{found['file']}, line {found['line']}, in {found['function']}"
+
+
+def has_printed(tail: Iterable[str], exception: str | None) -> bool:
+    """Whether the last lines of stderr have the exception, so that its traceback stands there, too.
+
+    Args:
+        tail: lines, oldest first.
+        exception: as the report has it.
+    """
+    if not exception:
+        return False
+    first = exception.splitlines()[0][:400]
+    return any(first in line for line in tail)
+
+
 def _shorten(text: str) -> str:
     text = text.strip()
     return text if len(text) <= _EXCEPTION_CHARS else text[:_EXCEPTION_CHARS] + " ..."

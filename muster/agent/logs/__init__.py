@@ -4,8 +4,8 @@
 torch plug-in decides), `files` names and owns the files of a run, `line_filter` writes filtered copies. `pump` reads
 the pipe of one stream. `opening` opens a round's files in a thread of its own, where a disk that hangs keeps nothing
 else waiting. `console` prints on the console: `lines` cuts bytes into prefixed lines and recognises progress bars,
-`console_queue` defines what is queued for it, `console_writer` is the thread that writes it, `progress_bars` draws the
-live rows at the bottom of a terminal.
+`console_queue` defines what is queued for it, `console_writer` is the thread that writes it, which draws live rows
+at the bottom of a terminal.
 
 From outside, import `Console`, `LogRouter` and `WorkerStreams`.
 """

@@ -19,6 +19,9 @@ BACKLOG_BYTES = 4 << 20
 BAR_INTERVAL_S = 5.0
 """A console that is not a terminal gets a progress bar this often."""
 
+MARKED_BAR_INTERVAL_S = 1.0
+"""A reader that draws the bars itself gets them this often, see `Env.LIVE_BARS`."""
+
 AGENT_PREFIX = "[muster] "
 
 
@@ -126,6 +129,7 @@ class Console:
         bar_interval_s: float = BAR_INTERVAL_S,
         clock: Clock | None = None,
         has_colour: bool = False,
+        marks_bars: bool = False,
     ) -> None:
         self._has_colour = has_colour
         self._fds = {Std.OUT: stdout_fd, Std.ERR: stderr_fd}
@@ -136,7 +140,8 @@ class Console:
                 is_terminal=os.isatty(fd),
                 size_fd=fd,
                 backlog_bytes=backlog_bytes,
-                bar_interval_s=bar_interval_s,
+                bar_interval_s=MARKED_BAR_INTERVAL_S if marks_bars else bar_interval_s,
+                marks_bars=marks_bars,
                 clock=self._clock,
             )
             for std, fd in self._fds.items()

@@ -13,7 +13,7 @@ from muster.agent.logs.console_queue import AgentLine, Gap, Piece, Source, Span,
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # needed on a terminal only
-    from muster.agent.logs.progress_bars import ProgressBars
+    from muster._progress_bars import ProgressBars
 
 _WRITE_BYTES = 256 << 10
 _REDRAW_S = 0.05
@@ -24,13 +24,31 @@ class ConsoleWriter:
     """Callers hold `changed` around `put`, `is_open` and `has_room`; the rest belongs to the thread."""
 
     def __init__(
-        self, *, is_terminal: bool, size_fd: int, backlog_bytes: int, bar_interval_s: float, clock: Clock
+        self,
+        *,
+        is_terminal: bool,
+        size_fd: int,
+        backlog_bytes: int,
+        bar_interval_s: float,
+        clock: Clock,
+        marks_bars: bool = False,
     ) -> None:
+        """Start nothing yet; see `console.Console`.
+
+        Args:
+            is_terminal: bars are live rows.
+            size_fd: the terminal's descriptor.
+            backlog_bytes: how much may be queued in memory.
+            bar_interval_s: elsewhere a bar is printed this often.
+            clock: the agent's.
+            marks_bars: see `Env.LIVE_BARS`.
+        """
         self.changed = threading.Condition()
         self.is_open = True
         """False once the device has no reader any more: everything is ignored then."""
         self._limit_bytes = backlog_bytes
         self._bar_interval_s = bar_interval_s
+        self._bar_mark = b"\r" if marks_bars else b""
         self._clock = clock
         self._queue: deque[tuple[Source, Piece]] = deque()
         self._queued_bytes = 0
@@ -218,9 +236,10 @@ class ConsoleWriter:
                     piece.lines,
                     source.assembler.prefix.rstrip(b": "),
                 )
-        self._update_bar(source, now_s)
+        yield self._update_bar(source, now_s)
 
-    def _update_bar(self, source: Source, now_s: float) -> None:
+    def _update_bar(self, source: Source, now_s: float) -> bytes:
+        """Follow the state of the source's bar; returns what its reader must get now."""
         if self._screen is not None:
             text = source.assembler.get_visible_text()
             if text.strip():
@@ -229,8 +248,12 @@ class ConsoleWriter:
                 self._rows.pop(source, None)
         elif not source.assembler.holds_bar:
             self._bars_due_s.pop(source, None)
+            if self._bar_mark and source.printed_bar:
+                source.printed_bar = b""
+                return self._bar_mark + source.assembler.prefix + b"\n"
         elif source not in self._bars_due_s:
             self._bars_due_s[source] = now_s + self._bar_interval_s
+        return b""
 
     def _print_due_bars(self, now_s: float) -> list[tuple[int, bytes]]:
         output = []
@@ -241,7 +264,7 @@ class ConsoleWriter:
             frame = source.assembler.get_visible_text()
             if frame.strip() and frame != source.printed_bar:
                 source.printed_bar = frame
-                output.append((source.fd, source.assembler.prefix + frame + b"\n"))
+                output.append((source.fd, self._bar_mark + source.assembler.prefix + frame + b"\n"))
         return output
 
     def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
@@ -284,7 +307,7 @@ class ConsoleWriter:
 
 
 def _open_progress_bars(size_fd: int) -> "ProgressBars":
-    from muster.agent.logs.progress_bars import ProgressBars
+    from muster._progress_bars import ProgressBars
 
     return ProgressBars(lambda: _measure_terminal(size_fd))
 

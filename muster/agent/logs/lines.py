@@ -10,6 +10,8 @@ LINE_LIMIT_BYTES = 16 << 20
 """A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""
 
 _LIVE_BYTES = 512
+_OWN_FRAMES = b"/muster/agent/workers/"
+_STACK_FRAME = b'  File "'
 _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
 
 
@@ -40,11 +42,28 @@ def collapse_bars(lines: bytes) -> bytes:
     return b"\n".join(find_last_frame(line) if is_bar(line) else line for line in lines.split(b"\n"))
 
 
+def drop_own_frames(lines: bytes) -> bytes:
+    r"""Remove our frames from the outer end of the stacks that faulthandler prints when a signal ends a worker.
+
+    Among whole lines. Its frames have no comma before `in`; those of tracebacks have one and stay.
+
+    >>> drop_own_frames(b'  File "/x/muster/agent/workers/program.py", line 7 in run\nrest\n')
+    b'rest\n'
+    """
+    return b"".join(line for line in lines.splitlines(keepends=True) if not _is_own_frame(line))
+
+
+def _is_own_frame(line: bytes) -> bool:
+    return line.startswith(_STACK_FRAME) and _OWN_FRAMES in line and b'", line ' in line and b", in " not in line
+
+
 def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
     r"""Put the prefix before each of these whole lines, which end in `\n`, and collapse their bars."""
     if b"\r" in lines:
         lines = collapse_bars(lines)
-    if not prefix:
+    if _OWN_FRAMES in lines:
+        lines = drop_own_frames(lines)
+    if not prefix or not lines:
         return lines
     return b"".join((prefix, lines[:-1].replace(b"\n", b"\n" + prefix), b"\n"))
 

@@ -12,7 +12,7 @@ from muster.agent.logs.files import LogFile, RunFolder
 from muster.agent.logs.lines import build_prefix, find_last_frame
 from muster.agent.logs.opening import FileOpener, OnTrouble, WorkerFiles, raise_broken
 from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
-from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams
+from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows_stderr
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
 
@@ -62,7 +62,9 @@ class LogRouter:
         self._run_id = run_id
         self._role = role
         self._nproc = nproc
-        self._console = console or Console(clock=loop.clock, has_colour=config.has_colour)
+        self._console = console or Console(
+            clock=loop.clock, has_colour=config.has_colour, marks_bars=config.marks_bars
+        )
         self._thread: LoopThread | None = None
         self._group: PumpGroup | None = None
         self._round: Round | None = None
@@ -171,6 +173,19 @@ class LogRouter:
         if self._thread is not None:
             self._thread.run(pump.drain, _DRAIN_LIMIT_S)
         return b"\n".join(find_last_frame(line) for line in pump.tail.split(b"\n")).decode("utf-8", "replace")
+
+    def find_stderr_prefix(self, local_rank: int, of: Round) -> str | None:
+        """The prefix of a worker's stderr on the console, "" for none; None: the console does not have it.
+
+        Args:
+            local_rank: the worker's rank on its node.
+            of: the round as its node sees it, which may be another node.
+        """
+        has_prefix = shows_stderr(self._config, local_rank, has_files=self.run_dir is not None)
+        if not has_prefix:
+            return None if has_prefix is None else ""
+        template = self._config.prefix_template
+        return build_prefix(role=self._role, local_rank=local_rank, round=of, template=template).decode().rstrip(": ")
 
     def count_captured_bytes(self, local_rank: int) -> int:
         """How many bytes of the worker's output were captured in this round."""

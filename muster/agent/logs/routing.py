@@ -110,6 +110,22 @@ class FolderLayout:
             self._folder.close()
 
 
+def shows_stderr(config: LogConfig, local_rank: int, *, has_files: bool) -> bool | None:
+    """Whether a rank's stderr is on the console: True with a prefix, False without one, None: it is not there.
+
+    Args:
+        config: the flags.
+        local_rank: the rank on its node.
+        has_files: whether there are log files.
+    """
+    if config.logs_specs is not None:
+        return None  # only the plug-in knows
+    route = route_stream(config, Std.ERR, local_rank, "" if has_files else None)
+    if route.captured:
+        return True if route.to_console else None
+    return None if route.discarded else False
+
+
 def route_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str | None) -> StreamRoute:
     """Decide one stream as torchrun does.
 

@@ -87,6 +87,9 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, replace
 
+HELD_LINES_S = 0.5
+"""How long after another node's end this node may be stopped, too, if both are stopped together."""
+
 HOLD_S = 5.0
 """The longest that workers wait for global rank 0: its node may have more to import, but a program may need no process
 group."""
@@ -112,10 +115,11 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_job_ended(state, event)
         case RendezvousFailed():
             code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
-            return _end_with(state, Finish(code=code, rendezvous_failed=event))
+            state, lines = _print_held(state)
+            state, actions = _end_with(state, Finish(code=code, rendezvous_failed=event))
+            return state, (*lines, *actions)
         case Notice():
-            # What a node hears of the others while it leaves explains nothing to the user who stopped it.
-            return state, () if _is_leaving(state) else (PrintLine(text=event.text),)
+            return _on_notice(state, event)
         case WorkerStarted():
             return on_worker_started(state, event)
         case WorkerExited():
@@ -146,9 +150,15 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
 
 
 def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
-    phase, new = state.phase, event.round
-    if state.round is not None and new.number <= state.round.number:
+    if state.round is not None and event.round.number <= state.round.number:
         return state, ()
+    state, lines = _print_held(state)
+    state, actions = _enter_round(state, event)
+    return state, (*lines, *actions)
+
+
+def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
+    phase, new = state.phase, event.round
     if isinstance(phase, Running | Succeeded):
         # Only after a change of leader: end the old round first, then start without asking again.
         return begin_stop(state, phase, kill=True, then=StartNext(round=new, is_held=event.is_held))
@@ -202,7 +212,9 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
         return state, ()
     else:
         state, actions = _break_round(state, event, state.round)
-    told: tuple[Action, ...] = () if _is_leaving(state) else _describe_break(event, state.round)
+    line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
+    is_held = event.kind in (BreakKind.MEMBERSHIP, BreakKind.FENCED)
+    state, told = _tell(state, line, may_hold=is_held) if line is not None else (state, ())
     is_followed = event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP)
     # Forked while the old ones are being stopped.
     park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
@@ -224,16 +236,47 @@ def _is_leaving(state: NodeState) -> bool:
     return isinstance(state.phase, Stopping) and isinstance(state.phase.then, Finish)
 
 
-def _describe_break(event: RoundBroken, broken: Round | None) -> tuple[Action, ...]:
-    """The lines about it. Only node 0 speaks of a failure, which every node hears of in the same words."""
-    if event.kind is BreakKind.FINAL or broken is None:  # the report shows that one
-        return ()
-    if event.kind is not BreakKind.FAILURE:
-        return (PrintLine(text=event.reason),)
-    if broken.group_rank > 0:
-        return ()
-    number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
-    return (PrintLine(text=f"{event.reason}; restart {number} of {allowed}"),)
+def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:
+    """The line about it; None: this node prints none."""
+    match event.kind:
+        case BreakKind.FINAL:  # the report shows it
+            return None
+        case BreakKind.FAILURE:  # every node hears of it in the same words
+            number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
+            return None if broken.group_rank > 0 else f"{event.reason}; restart {number} of {allowed}"
+        case BreakKind.MEMBERSHIP:
+            return event.reason if event.is_leader or not state.rules.stops_together else None
+        case BreakKind.FENCED:
+            return event.reason if state.rules.prints_leader_loss else None
+        case _:
+            assert_never(event.kind)
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def _on_notice(state: NodeState, event: Notice) -> Decision:
+    # What a node hears of the others while it leaves explains nothing to the user who stopped it.
+    if _is_leaving(state) or (event.is_leader_lost and not state.rules.prints_leader_loss):
+        return state, ()
+    return _tell(state, event.text, may_hold=event.is_leader_lost)
+
+
+def _tell(state: NodeState, line: str, *, may_hold: bool) -> Decision:
+    """Print the line, or hold it back until it is clear whether the whole job is being stopped."""
+    if not (may_hold and state.rules.stops_together):
+        return state, (PrintLine(text=line),)
+    timer = RoundTimer(purpose=TimerPurpose.LINES, number=state.round.number if state.round else 0)
+    held = (*state.held_lines, line)
+    return replace(state, held_lines=held), (StartTimer(timer=timer, delay_s=HELD_LINES_S),)
+
+
+def _print_held(state: NodeState) -> Decision:
+    lines = tuple(PrintLine(text=line) for line in state.held_lines)
+    return (replace(state, held_lines=()), lines) if lines else (state, ())
+
+
+# -- after a round ---------------------------------------------------------------------------------------------------
 
 
 def _report_stopped(state: NodeState, stopped: Round) -> Decision:
@@ -242,8 +285,9 @@ def _report_stopped(state: NodeState, stopped: Round) -> Decision:
 
 def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
     code = ExitCode.SUCCEEDED if event.succeeded else ExitCode.WORKERS_FAILED
+    state, lines = _print_held(state)
     state, actions = _end_with(state, Finish(code=code, ended=event))
-    return state, actions if event.succeeded else (RecordJobFailure(), *actions)
+    return state, (*lines, *actions) if event.succeeded else (RecordJobFailure(), *lines, *actions)
 
 
 def _end_with(state: NodeState, finish: Finish) -> Decision:
@@ -263,6 +307,8 @@ def _end(state: NodeState, finish: Finish) -> Decision:
 
 def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
     phase = state.phase
+    if timer.purpose is TimerPurpose.LINES:
+        return _print_held(state)
     if state.round is None or timer.number != state.round.number:
         return state, ()
     match timer.purpose:
@@ -331,7 +377,9 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     else:
         state, actions = _end(state, finish)
     reason = "its guard (the launched process) was killed" if event.guard_died else _name_cause(event.signum)
-    return state, (PrintLine(text=_describe_stop(state, event)), LeaveJob(reason=reason), *actions)
+    is_told = event.guard_died or state.rules.prints_stop
+    told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
+    return replace(state, held_lines=()), (*told, LeaveJob(reason=reason), *actions)
 
 
 def _name_cause(signum: int) -> str:

@@ -20,6 +20,8 @@ class TimerPurpose(Enum):
     """Do not wait for stacks any longer."""
     GRACE = "grace"
     """The grace period of a stop is over."""
+    LINES = "lines"
+    """Print the lines that are held back: the job is not being stopped."""
 
 
 @record

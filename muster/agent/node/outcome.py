@@ -11,9 +11,11 @@ from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 from muster.agent.runtime.event_log import RunTimes
 from muster.agent.runtime.loop import run_limited
+from muster.agent.runtime.records import replace
 
 if TYPE_CHECKING:
     from muster.agent.diagnosis.report import Report
+    from muster.agent.round import Round
 
 _WRITE_LIMIT_S = 2.0
 """How long each report may take: the agent's end must not wait for a disk that hangs."""
@@ -22,32 +24,66 @@ COMMON_EXIT_S = 0.5
 """An agent on Kubernetes exits this long after it has learned of the job's failure: every report is written by then."""
 
 
-def report_outcome(
-    finish: Finish, config: AgentConfig, logs: LogRouter, times: RunTimes, *, is_first_node: bool
-) -> int:
+def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: RunTimes, last: "Round | None") -> int:
     """Print and write the reports, and the job's last line; the agent's exit code.
 
     Nothing here may keep the agent from ending: a file that cannot be written is named in one line.
+
+    Args:
+        finish: how it ends.
+        config: the agent's.
+        logs: where it prints.
+        times: of this agent.
+        last: the last round this node took part in; None: none.
     """
     if finish.rendezvous_failed is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
         logs.print_line(finish.rendezvous_failed.reason)
         _write_termination_log(config, finish.rendezvous_failed.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
-        _publish_report(finish.ended.report, finish.ended.prints_report, config, logs)
+        if finish.ended.prints_report:
+            _print_report(finish.ended.report, config, logs, last)
+        _write_reports(finish.ended.report, config, logs)
     ended = finish.ended
     is_silent = config.control_fd is not None and int(finish.code) == 0  # the program that drives this agent is told
+    is_first_node = last is not None and last.group_rank == 0
     if ended is not None and not is_silent and (ended.prints_report if ended.report is not None else is_first_node):
         from muster.agent.node.summary import describe_job  # only one node of the job prints it
 
-        logs.print_line(describe_job(times, config, logs.run_dir, succeeded=ended.succeeded))
+        line = describe_job(times, config, logs.run_dir, succeeded=ended.succeeded, peak_bytes=ended.peak_bytes)
+        logs.print_line(line)
     return int(finish.code)
 
 
-def _publish_report(report: "Report", prints: bool, config: AgentConfig, logs: LogRouter) -> None:
-    from muster.agent.diagnosis import report_files, report_text  # only a failed job needs it
+def _print_report(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> None:
+    from muster.agent.diagnosis.report_text import format_report  # only a failed job needs it
 
-    if prints:
-        logs.print_text(report_text.format_report(report, has_colour=logs.has_colour))
+    printed_as = _find_printed(report, config, logs, last)
+    logs.print_text(format_report(report, has_colour=logs.has_colour, printed_as=printed_as))
+
+
+def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> str | None:
+    """The prefix under which this console has the root cause's traceback already; None: it does not have it."""
+    from muster.agent.diagnosis.root_cause import find_root
+    from muster.agent.diagnosis.tracebacks import has_printed
+
+    root = find_root(report)
+    if root is None or last is None or root.round != last.number:
+        return None
+    is_here = root.node == last.group_rank
+    if not is_here and not config.stops_together:
+        return None  # its lines are on another console
+    offset = root.global_rank - root.local_rank
+    own = replace(last, group_rank=root.node, node_index=root.node_index, rank_offset=offset)
+    prefix = logs.find_stderr_prefix(root.local_rank, own)
+    if not prefix:  # not read by the agent: Python prints what it records
+        return prefix if root.error_file is not None else None
+    lines = logs.read_stderr_text(root.local_rank).splitlines() if is_here else root.stderr_tail
+    return prefix if has_printed(lines, root.exception) else None
+
+
+def _write_reports(report: "Report", config: AgentConfig, logs: LogRouter) -> None:
+    from muster.agent.diagnosis import report_files
+
     if logs.run_dir is not None:
         path = os.path.join(logs.run_dir, LogNames.REPORT)
         _write_or_report(path, logs, lambda: report_files.write_report(report, path))

@@ -18,11 +18,25 @@ class NodeRules:
     """Workers on this node; local ranks are 0..nproc-1."""
     shutdown_timeout_s: float = 30.0
     """The grace period."""
+    stops_together: bool = False
+    """All nodes of the job share a console and are stopped together: what one of them prints, the others do not."""
+    node_index: int | None = None
+    """See `config.RendezvousConfig`."""
     restart_backoff_s: float = 0.0
     """Base of the exponential back-off before the second and later restarts; 0: none."""
     backoff_share: float = 1.0
     """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
     not restart together."""
+
+    @property
+    def prints_stop(self) -> bool:
+        """Whether this node prints that it is being stopped."""
+        return not self.stops_together or self.node_index in (None, 0)
+
+    @property
+    def prints_leader_loss(self) -> bool:
+        """Whether this node prints that the leader, which most often is node 0, was lost."""
+        return not self.stops_together or self.node_index in (None, 0, 1)
 
     def find_longest_backoff_s(self, attempt: int) -> float:
         """Find the longest wait before workers of this attempt start: 0 for the first restart, then doubled.
@@ -155,6 +169,8 @@ class NodeState:
     """The number of the last round whose global rank 0 is known to have been started."""
     is_prepared: bool = False
     """Workers would start at once."""
+    held_lines: tuple[str, ...] = ()
+    """About other nodes that ended; not printed if this node is stopped, too: then the whole job is."""
 
     @property
     def round(self) -> Round | None:

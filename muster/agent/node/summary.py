@@ -3,11 +3,14 @@
 Imported at the job's end, by the one node that prints it.
 """
 
+from muster._processes import read_peak_bytes
 from muster.agent.config import AgentConfig, StdChoice
 from muster.agent.runtime.event_log import RunTimes
 
 
-def describe_job(times: RunTimes, config: AgentConfig, run_dir: str | None, *, succeeded: bool) -> str:
+def describe_job(
+    times: RunTimes, config: AgentConfig, run_dir: str | None, *, succeeded: bool, peak_bytes: int
+) -> str:
     """Format the line.
 
     Args:
@@ -15,6 +18,7 @@ def describe_job(times: RunTimes, config: AgentConfig, run_dir: str | None, *, s
         config: of this agent.
         run_dir: the folder of the run's logs; None: there is none.
         succeeded: whether all workers did.
+        peak_bytes: the peak memory of the largest worker of the other nodes, as far as they have reported it.
     """
     parts = [f"{'succeeded' if succeeded else 'failed'} after {format_duration(times.duration_s)}"]
     if times.restarts:
@@ -22,7 +26,7 @@ def describe_job(times: RunTimes, config: AgentConfig, run_dir: str | None, *, s
         parts.append(f"{times.restarts} {word} ({format_duration(times.without_workers_s)} without workers)")
     else:
         parts.append("no restarts")
-    peak_bytes = read_peak_bytes()
+    peak_bytes = max(peak_bytes, read_peak_bytes())
     if peak_bytes:
         parts.append(f"peak memory of a worker {format_size(peak_bytes)}")
     return "; ".join([*parts, describe_logs(config, run_dir, succeeded=succeeded)])
@@ -42,13 +46,6 @@ def format_duration(seconds: float) -> str:
 def format_size(size_bytes: int) -> str:
     """`14 MiB`, `1.5 GiB`."""
     return f"{size_bytes / (1 << 30):.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / (1 << 20):.0f} MiB"
-
-
-def read_peak_bytes() -> int:
-    """The peak resident memory of the largest worker of this node that has ended."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) -> str:

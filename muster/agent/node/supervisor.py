@@ -273,11 +273,7 @@ class Supervisor:
                 from muster.agent.node import outcome
 
                 self._code = outcome.report_outcome(
-                    action,
-                    self._config,
-                    self._logs,
-                    self._event_log.times,
-                    is_first_node=self._state.round is not None and self._state.round.group_rank == 0,
+                    action, self._config, self._logs, self._event_log.times, self._state.round
                 )
             case _:
                 assert_never(action)
@@ -292,6 +288,8 @@ def _build_rules(config: AgentConfig) -> NodeRules:
     return NodeRules(
         nproc=config.nproc,
         shutdown_timeout_s=config.shutdown_timeout_s,
+        stops_together=config.stops_together,
+        node_index=config.rendezvous.node_index,
         restart_backoff_s=config.restart_backoff_s,
         backoff_share=share,
     )

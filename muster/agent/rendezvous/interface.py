@@ -66,6 +66,8 @@ class RoundBroken:
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
     want_stacks: bool = False
     """Take the Python stacks of the workers before they are stopped, and hand them to `report_stopped`."""
+    is_leader: bool = True
+    """This node leads: of several nodes that share a console, it is the one that prints the reason."""
 
 
 @record
@@ -76,6 +78,8 @@ class JobEnded:
     report: "Report | None" = None
     prints_report: bool = False
     """True on exactly one node of the job: the one that prints it."""
+    peak_bytes: int = 0
+    """The peak memory of the largest worker of the job; 0: the other nodes have not reported it."""
 
 
 @record
@@ -91,6 +95,8 @@ class Notice:
     """One line for the console and one event record; changes nothing."""
 
     text: str
+    is_leader_lost: bool = False
+    """It is about the loss of the leader, which explains nothing if the whole job is being stopped."""
 
 
 RendezvousEvent: TypeAlias = RoundFormed | GlobalRank0Started | RoundBroken | JobEnded | RendezvousFailed | Notice

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from muster.schedulers.docker.live.creation import Creator, remove_app
 from muster.schedulers.docker.live.exit_evidence import ExitEvidence
 from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, describe_start_failure, ended_by_engine
 from muster.schedulers.docker.live.payload import read_payload, remove_payload
+from muster.schedulers.docker.live.restarts import record_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle
@@ -58,6 +59,8 @@ class _Replica:
     pending_signal: str | None = None
     """Could not be sent because the engine was unavailable."""
     exit_code: int | None = None
+    suspension: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the container is suspended or continued: the newest request is carried out last."""
 
 
 class DockerDriver:
@@ -81,6 +84,7 @@ class DockerDriver:
         self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
+        self._is_suspended = False
         self._shutdown = EngineShutdown(engine)
         self._watcher: threading.Thread | None = None
 
@@ -124,7 +128,10 @@ class DockerDriver:
         self._submit(self._signal, replica, "SIGTERM")
 
     def suspend(self, *, suspended: bool) -> None:
-        """See `ReplicaDriver`. Containers go on: their nodes may be on other machines."""
+        """See `ReplicaDriver`. All nodes are on one engine, so the job's leases can stand still, too."""
+        self._is_suspended = suspended
+        for replica in self._replicas:
+            self._submit(self._follow_suspension, replica)
 
     def kill(self, replica: ReplicaId) -> None:
         """See `ReplicaDriver`."""
@@ -176,6 +183,8 @@ class DockerDriver:
             stopping = known.stopping
         if stopping:
             self._signal(replica, "SIGTERM")
+        elif self._is_suspended:
+            self._follow_suspension(replica)
         self._check_end(replica)  # the watcher ignores an end that comes while `starting` is set
 
     def _find_or_create(self, replica: ReplicaId) -> str:
@@ -209,6 +218,27 @@ class DockerDriver:
         except EngineUnavailable:
             with self._lock:
                 known.pending_signal = name
+            return
+        if self._is_suspended and known.request.runs_agent:
+            # A suspended guard handles the signal only when it continues. The engine itself continues frozen ones.
+            self._engine.signal_container(container, "SIGCONT")
+
+    def _follow_suspension(self, replica: ReplicaId) -> None:
+        """Suspend or continue a container, whichever was asked for last.
+
+        An agent's guard does it, and accounts for the time; a frozen one could not. Other commands know no limits.
+        """
+        known = self._replicas[replica]
+        with known.suspension:
+            container, suspended = known.container, self._is_suspended
+            if container is None or known.starting or known.stopping or known.end_reported:
+                return
+            if known.request.runs_agent:
+                self._engine.signal_container(container, "SIGTSTP" if suspended else "SIGCONT")
+            elif suspended:
+                self._engine.pause_container(container)
+            else:
+                self._engine.unpause_container(container)
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -327,6 +357,7 @@ class DockerDriver:
             if not settled and self._shutdown.may_have_ended(container):
                 self._submit(self._wait_for_shutdown, replica, container)
                 return
+        record_restarts(self._engine, self._folder, known.request, container)
         ending = self._evidence.explain(facts, known.request)
         self._report_end(replica, container, facts.exit_code, ending.reason, final=ending.final)
 

@@ -45,6 +45,7 @@ def build_request(
     adapter: str = "local_docker",
     state_dir: str = "",
     environ: Mapping[str, str] | None = None,
+    draws_bars: bool = False,
 ) -> AppRequest:
     """Build the request to the engine.
 
@@ -57,6 +58,7 @@ def build_request(
         adapter: the scheduler's name, for reports.
         state_dir: the user's folder for muster's state; a label.
         environ: the environment from which `copy_env` copies.
+        draws_bars: the caller draws progress bars, see `Env.LIVE_BARS`.
 
     Raises:
         SchedulerError: one line that names the role, the value and what is allowed.
@@ -70,6 +72,7 @@ def build_request(
         name=name,
         token=token,
         adapter=adapter,
+        draws_bars=draws_bars,
         env=base_env,
         labels=labels,
         args=assign_run_ids(app.roles, labels, app_id=name),
@@ -100,6 +103,7 @@ class _Builder:
     name: str
     token: str
     adapter: str
+    draws_bars: bool
     env: Mapping[str, str]
     labels: Mapping[str, str]
     """Role name -> its label in names."""
@@ -163,6 +167,9 @@ class _Builder:
                 env[Env.RDZV_PORT] = str(host_port)
             env[Env.TOKEN] = naming.derive_token(self.token, role.name)
             env[Env.REQUIRE_TOKEN] = "1"
+            env[Env.STOPS_TOGETHER] = "1"  # the supervisor stops and continues all containers at once
+            if self.draws_bars:
+                env[Env.LIVE_BARS] = "1"
             env[Env.TERMINATION_LOG] = REPORT_FILE
             env.setdefault(Env.LOG_DIR, LOG_DIR)
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)

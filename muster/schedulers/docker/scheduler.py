@@ -27,6 +27,7 @@ from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.live.preflight import check_images
+from muster.schedulers.docker.live.restarts import count_restarts
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
@@ -37,9 +38,11 @@ from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import build_role_plan
+from muster.schedulers.runner.suspension import follow_suspension
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -111,6 +114,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         TorchX calls this when its command line is interrupted. A second Ctrl-C during the call kills the apps.
         """
         hide_traceback()
+        self._live_lines.close()
         try:
             client.end_all(self._attached, flush_s=_FLUSH_S)
         finally:
@@ -153,6 +157,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             state_dir=str(find_state_dir(os.environ)),
             adapter=self.backend,
             environ=os.environ,
+            draws_bars=not options.detach and draws_bars(os.environ),
         )
         submission = Submission(
             request=request,
@@ -185,6 +190,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             undo.pop_all()
         if not submission.detach:
             self._attached.append(AppFolder(spec.folder))
+            follow_suspension(self._tell_attached)
         return request.app_id
 
     def _prepare(self, request: AppRequest, report_progress: Callable[[str], None]) -> AppRequest:
@@ -273,11 +279,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                     else None
                 )
             found = read_app_for_wait(folder)
-            return (
-                None
-                if found is None
-                else build_describe_response(*found, error=read_error_file(folder.state_dir / LogNames.ERROR))
-            )
+            if found is None:
+                return None
+            restarts = count_restarts(self._open_engine(folder), folder.state_dir, found[0].details)
+            error = read_error_file(folder.state_dir / LogNames.ERROR)
+            return build_describe_response(*found, error=error, restarts=restarts)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -365,6 +371,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 client.delete(folder, self._registry(), app_id)
             for user in list_user_ids():
                 creation.remove_app(engine, {Label.APP: app_id, Label.USER: user})
+
+    def _tell_attached(self, word: str) -> None:
+        for folder in self._attached:
+            folder.send_request(word)
 
     def _open_engine(self, folder: AppFolder | None) -> Engine:
         """The engine that runs an app: this shell's DOCKER_HOST may name another one."""

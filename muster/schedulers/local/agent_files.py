@@ -1,14 +1,13 @@
 """Reads what the agents of a role leave in their log folder: the job's report, and how often it restarted."""
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from muster._contract import LogNames
-from muster.schedulers.failure_report import parse_report
+from muster.schedulers.failure_report import parse_attempt, parse_report
 
 _TAIL_BYTES = 64 << 10
 
@@ -30,10 +29,9 @@ def read_report(log_dir: Path) -> Mapping[str, Any]:
 def count_restarts(log_dir: Path) -> int:
     """How often the agents have restarted workers in place because one failed, according to their last record."""
     for path in _list_newest(log_dir, LogNames.EVENTS):
-        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = [line for line in file.read().split(b"\n") if line]
-            return int(json.loads(lines[-1]).get("attempt", 0)) if lines else 0
+            return parse_attempt(file.read())
     return 0
 
 

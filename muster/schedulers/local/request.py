@@ -39,6 +39,8 @@ class Host:
     """Whether that interpreter finds this version of muster."""
     sets_unbuffered: bool = True
     """Whether the request sets PYTHONUNBUFFERED: the caller has not set it."""
+    draws_bars: bool = False
+    """Whether the caller draws progress bars, see `Env.LIVE_BARS`."""
     devices: tuple[str, ...] = ()
     """GPUs the caller may use; only listed if they are to be divided."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -172,6 +174,8 @@ def _build_launch(
             Env.STOPS_TOGETHER: "1",  # the supervisor stops and continues all replicas at once
             Env.APP_ID: app_id,
         }
+        if host.draws_bars:
+            env[Env.LIVE_BARS] = "1"
         command = _build_agent_command(applied, folder, host)
     else:
         env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir

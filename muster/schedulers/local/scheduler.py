@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.suspension import follow_suspension
@@ -80,6 +82,7 @@ class LocalScheduler(PluginScheduler):
         name = build_app_name(app.name, make_suffix())
         folder = os.path.abspath(os.path.join(self._find_log_dir(options), self.session_name or "torchx", name))
         host = _read_host(app, options)
+        host = replace(host, draws_bars=not options.detach and draws_bars(os.environ))
         request = build_request(app, options, name=name, token=make_secret(), folder=folder, host=host)
         return build_dryrun_info(request, str)
 
@@ -192,6 +195,7 @@ class LocalScheduler(PluginScheduler):
         TorchX also calls this after Ctrl-C; a second Ctrl-C during the call kills the apps.
         """
         hide_traceback()
+        self._live_lines.close()
         folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
         self._attached.clear()
         try:

@@ -4,5 +4,5 @@
 an AppDef as JSON, `option_parsing` parses `-cfg` strictly for all adapters, `option_records` declares their options as
 records, `builtins` registers TorchX's own schedulers again, `command_line` prints errors as lines, `platforms` refuses
 systems other than Linux, `waiting`, `interrupt` and `suspension` improve `Runner.wait`, Ctrl-C and Ctrl-Z, `colours`
-paints what people read.
+paints what people read, `live_lines` draws progress bars below it.
 """

@@ -28,7 +28,7 @@ from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import command_line
 from muster.schedulers.runner.app_codec import load_app
-from muster.schedulers.runner.colours import colour_for_people
+from muster.schedulers.runner.live_lines import LiveLines
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.state import ReplicaState
@@ -71,6 +71,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
+        self._live_lines = LiveLines()
+        """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
         command_line.print_errors_as_lines()
 
     @abc.abstractmethod
@@ -145,7 +147,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             follow=should_tail,
             stream=streams or Stream.COMBINED,
         )
-        return colour_for_people(self.read_log(app_id, request))
+        return self._live_lines.show(self.read_log(app_id, request), role_name, k)
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> "list[ListAppResponse]":
         """Lists the scheduler's apps; see `list_apps`."""

@@ -55,7 +55,7 @@ def test_nothing_outlives_the_guard(left: str) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
-def test_signals_reach_the_charge(signum: int) -> None:
+def test_signals_reach_the_guarded_process(signum: int) -> None:
     name = signal.Signals(signum).name.removeprefix("SIG")
     script = f"trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.05; done"
     with Tree([*GUARD, "sh", "-c", script]) as tree:

@@ -19,6 +19,7 @@ from muster.agent.diagnosis.report_files import (
 )
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import find_root
+from muster.agent.diagnosis.tracebacks import find_place
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
 
@@ -122,6 +123,35 @@ def test_a_torch_traceback_is_printed_once() -> None:
     assert "wrapper" not in page
     assert "    | [W] loading" in page
     assert "    | bye" in page
+
+
+def test_what_the_console_has_is_not_repeated() -> None:
+    deep = """Traceback (most recent call last):
+  File "/w/main.py", line 3, in <module>
+    step(batch)
+  File "/w/model.py", line 8, in step
+    loss.backward()
+  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 630, in backward
+    torch.autograd.backward(
+RuntimeError: boom"""
+    failure = make_failure(exception="RuntimeError: boom", traceback=deep, stderr_tail=("loading", *deep.splitlines()))
+    page = format_report(make_report(failure), printed_as="[main1|n1.r3]")
+    assert page.count("RuntimeError: boom") == 1
+    assert "  raised at : /w/model.py, line 8, in step\n" in page, "the user's innermost frame"
+    assert "  traceback : above, in the lines [main1|n1.r3]\n" in page
+    assert "most recent call" not in page
+    assert "loading" not in page
+    assert "  traceback : above\n" in format_report(make_report(failure), printed_as="")
+
+
+def test_the_place_of_a_crash_is_its_innermost_frame() -> None:
+    stack = """Fatal Python error: Segmentation fault
+
+Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/w/crash.py", line 3 in <module>"""
+    assert find_place(stack) == "/w/crash.py, line 3, in <module>"
+    assert find_place("no frames") is None
 
 
 def test_a_crash_shows_no_frame_of_muster() -> None:

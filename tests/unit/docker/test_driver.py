@@ -9,12 +9,14 @@ from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
+from muster.schedulers.docker.live.restarts import count_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 
 REPLICA = ReplicaId("w", 0)
+COMMAND = ("python3", "/opt/muster/muster-agent.zip", "--rdzv-id", "job-7", "main.py")
 _GOES_AWAY = object()
 
 
@@ -26,6 +28,7 @@ class ScriptedEngine:
         self.happens = queue.SimpleQueue()
         self.failing = {}
         self.removed = []
+        self.signals = queue.SimpleQueue()
 
     def fail(self, call, *errors):
         self.failing[call] = list(errors)
@@ -63,6 +66,15 @@ class ScriptedEngine:
         self._may_fail("start_container")
         self.status = "running"
 
+    def signal_container(self, container, name):
+        self.signals.put(name)
+
+    def pause_container(self, container):
+        self.signals.put("pause")
+
+    def unpause_container(self, container):
+        self.signals.put("unpause")
+
     def remove_container(self, container):
         self._may_fail("remove_container")
         self.removed.append(container)
@@ -87,12 +99,17 @@ def event_queue():
 
 
 @pytest.fixture
-def driver(engine, event_queue, tmp_path, monkeypatch):
+def runs_agent():
+    return True
+
+
+@pytest.fixture
+def driver(engine, event_queue, tmp_path, monkeypatch, runs_agent):
     monkeypatch.setattr(drivers, "RECONNECT_S", 0.0)
     (tmp_path / AGENT_BUNDLE_NAME).write_bytes(b"")
     container = ContainerRequest(
-        role="w", replica=0, image="img", name="a-w-0", command=("python3",), env={}, hostname="w-0", aliases=(),
-        runs_agent=True, bundled=True,
+        role="w", replica=0, image="img", name="a-w-0", command=COMMAND, env={}, hostname="w-0", aliases=(),
+        runs_agent=runs_agent, bundled=True,
     )  # fmt: skip
     app = AppRequest(
         app_id="a", network="net", owns_network=False, pull="missing", grace_s=1.0, keep="all", user="u",
@@ -159,3 +176,55 @@ def test_bug_in_a_thread_is_in_the_supervisors_log(driver, engine, capfd):
     driver._closing.set()
     driver._pool.shutdown(wait=True)
     assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("runs_agent", "expected"), [(True, ["SIGTSTP", "SIGCONT"]), (False, ["pause", "unpause"])], ids=["agent", "plain"]
+)
+def test_a_suspended_job_is_continued(driver, engine, expected):
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    for suspended, word in zip((True, False), expected, strict=True):
+        driver.suspend(suspended=suspended)
+        assert engine.signals.get() == word
+
+
+def test_a_container_that_starts_while_the_job_is_suspended_is_suspended_too(driver, engine):
+    driver.suspend(suspended=True)
+    driver.start(REPLICA, 1)
+    assert engine.signals.get() == "SIGTSTP"
+
+
+def test_a_suspended_agent_is_continued_to_handle_its_stop(driver, engine):
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    driver.suspend(suspended=True)
+    assert engine.signals.get() == "SIGTSTP"
+    driver.stop(REPLICA)
+    assert [engine.signals.get(), engine.signals.get()] == ["SIGTERM", "SIGCONT"]
+
+
+def test_restarts_in_place_are_counted_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):
+    records = b'{"attempt": 0}\n{"attempt": 2}\n'
+    asked = []
+
+    def copy_out(container, path, limit_bytes):
+        asked.append(path)
+        return records if path.endswith("events.jsonl") else None
+
+    engine.copy_out = copy_out
+    details = {"request": driver._app.to_json()}
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    assert count_restarts(engine, tmp_path, details) == 2
+    engine.end(0)
+    next_end(event_queue)
+    engine.list_containers = lambda labels: []  # removed
+    assert count_restarts(engine, tmp_path, {}) == 2
+    assert set(asked) == {"/var/opt/muster/logs/job-7/events.jsonl"}
+
+
+def wait_started(driver):
+    """Wait until the pool has carried out the start."""
+    while driver._replicas[REPLICA].starting:
+        driver._closing.wait(0.001)

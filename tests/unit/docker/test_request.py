@@ -86,6 +86,8 @@ def test_agents_get_the_bundle_a_token_and_a_path_for_their_report():
     assert first.env[Env.RANK0_HOST] == second.env[Env.RANK0_HOST] == "rank0"
     assert first.env[Env.TOKEN] == second.env[Env.TOKEN] != "s3cret", "the role's, not the app's"
     assert first.env[Env.REQUIRE_TOKEN] == "1"
+    assert first.env[Env.STOPS_TOGETHER] == "1"
+    assert Env.LIVE_BARS not in first.env
     assert first.env[Env.TERMINATION_LOG] == spec.REPORT_FILE
     assert first.aliases == ("train-0", "rank0")
     assert second.aliases == ("train-1",)

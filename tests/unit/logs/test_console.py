@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from muster.agent.config import Std
+from muster.agent.logs import console as consoles
 from muster.agent.logs.console import Console
-from muster.agent.logs.progress_bars import fit_row
+from muster._progress_bars import fit_row
 from muster.agent.runtime.clock import SystemClock
 
 
@@ -248,6 +249,20 @@ def test_off_a_terminal_a_bar_is_printed_once_per_interval_and_at_its_end(pipe: 
     feed.offer(b"\r100%\n")
     reader_thread = pipe.collect()
     assert finish(console, pipe, reader_thread) == b"[0]:100%\n"
+
+
+def test_a_reader_that_draws_bars_gets_them_marked_and_hears_of_their_end(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consoles, "MARKED_BAR_INTERVAL_S", 0.01)
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, marks_bars=True)
+    feed = console.open_feed(Std.ERR, b"[0]:")
+    feed.offer(b"\r 10%")
+    with os.fdopen(pipe.read_fd, "rb", buffering=0, closefd=False) as reader:
+        assert reader.read(100) == b"\r[0]: 10%\n"
+    feed.offer(b"\r100%\nnext\n")
+    reader_thread = pipe.collect()
+    assert finish(console, pipe, reader_thread) == b"[0]:100%\n[0]:next\n\r[0]:\n"
 
 
 class Terminal:

@@ -65,6 +65,20 @@ def test_a_bar_that_runs_for_long_does_not_grow() -> None:
     assert assembler.holds_bar
 
 
+def test_a_crash_is_printed_without_our_frames() -> None:
+    stack = [
+        b"Fatal Python error: Segmentation fault\n",
+        b'  File "/w/crash.py", line 3 in <module>\n',
+        b'  File "/x/muster/agent/workers/program.py", line 210 in run\n',
+        b'  File "/x/muster/agent/workers/warm/template.py", line 9 in main\n',
+        b'  File "/x/muster/agent/workers/program.py", line 4, in run\n',
+    ]
+    data = b"".join(stack)
+    shown = b"".join(PREFIX + line for line in (*stack[:2], stack[4]))  # a traceback's frames have a comma
+    assert assemble([data]) == shown
+    assert assemble([data[i : i + 7] for i in range(0, len(data), 7)]) == shown
+
+
 def test_what_a_bar_is() -> None:
     assert is_bar(b"\r1%")
     assert not is_bar(b"text\r")

@@ -1,7 +1,7 @@
 """Histories of events through the node's state machine: its actions, in order."""
 
 import signal
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -127,7 +127,7 @@ def stacks(number: int = 1) -> StacksCollected:
     return StacksCollected(number=number, texts={0: "stack"})
 
 
-def new_state(nproc: int = 2, **rules: float) -> NodeState:
+def new_state(nproc: int = 2, **rules: Any) -> NodeState:
     """Waiting for the first round."""
     return NodeState(rules=NodeRules(nproc=nproc, **rules), phase=Joining(), is_prepared=True)
 
@@ -504,6 +504,42 @@ def test_what_is_printed() -> None:
     assert lines(*RUNNING, JobEnded(succeeded=True), WorkersNotEnded(number=1, pids=(7, 8))) == [
         "cannot end processes 7, 8, killed but in an uninterruptible sleep: this node leaves the job without them"
     ]
+
+
+def together(node_index: int) -> NodeState:
+    """A node of a job whose nodes share a console and are stopped together."""
+    return new_state(stops_together=True, node_index=node_index)
+
+
+def told(state: NodeState, *events: Event) -> list[str]:
+    _, history = run(*events, state=state)
+    return [action.text for actions in history for action in actions if isinstance(action, PrintLine)]
+
+
+LEFT = RoundBroken(number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left")
+LEADER_LOST = Notice(text="the leader was lost", is_leader_lost=True)
+LINES_DUE = expired(TimerPurpose.LINES)
+
+
+def test_nodes_that_are_stopped_together_print_one_line() -> None:
+    assert told(together(0), *RUNNING, SIGTERM) == ["received SIGTERM: stopping, up to 30 s"]
+    assert told(together(1), *RUNNING, SIGTERM) == []
+    assert told(together(1), SIGTERM) == []
+    for ends in (LEFT, broken(kind=BreakKind.FENCED), LEADER_LOST):
+        assert told(together(1), *RUNNING, ends, SIGTERM, LINES_DUE) == [], "the whole job is being stopped"
+
+
+@pytest.mark.parametrize("node_index", [0, 1, 2])
+def test_the_end_of_another_node_is_told_by_one(node_index: int) -> None:
+    state = together(node_index)
+    assert told(state, *RUNNING, LEFT, LINES_DUE, LINES_DUE) == ["node 1 left"]
+    assert told(state, *RUNNING, LEFT, exited(0), exited(1), gone(), formed(2), LINES_DUE) == ["node 1 left"]
+    elsewhere = RoundBroken(number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left", is_leader=False)
+    assert told(state, *RUNNING, elsewhere, LINES_DUE) == []
+    expected = ["the leader was lost"] if node_index < 2 else []
+    assert told(state, LEADER_LOST, LINES_DUE) == expected
+    assert told(state, LEADER_LOST, RendezvousFailed(reason="x")) == expected
+    assert told(state, LEADER_LOST, JobEnded(succeeded=False)) == expected
 
 
 # -- delays ------------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class Leader:
             case Heartbeat():
                 self._reply_to_heartbeat(connection, message)
             case EndAcknowledged():
-                self._outgoing.record_acknowledgement(connection.id)
+                self._outgoing.record_acknowledgement(connection.id, message.peak_bytes)
             case Started():
                 self._outgoing.send_rank0_started(message.round_number, connection.id, self.state)
             case Failed() if not self.state.failures.seen:

@@ -49,6 +49,7 @@ class OutgoingMessages:
         self._running_round: tuple[FormRound, Shared[RoundFacts]] | None = None
         """The running round, for members that join late."""
         self._unacknowledged: set[str] | None = None
+        self._peak_bytes = 0
         self._end_timer: Timer | None = None
 
     def send_action(self, action: SentAction, state: JobState) -> None:
@@ -145,10 +146,16 @@ class OutgoingMessages:
             limit_s = ACKNOWLEDGE_SILENCES * self._options.silence_s
             self._end_timer = self._loop.call_later(limit_s, self._send_exit)
         elif not self._unacknowledged:
-            self._send(end.ids, Exit())  # the other members have exited already
+            self._send(end.ids, Exit(peak_bytes=self._peak_bytes))  # the other members have exited already
 
-    def record_acknowledgement(self, member_id: str) -> None:
-        """Record that a member has acknowledged the end, or that its process has ended."""
+    def record_acknowledgement(self, member_id: str, peak_bytes: int = 0) -> None:
+        """Record that a member has acknowledged the end, or that its process has ended.
+
+        Args:
+            member_id: the member.
+            peak_bytes: the peak memory of its largest worker; 0: not known.
+        """
+        self._peak_bytes = max(self._peak_bytes, peak_bytes)
         if self._unacknowledged is None or member_id not in self._unacknowledged:
             return
         self._unacknowledged.discard(member_id)
@@ -158,7 +165,7 @@ class OutgoingMessages:
     def _send_exit(self) -> None:
         """Let all members exit together, when all have acknowledged the end or the limit has passed."""
         self._unacknowledged = set()
-        self._send(self._connections.list_ids(), Exit())
+        self._send(self._connections.list_ids(), Exit(peak_bytes=self._peak_bytes))
 
     def close(self) -> None:
         """Stop the timer. Idempotent."""

@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable
 
+from muster._processes import read_peak_bytes
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.consensus.events import (
@@ -79,6 +80,8 @@ class Member:
         """Workers of the round may be alive here: from RoundFormed to `report_stopped`."""
         self._kinds_posted: set[BreakKind] = set()
         self._job_end: down.JobEnd | None = None
+        self._peak_bytes = 0
+        """Of the job's largest worker, as the leader has it."""
         self._has_ended = False
         self._closed = False
         self._has_reported_spare = False
@@ -167,9 +170,9 @@ class Member:
             self._wait_timer.cancel()
             self._wait_timer = None
 
-    def post_notice(self, text: str) -> None:
+    def post_notice(self, text: str, *, is_leader_lost: bool = False) -> None:
         """See `SessionOwner`."""
-        self._post(Notice(text=text))
+        self._post(Notice(text=text, is_leader_lost=is_leader_lost))
 
     # -- called by the session --------------------------------------------------------------------------------------
 
@@ -229,6 +232,7 @@ class Member:
             case down.JobEnd():
                 self._on_job_end(message)
             case down.Exit():
+                self._peak_bytes = message.peak_bytes
                 self.post_job_end()
             case down.RendezvousFailure():
                 self.fail(message.reason)
@@ -310,13 +314,16 @@ class Member:
         if self._round is None or not self._is_running or kind in self._kinds_posted:
             return
         self._kinds_posted.add(kind)
-        self._post(RoundBroken(number=self._round.number, kind=kind, reason=reason, want_stacks=want_stacks))
+        number, is_leader = self._round.number, self._session.is_leading
+        self._post(
+            RoundBroken(number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader)
+        )
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _on_job_end(self, job_end: down.JobEnd) -> None:
         self._job_end = self._session.server.job_end = job_end
-        self._session.send(up.EndAcknowledged())
+        self._session.send(up.EndAcknowledged(peak_bytes=read_peak_bytes()))
 
     def post_job_end(self) -> None:
         """See `SessionOwner`."""
@@ -327,7 +334,14 @@ class Member:
         self._end_wait()
         self._session.stop()
         report = None if job_end.report is None else job_end.report.value
-        self._post(JobEnded(succeeded=job_end.succeeded, report=report, prints_report=job_end.prints_report))
+        self._post(
+            JobEnded(
+                succeeded=job_end.succeeded,
+                report=report,
+                prints_report=job_end.prints_report,
+                peak_bytes=self._peak_bytes,
+            )
+        )
 
     def fail(self, reason: str, *, usage: bool = False) -> None:
         """See `SessionOwner`."""

@@ -74,7 +74,7 @@ class SessionOwner(Protocol):
         """End rendezvous without success."""
         ...
 
-    def post_notice(self, text: str) -> None:
+    def post_notice(self, text: str, *, is_leader_lost: bool = False) -> None:
         """Post one line for the console."""
         ...
 
@@ -235,6 +235,11 @@ class Session:
             self._join_timer = self._loop.call_later(JOIN_ANSWER_LIMIT_S, self._on_join_timeout)
 
     @property
+    def is_leading(self) -> bool:
+        """True while the leader is on this node."""
+        return isinstance(self._link, LocalLink)
+
+    @property
     def is_accepted(self) -> bool:
         """True while this node has a leader that has accepted it."""
         return self._is_accepted
@@ -360,9 +365,11 @@ class Session:
         if self._owner.has_job_end:
             self._loop.call_later(LINGER_S, self._owner.post_job_end)
             return
-        self._owner.fence(f"the leader was lost: {reason}")
-        if was_accepted:
-            self._owner.post_notice(f"lost the leader ({reason}): searching for it or its successor")
+        line = f"the leader was lost ({reason}): searching for it or its successor"
+        if self._owner.is_running:
+            self._owner.fence(line)
+        elif was_accepted:
+            self._owner.post_notice(line, is_leader_lost=True)
         self._discovery.set_deadline()
         if pause_s:
             self._loop.call_later(pause_s, self.start_discovery)

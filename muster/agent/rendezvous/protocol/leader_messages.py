@@ -138,6 +138,9 @@ class JobEnd:
 class Exit:
     """All members have acknowledged the job's end: exit."""
 
+    peak_bytes: Count = 0
+    """The peak memory of the job's largest worker, as far as members have reported it."""
+
 
 @record
 class RendezvousFailure:

@@ -64,6 +64,9 @@ class Started:
 class EndAcknowledged:
     """The member has received the job's end."""
 
+    peak_bytes: Count = 0
+    """The peak memory of its largest worker; 0: not known (it is of an earlier version)."""
+
 
 MemberEvent = Leaving | Prepared | RoundAcknowledged | Failed | Idle | Succeeded | Stopped
 """What a member reports goes to `consensus.decisions` as it is."""

@@ -226,6 +226,22 @@ class Engine:
         except (NotFound, Conflict):
             return
 
+    def pause_container(self, container: str) -> None:
+        """Freeze all processes of a container if it runs."""
+        try:
+            with self._translate_errors(f"pause container {container[:12]!r}"):
+                self._api.pause(container)
+        except (NotFound, Conflict):
+            return
+
+    def unpause_container(self, container: str) -> None:
+        """Let the processes of a frozen container go on; nothing happens to another."""
+        try:
+            with self._translate_errors(f"unpause container {container[:12]!r}"):
+                self._api.unpause(container)
+        except (NotFound, Conflict):
+            return
+
     def stop_container(self, container: str, grace_s: float) -> None:
         """Send the polite signal, wait up to `grace_s`, then send SIGKILL. Returns when the container has ended."""
         try:

@@ -1,0 +1,98 @@
+"""Counts how often the agents have restarted workers in place, from what they write in their containers."""
+
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from muster._contract import AGENT_MODULE, Env, LogNames
+from muster.schedulers.agent_command import find_agent_flag
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.spec import LOG_DIR, AppRequest, ContainerRequest, Label
+from muster.schedulers.failure_report import parse_attempt
+
+RECORDS_LIMIT_BYTES: Final = 8 << 20
+"""Some 20,000 records. A job with more of them shows no restarts while it runs."""
+
+_FILE_PREFIX: Final = "restarts-"
+"""In the app's folder: the last known number for a role, when its container may have been removed."""
+
+
+def find_records(container: ContainerRequest) -> str | None:
+    """The absolute path of the agents' records in a container; None if its command does not tell."""
+    flags = container.command[2:] if container.bundled else container.command[3:]
+    args = ["-m", AGENT_MODULE, *flags]
+    run_id = find_agent_flag(args, "rdzv-id")
+    log_dir = find_agent_flag(args, "log-dir") or container.env.get(Env.LOG_DIR, LOG_DIR)
+    if not run_id or not posixpath.isabs(log_dir):
+        return None
+    return posixpath.join(log_dir, run_id, LogNames.EVENTS)
+
+
+def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, container: str) -> None:
+    """Keep the number beside the app's state: a container that has ended may be removed. Node 0 knows it.
+
+    Args:
+        engine: with the container.
+        folder: of the app's state.
+        request: the container's.
+        container: its id.
+    """
+    if not request.runs_agent or request.replica != 0:
+        return
+    found = _read_restarts(engine, request, container)
+    if found is not None:
+        (folder / _build_name(request.role)).write_text(str(found))
+
+
+def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> int:
+    """How often workers of an app were restarted in place, all roles together.
+
+    Args:
+        engine: with the app's containers.
+        folder: of the app's state.
+        details: of the app's spec; empty after its end.
+    """
+    counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
+    if details:
+        app = AppRequest.from_json(details["request"])
+        for request in app.containers:
+            if request.runs_agent and request.replica == 0:
+                name = _build_name(request.role)
+                counts[name] = max(counts.get(name, 0), _count_live(engine, app, request))
+    return sum(counts.values())
+
+
+def _build_name(role: str) -> str:
+    return f"{_FILE_PREFIX}{quote(role, safe='')}"
+
+
+def _count_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> int:
+    """Of the newest container of node 0; 0 also while no engine answers."""
+    labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
+    try:
+        found = engine.list_containers(labels)
+    except DockerError:
+        return 0
+    newest = max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
+    return 0 if newest is None else _read_restarts(engine, request, newest.id) or 0
+
+
+def _read_restarts(engine: Engine, request: ContainerRequest, container: str) -> int | None:
+    path = find_records(request)
+    if path is None:
+        return None
+    try:
+        records = engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
+    except DockerError:
+        return None
+    return None if records is None else parse_attempt(records)
+
+
+def _read_number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,100 @@
+"""What `torchx run` and `torchx log` show: colours and live bars on a terminal, plain lines to all others."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from muster.agent.logs.lines import build_prefix
+from muster.agent.round import Round
+from muster.schedulers.runner import live_lines
+from muster.schedulers.runner.live_lines import LiveLines
+
+ROUND = Round(
+    number=1,
+    attempt=0,
+    restarts_left=0,
+    group_rank=1,
+    group_world_size=2,
+    rank_offset=2,
+    world_size=4,
+    role_rank_offset=2,
+    role_world_size=4,
+    master_addr="a",
+    master_port=1,
+)
+NODE = build_prefix(role="main", local_rank=1, round=ROUND).decode()
+ALONE = "[main1]:"
+LINES = [f"{NODE}step 1\n", f"{ALONE}step 1\n", "[muster] a line\n", "JOB FAILED  job: why\n", "[x] y\n", "plain\n"]
+
+
+BAR = f"\r{ALONE} 40%|####\n"
+END = f"\r{ALONE}\n"
+XTERM = {"TERM": "xterm"}
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    made = Screen()
+    monkeypatch.setattr(live_lines, "_find_printer", lambda: made)
+    return made
+
+
+def print_all(screen: Screen, lines: list[str], environ: dict[str, str] = XTERM) -> None:
+    """As TorchX prints the lines of one replica."""
+    for line in LiveLines().show(lines, "main", 0, environ):
+        screen.write(f"main/0 {line}")
+
+
+def test_programs_get_plain_lines_and_bars_without_marks() -> None:
+    assert list(LiveLines().show([*LINES, BAR, END], "main", 0, XTERM)) == [*LINES, f"{ALONE} 40%|####\n"]
+
+
+def test_a_file_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_lines, "_find_printer", io.StringIO)
+    assert list(LiveLines().show([*LINES, BAR, END], "main", 0, XTERM)) == [*LINES, f"{ALONE} 40%|####\n"]
+
+
+def test_people_get_colours(screen: Screen) -> None:
+    assert list(LiveLines().show(iter(LINES), "main", 0, XTERM)) == [
+        f"\x1b[32m{NODE}\x1b[0mstep 1\n",  # global rank 3
+        f"\x1b[33m{ALONE}\x1b[0mstep 1\n",
+        "[muster] a line\n",
+        "\x1b[1;31mJOB FAILED  job: why\x1b[0m\n",
+        "[x] y\n",
+        "plain\n",
+    ]
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
+def test_colours_can_be_refused(screen: Screen, environ: dict[str, str]) -> None:
+    assert list(LiveLines().show(LINES, "main", 0, environ)) == LINES
+
+
+def test_a_bar_is_a_row_below_all_lines_until_it_ends(screen: Screen) -> None:
+    print_all(screen, [BAR, "a line\n", f"\r{ALONE} 80%|########\n", f"{ALONE}100%\n", END, "more\n"], {"TERM": "x", "NO_COLOR": "1"})
+    row, erased = f"main/0 {ALONE} 40%|####", "\r\x1b[J"
+    later = f"main/0 {ALONE} 80%|########"
+    assert screen.getvalue() == (
+        f"{row}{erased}main/0 a line\n{row}{erased}{later}{erased}main/0 {ALONE}100%\n{later}{erased}main/0 more\n"
+    )
+
+
+def test_rows_are_in_the_order_of_ranks_and_go_with_their_replica(screen: Screen) -> None:
+    lines = LiveLines()
+
+    def read_first() -> Iterator[str]:
+        yield "\r[main2]: 5%\n"
+        assert list(lines.show(["\r[main10]: 1%\n", "\r[main2]: 3%\n"], "main", 0, XTERM)) == []
+
+    assert list(lines.show(read_first(), "main", 1, XTERM)) == []
+    shown = screen.getvalue().split("\x1b[J")
+    assert "main/0 [main2]: 3%\nmain/0 [main10]: 1%\nmain/1 [main2]: 5%\r\x1b[2A" in shown
+    assert shown[-2:] == ["main/1 [main2]: 5%\r", ""]

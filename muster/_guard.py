@@ -344,7 +344,7 @@ class Guard:
         _suspension.continue_tree()
 
     def _fence(self) -> float | None:
-        """Kill the guarded process's descendants, but not itself: it must notice and join again. Returns the next pause.
+        """Kill the guarded process's descendants, but not itself: it must join again. Returns the next pause.
 
         Only the guarded process can collect them, and it may be stopped, so no signal tells their ends.
         """

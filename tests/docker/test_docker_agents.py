@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,49 @@ def test_failure_names_what_the_worker_raised(apps):
     assert "ValueError: the data set is empty" in status.msg
     assert "the data set is empty" in status.structured_error_msg
     assert status.num_restarts == 0  # an agent's exit 1 is never tried again
+
+
+def test_restarts_in_place_are_counted(apps, volume, wait_until):
+    app = ddp("docker_fails_once.py", "2x1", volume, start="cold", max_retries=2)
+    app_id = apps.run(app, workspace=str(PROGRAMS))
+    wait_until(lambda: count_in_log(apps, app_id, 1, "attempt 1"), "the second attempt")
+    assert apps.status(app_id).num_restarts == 1, "while it runs"
+    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
+    assert apps.wait(app_id).num_restarts == 1
+
+
+def test_a_suspended_job_stands_still_on_all_nodes(apps, volume, wait_until):
+    """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
+    app_id = apps.run(
+        ddp("docker_ticks.py", "2x1", volume, start="cold", hang_timeout=2), workspace=str(PROGRAMS), keep="all"
+    )
+    wait_until(lambda: all(count_in_log(apps, app_id, index, "step 5\n") for index in (0, 1)), "both nodes run")
+    folder = apps.scheduler._find_folder(app_id)
+    assert folder.send_request("suspend")
+    role, shown = _role(apps, app_id), []
+
+    def stand_still():
+        last, shown[:] = shown[:], [apps.logs(app_id, role=role, replica=index) for index in (0, 1)]
+        time.sleep(0.5)
+        return last == shown
+
+    wait_until(stand_still, "no node prints")
+    time.sleep(7)
+    assert [apps.logs(app_id, role=role, replica=index) for index in (0, 1)] == shown
+    assert folder.send_request("continue")
+    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
+    status = apps.wait(app_id)
+    assert (status.state, status.num_restarts) == (AppState.SUCCEEDED, 0)
+    for index in (0, 1):
+        assert count_in_log(apps, app_id, index, "step 0\n") == 1, "workers started again"
+
+
+def test_a_suspended_job_can_be_cancelled(apps, volume, wait_until):
+    app_id = apps.run(ddp("docker_ticks.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
+    wait_until(lambda: count_in_log(apps, app_id, 1, "step 1\n"), "both nodes run")
+    apps.scheduler._find_folder(app_id).send_request("suspend")
+    apps.cancel(app_id)
+    assert apps.wait(app_id, deadline_s=25).state == AppState.CANCELLED  # the grace period is 45 s
 
 
 def test_memory_limit_ends_in_an_out_of_memory_report(apps):

@@ -38,7 +38,9 @@ class LiveLines:
         self._file: TextIO | None = None
         self._is_closed = False
 
-    def show(self, lines: Iterable[str], role: str, index: int, environ: Mapping[str, str] = os.environ) -> Iterable[str]:
+    def show(
+        self, lines: Iterable[str], role: str, index: int, environ: Mapping[str, str] = os.environ
+    ) -> Iterable[str]:
         """The lines for the caller to print; their bars are drawn here if TorchX's command line prints to a terminal.
 
         Args:

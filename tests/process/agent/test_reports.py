@@ -78,6 +78,53 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
     assert "bad batch 17" in error_file["message"]["message"]
 
 
+def test_a_traceback_stands_on_the_console_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "def step(batch):\n"
+        "    raise ValueError(f'bad batch {batch}')\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    step(17)\n"
+        "time.sleep(60)\n"
+    )
+    agent = [sys.executable, "-m", "muster.agent", *START_FLAGS, "--standalone", "--nproc-per-node", "2"]
+    agent += ["--log-dir", str(tmp_path)]
+    for flags, places in ((["--tee", "3"], "above, in the lines [default1]\n"), ([], "above\n")):
+        outcome = run_tree([*agent, *flags, str(script)])
+        assert outcome.exit_code == 1, outcome.explain()
+        assert outcome.stderr.count("Traceback (most recent call last)") == 1, outcome.explain()
+        assert f"  raised at : {script}, line 3, in step\n" in outcome.stderr, outcome.explain()
+        assert f"  traceback : {places}" in outcome.stderr, outcome.explain()
+    outcome = run_tree([*agent, "--redirects", "3", str(script)])
+    page = outcome.stderr.partition("JOB FAILED")[2]
+    assert page.count("Traceback (most recent call last)") == 1, "only the report shows it"
+
+
+def test_a_crash_is_shown_without_our_frames(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()\n")
+    agent = [sys.executable, "-m", "muster.agent", *START_FLAGS, "--standalone", "--nproc-per-node", "2"]
+    outcome = run_tree([*agent, "--tee", "3", "--log-dir", str(tmp_path), str(script)])
+    assert f'{script}", line 3 in crash' in outcome.stderr, outcome.explain()
+    assert "muster/agent/workers" not in outcome.stderr, outcome.explain()
+    assert outcome.stderr.count("Fatal Python error: Segmentation fault") <= 3, outcome.explain()
+
+
+def test_the_last_line_has_the_peak_memory_of_the_largest_worker_of_all_nodes(
+    nodes: list[list[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nx = bytearray(os.urandom(1)) * ((600 << 20) * (os.environ['RANK'] == '3'))\n")
+    with running(nodes, str(script)) as trees:
+        outcomes = [tree.wait() for tree in trees]
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+    (line,) = [line for line in outcomes[0].stderr.splitlines() if "peak memory" in line]
+    found = re.search(r"peak memory of a worker (\d+) MiB", line)
+    assert found is not None, line
+    assert int(found[1]) >= 600, line
+
+
 def test_on_kubernetes_no_agent_ends_before_all_have_the_report(nodes: list[list[str]], tmp_path: Path) -> None:
     """There the others are removed when the first pod fails; here each agent copies both messages at its end."""
     script = tmp_path / "train.py"

@@ -72,6 +72,23 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
     assert status.num_restarts == 1
 
 
+def read_stderr(folder: AppFolder, nodes: int) -> str:
+    logs = [folder.role_dir("train") / str(index) / "stderr.log" for index in range(nodes)]
+    return "".join(log.read_text() for log in logs)
+
+
+def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
+    (tmp_path / "train.py").write_text(TICKS)
+    app_id = scheduler.submit(dist.ddp(str(tmp_path / "done"), script="train.py", j="3x1", start="cold"), {})
+    folder = find_folder(app_id)
+    logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in range(3)]
+    wait_until(lambda: all(log.exists() and "step 1\n" in log.read_text() for log in logs), what="all nodes run")
+    scheduler.cancel(app_id)
+    wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", timeout_s=60, what="the end")
+    lines = [line for line in read_stderr(folder, 3).splitlines() if line.startswith("[muster]")]
+    assert lines == ["[muster] received SIGTERM: stopping, up to 30 s"]
+
+
 def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
     """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
     (tmp_path / "train.py").write_text(TICKS)

@@ -79,7 +79,8 @@ def test_colours_can_be_refused(screen: Screen, environ: dict[str, str]) -> None
 
 
 def test_a_bar_is_a_row_below_all_lines_until_it_ends(screen: Screen) -> None:
-    print_all(screen, [BAR, "a line\n", f"\r{ALONE} 80%|########\n", f"{ALONE}100%\n", END, "more\n"], {"TERM": "x", "NO_COLOR": "1"})
+    lines = [BAR, "a line\n", f"\r{ALONE} 80%|########\n", f"{ALONE}100%\n", END, "more\n"]
+    print_all(screen, lines, {"TERM": "x", "NO_COLOR": "1"})
     row, erased = f"main/0 {ALONE} 40%|####", "\r\x1b[J"
     later = f"main/0 {ALONE} 80%|########"
     assert screen.getvalue() == (

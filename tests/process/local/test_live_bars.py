@@ -1,0 +1,56 @@
+"""`torchx run` on a terminal: progress bars of all ranks as live rows below the lines."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+PROGRAM = """
+import os, sys, time
+for step in range(40):
+    sys.stderr.write(f"\\r{step * 5 // 2:3d}%|{'#' * (step // 4):10}|")
+    sys.stderr.flush()
+    if step == 20:
+        print("half", flush=True)
+    time.sleep(0.1)
+sys.stderr.write("\\r100%|##########|\\n")
+"""
+COLUMNS = 80
+
+
+def run_on_terminal(command: list[str], cwd: Path, env: dict[str, str]) -> tuple[bytes, int]:
+    """Everything that it writes to a terminal, and its exit code."""
+    master_fd, fd = pty.openpty()
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    process = subprocess.Popen(command, stdin=fd, stdout=fd, stderr=fd, cwd=cwd, env=env, start_new_session=True)
+    os.close(fd)
+    seen = b""
+    try:
+        while chunk := os.read(master_fd, 65536):
+            seen += chunk
+    except OSError:  # how Linux reports that the last writer has closed it
+        pass
+    os.close(master_fd)
+    return seen, process.wait()
+
+
+def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    job = ["dist.ddp", "-j", "2x2", "--script", "train.py"]
+    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "local_cwd", *job]
+    env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path), "TORCHX_CONFIG": ""}
+    seen, code = run_on_terminal(command, tmp_path, env)
+    text = seen.decode().replace("\r\n", "\n")
+    assert code == 0, text
+    ranks = [f"train/{node} [train{local}|n{node}.r{2 * node + local}]:" for node in range(2) for local in range(2)]
+    rows = [part for part in text.split("\x1b[J") if all(f"{rank} " in part for rank in ranks)]
+    assert rows, text
+    assert all(part.index(ranks[0]) < part.index(ranks[3]) for part in rows), "in the order of ranks"
+    printed = text.replace("\x1b[32m", "").replace("\x1b[0m", "")
+    for rank in ranks:
+        assert printed.count(f"{rank}half\n") == 1, "a line between two states of a bar"
+        assert printed.count(f"{rank}100%|##########|\n") == 1, "the bar's last state stays"

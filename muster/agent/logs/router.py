@@ -62,9 +62,7 @@ class LogRouter:
         self._run_id = run_id
         self._role = role
         self._nproc = nproc
-        self._console = console or Console(
-            clock=loop.clock, has_colour=config.has_colour, marks_bars=config.marks_bars
-        )
+        self._console = console or Console(clock=loop.clock, has_colour=config.has_colour, marks_bars=config.marks_bars)
         self._thread: LoopThread | None = None
         self._group: PumpGroup | None = None
         self._round: Round | None = None

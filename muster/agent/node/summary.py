@@ -8,9 +8,7 @@ from muster.agent.config import AgentConfig, StdChoice
 from muster.agent.runtime.event_log import RunTimes
 
 
-def describe_job(
-    times: RunTimes, config: AgentConfig, run_dir: str | None, *, succeeded: bool, peak_bytes: int
-) -> str:
+def describe_job(times: RunTimes, config: AgentConfig, run_dir: str | None, *, succeeded: bool, peak_bytes: int) -> str:
     """Format the line.
 
     Args:

@@ -5,7 +5,6 @@ with a carriage return, and such a line without text when the bar has ended. Any
 """
 
 import os
-import re
 import sys
 import threading
 import traceback

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from muster._progress_bars import fit_row
 from muster.agent.config import Std
 from muster.agent.logs import console as consoles
 from muster.agent.logs.console import Console
-from muster._progress_bars import fit_row
 from muster.agent.runtime.clock import SystemClock
 
 

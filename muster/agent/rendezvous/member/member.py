@@ -315,9 +315,7 @@ class Member:
             return
         self._kinds_posted.add(kind)
         number, is_leader = self._round.number, self._session.is_leading
-        self._post(
-            RoundBroken(number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader)
-        )
+        self._post(RoundBroken(number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

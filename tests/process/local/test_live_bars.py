@@ -41,7 +41,7 @@ def run_on_terminal(command: list[str], cwd: Path, env: dict[str, str]) -> tuple
 def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     job = ["dist.ddp", "-j", "2x2", "--script", "train.py"]
-    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "local_cwd", *job]
+    command = [str(Path(sys.executable).with_name("torchx")), "run", "-s", "local_cwd", *job]
     env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path), "TORCHX_CONFIG": ""}
     seen, code = run_on_terminal(command, tmp_path, env)
     text = seen.decode().replace("\r\n", "\n")

@@ -193,7 +193,7 @@ def measure(members, port, rounds):
             after_kib = rss_kib()
         if number < rounds:
             begin = time.monotonic()
-            host.members[0].failed(host.number, (build_failure(number),))
+            host.members[0].report_failures(host.number, (build_failure(number),))
     total = counter["sent"] + counter["received"]
     for child in children:
         child.stdin.write("end\n")
@@ -312,7 +312,7 @@ def main():
         run_members(*map(int, args.span.split(":")))
         return
     if args.one:
-        print(json.dumps(measure(args.one, 20000 + os.getpid() % 20000, args.rounds)))
+        print(json.dumps(measure(args.one, 20000 + os.getpid() % 10000, args.rounds)))
         return
     print(
         f"{'':8} {'members':>8} {'form s':>16} {'restart s':>16} {'KiB/member':>11} "

@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.round import Round
 
+_LOAD_EVIDENCE_AFTER_S = 1.0
+"""After the start of a round, when its workers are likely to be past their own."""
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record: its last output is in the pipes by then."""
 
@@ -196,6 +198,9 @@ class Supervisor:
             case _:
                 assert_never(action)
 
+    def _load_evidence(self) -> None:
+        self._read_evidence()
+
     def _read_evidence(self) -> "Evidence":
         if self._evidence is None:
             from muster.agent.node.evidence import Evidence
@@ -222,6 +227,8 @@ class Supervisor:
             case actions.ReportStarted(round=started):
                 self._transition_log.write_started(started, self._config.nproc)
                 self._workers.run_after_head_start(lambda: rendezvous.report_started(started.number))
+                # What a failure needs costs some 20 ms to load: then they would be part of the recovery.
+                self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
             case actions.ReportFailed():
                 failures = self._collect_failures(action.round, (action.failure,))
                 rendezvous.report_failures(action.round.number, failures)

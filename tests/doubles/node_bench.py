@@ -158,7 +158,7 @@ class FakeLogs:
     def run_when_open(self, then: Callable[[], None]) -> None:
         then()
 
-    def open_worker(self, local_rank: int) -> WorkerStreams:
+    def open_worker(self, round: Round, local_rank: int) -> WorkerStreams:  # noqa: A002
         if local_rank == self.no_descriptors_for:
             raise SpawnError(f"cannot make pipes for local rank {local_rank}: {os.strerror(24)}")
         self.opened.add(local_rank)

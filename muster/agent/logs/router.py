@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from muster.agent.config import LogConfig, Std
-from muster.agent.errors import InternalError, SpawnError
+from muster.agent.errors import SpawnError
 from muster.agent.logs.console import Console
 from muster.agent.logs.files import LogFile, RunFolder
 from muster.agent.logs.lines import build_prefix, find_last_frame
@@ -15,6 +15,7 @@ from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows_stderr
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
+from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:  # only with filters
     from muster.agent.logs.line_filter import LineFilter
@@ -65,7 +66,6 @@ class LogRouter:
         self._console = console or Console(clock=loop.clock, has_colour=config.has_colour, marks_bars=config.marks_bars)
         self._thread: LoopThread | None = None
         self._group: PumpGroup | None = None
-        self._round: Round | None = None
         self._pumps: dict[tuple[int, Std], StreamPump] = {}
         self._child_fds: dict[int, list[int]] = {}
         self._reported_incomplete = False
@@ -88,7 +88,6 @@ class LogRouter:
 
     def open_round(self, round: Round) -> None:  # noqa: A002
         """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
-        self._round = round
         self._pumps = {}
         self._files.open_round(round)
 
@@ -96,22 +95,23 @@ class LogRouter:
         """Call `then` when the round's files are open, or cannot be: perhaps at once, and within a limit."""
         self._files.run_when_open(then)
 
-    def open_worker(self, local_rank: int) -> WorkerStreams:
-        """Make one worker's pipes.
+    def open_worker(self, round: Round, local_rank: int) -> WorkerStreams:  # noqa: A002
+        """Make one worker's pipes. The round is the one whose files are open.
 
         Raises:
             SpawnError: too many open files.
         """
-        if self._round is None:
-            raise InternalError("open_worker came before open_round")
         files = self._files.get_worker(local_rank)
         plan = files.route
-        prefix = build_prefix(
-            role=self._role, local_rank=local_rank, round=self._round, template=self._config.prefix_template
+        template = self._config.prefix_template
+        source = _Source(
+            local_rank=local_rank,
+            global_rank=round.rank_offset + local_rank,
+            prefix=build_prefix(role=self._role, local_rank=local_rank, round=round, template=template),
         )
         self._child_fds[local_rank] = []
         try:
-            fds = {std: self._open_stream(local_rank, std, files, prefix) for std in plan.streams}
+            fds = {std: self._open_stream(source, std, files) for std in plan.streams}
         except OSError as error:
             self.close_child_ends(local_rank)
             raise SpawnError(f"cannot make pipes for local rank {local_rank}: {error.strerror}") from error
@@ -271,24 +271,24 @@ class LogRouter:
         where = error.filename or self._config.base_dir
         self.print_line(f"no log files, console only: cannot write to {where}: {error.strerror}")
 
-    def _open_stream(self, local_rank: int, std: Std, files: WorkerFiles, prefix: bytes) -> int | None:
+    def _open_stream(self, source: "_Source", std: Std, files: WorkerFiles) -> int | None:
         plan = files.route.streams[std]
+        child_fds = self._child_fds[source.local_rank]
         if plan.discarded:
-            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            self._child_fds[local_rank].append(fd)
-            return fd
+            child_fds.append(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+            return child_fds[-1]
         if not plan.captured:
             return None
         read_fd, write_fd = open_pipe()
-        self._child_fds[local_rank].append(write_fd)
-        self._start_pump(local_rank, std, files, prefix, read_fd)
+        child_fds.append(write_fd)
+        self._start_pump(source, std, files, read_fd)
         return write_fd
 
-    def _start_pump(self, local_rank: int, std: Std, files: WorkerFiles, prefix: bytes, read_fd: int) -> None:
+    def _start_pump(self, source: "_Source", std: Std, files: WorkerFiles, read_fd: int) -> None:
         plan = files.route.streams[std]
         thread, group = self._start_thread()
-        shown = self._config.local_ranks_filter is None or local_rank in self._config.local_ranks_filter
-        rank = local_rank + (self._round.rank_offset if self._round else 0)
+        shown = self._config.local_ranks_filter is None or source.local_rank in self._config.local_ranks_filter
+        prefix, rank = source.prefix, source.global_rank
         file = files.logs.get(std)
         lost = plan.path is not None and file is None
         pump = StreamPump(
@@ -301,7 +301,7 @@ class LogRouter:
             keeps_tail=std is Std.ERR,
             on_end=group.remove,
         )
-        self._pumps[local_rank, std] = pump
+        self._pumps[source.local_rank, std] = pump
         thread.submit(lambda: group.add(pump))
 
     def _start_thread(self) -> tuple[LoopThread, PumpGroup]:
@@ -327,6 +327,16 @@ class LogRouter:
 
 def _raise_error(error: OSError) -> NoReturn:
     raise error
+
+
+@record
+class _Source:
+    """Whose output a stream carries."""
+
+    local_rank: int
+    global_rank: int
+    prefix: bytes
+    """Of its lines on the console."""
 
 
 class _Once:

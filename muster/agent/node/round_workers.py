@@ -57,8 +57,8 @@ class RoundWorkers:
             on_ended=self._on_ended,
             report_workers=None if LINUX else parts.lease.record_workers,
         )
-        self._starting: Round | None = None
-        """A round whose log files are being opened before its workers start."""
+        self._opening: actions.StartWorkers | None = None
+        """A start that waits for its round's log files."""
         self._hang: HangWatch | None = None
         self._fencings = 0
         """The guard's count when the workers were started."""
@@ -93,7 +93,7 @@ class RoundWorkers:
             case actions.StartWorkers():
                 self._start(action)
             case actions.CancelStarts():
-                self._starting = None
+                self._opening = None
                 self._pool.cancel_starts()
                 self._close_child_ends()
             case actions.SignalWorkers():
@@ -112,14 +112,14 @@ class RoundWorkers:
         self.memory.reset()
         self._watch_for_hangs(formed.number)
         self._renew_page(formed)
-        self._starting = formed
+        self._opening = action
         self._logs.run_when_open(lambda: self._start_opened(action))
 
     def _start_opened(self, action: actions.StartWorkers) -> None:
         formed = action.round
-        if self._starting is not formed:  # cancelled meanwhile
+        if self._opening is not action:  # cancelled meanwhile
             return
-        self._starting = None
+        self._opening = None
         local_rank = 0
         specs: list[WorkerSpec] = []
         try:
@@ -133,7 +133,7 @@ class RoundWorkers:
         self._pool.start(formed.number, specs)
 
     def _build_spec(self, formed: Round, local_rank: int, *, hosts_store: bool) -> WorkerSpec:
-        streams = self.streams[local_rank] = self._logs.open_worker(local_rank)
+        streams = self.streams[local_rank] = self._logs.open_worker(formed, local_rank)
         placement = self._placements[local_rank] if self._placements else None
         env = build_worker_env(self._config, formed, local_rank, error_file=streams.error_file)
         return WorkerSpec(

@@ -76,9 +76,10 @@ class Node:
 
     def start(self, command: Sequence[str | Path], **round_changes: Any) -> None:
         """One child per rank, in a new round."""
-        self.open(make_round(self.nproc, **round_changes))
+        formed = make_round(self.nproc, **round_changes)
+        self.open(formed)
         for rank in range(self.nproc):
-            streams = self.streams[rank] = self.router.open_worker(rank)
+            streams = self.streams[rank] = self.router.open_worker(formed, rank)
             env = {**os.environ, "LOCAL_RANK": str(rank)}
             self.children.append(
                 subprocess.Popen(command, stdout=streams.stdout_fd, stderr=streams.stderr_fd, env=env, cwd=PROGRAMS)
@@ -172,8 +173,9 @@ def test_redirect_goes_to_files_only(tmp_path: Path) -> None:
 
 def test_no_flags_leave_the_workers_the_agents_own_descriptors(tmp_path: Path) -> None:
     node = Node(str(tmp_path))
-    node.open(make_round(2))
-    streams = node.router.open_worker(0)
+    formed = make_round(2)
+    node.open(formed)
+    streams = node.router.open_worker(formed, 0)
     assert (streams.stdout_fd, streams.stderr_fd, streams.log_path) == (None, None, None)
     assert streams.error_file == str(tmp_path / "job/attempt_0/0/error.json")
     node.drain()

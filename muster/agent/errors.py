@@ -32,6 +32,11 @@ class EnvironmentFault(MusterError):
 class SpawnError(EnvironmentFault):
     """A worker could not be started."""
 
+    def __init__(self, reason: str, errno: int | None = None) -> None:
+        """`reason` in one line; `errno` of the call that failed, None where no system call has."""
+        super().__init__(reason)
+        self.errno = errno
+
 
 class RendezvousError(MusterError):
     """Rendezvous could not be formed in time, or was lost and could not be formed again."""

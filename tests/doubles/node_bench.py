@@ -224,7 +224,7 @@ class FakeStarter:
         self,
         specs: Iterable[WorkerSpec],
         on_started: Callable[[int, int], None],
-        on_failed: Callable[[int, str], None],
+        on_failed: Callable[[int, SpawnError], None],
     ) -> None:
         self._current = batch = next(self._batch)
         for spec in specs:

@@ -3,6 +3,7 @@
 `FailureCollector` collects the evidence, `build_failure` interprets it (pure except for the error file).
 """
 
+import errno
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -33,7 +34,8 @@ _USAGE_CODE = 2
 """Python's exit code for a script that does not exist, and argparse's for a wrong argument. When stderr was captured,
 its text decides instead."""
 _USAGE_S = 5.0
-_NO_SUCH_FILE = "No such file or directory"
+_NOT_RUN_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
+"""Of an exec: there is no such program, or it cannot be executed."""
 _NOT_FOUND_CODES = (126, 127)
 """A shell's exit codes for a command that cannot be executed or is not found."""
 
@@ -49,6 +51,8 @@ class FailureContext:
     """As from os.waitstatus_to_exitcode; None: there was no process."""
     pid: int = 0
     reason: str = ""
+    spawn_errno: int | None = None
+    """Of the call that could not start it."""
     time_s: float = 0.0
     """Wall clock of its end."""
     age_s: float = 0.0
@@ -101,6 +105,7 @@ class FailureCollector:
         streams: WorkerStreams | None = None,
         reason: str = "",
         *,
+        spawn_errno: int | None = None,
         hung_pid: int | None = None,
     ) -> Failure:
         """Collect the failure of one worker.
@@ -111,6 +116,7 @@ class FailureCollector:
             end: None when no process has ended: the worker could not be started, or it hangs.
             streams: None when there were none yet.
             reason: one line, when there is no exit status.
+            spawn_errno: of the call that could not start it.
             hung_pid: the process of a worker that hangs; None: it has ended or was never started.
         """
         now_s = self._clock.now_s()
@@ -133,6 +139,7 @@ class FailureCollector:
                 pid=end.worker.pid if end else hung_pid or 0,
                 hung=hung_pid is not None,
                 reason=reason,
+                spawn_errno=spawn_errno,
                 time_s=self._clock.wall_s() - age_s,
                 age_s=age_s,
                 run_time_s=max(0.0, end.ended_s - end.worker.started_s) if end else 0.0,
@@ -198,19 +205,20 @@ def build_failure(context: FailureContext) -> Failure:
         collateral=context.stopped_by_us,
         hung=context.hung,
     )
-    return replace(failure, early=is_early(failure, context.run_time_s))
+    return replace(failure, early=is_early(failure, context.run_time_s, context.spawn_errno))
 
 
-def is_early(failure: Failure, run_time_s: float) -> bool:
+def is_early(failure: Failure, run_time_s: float, spawn_errno: int | None = None) -> bool:
     """Whether it is a start-up error that a restart would only repeat: no such script, a failed import, bad syntax.
 
     Args:
         failure: of one worker.
         run_time_s: seconds from the worker's start to its end.
+        spawn_errno: of the call that could not start it; None when it was started.
     """
     if failure.stopped_by_us or failure.signal or run_time_s > EARLY_S:
         return False
-    if failure.exit_code in _NOT_FOUND_CODES or (failure.exit_code is None and _NO_SUCH_FILE in failure.reason):
+    if failure.exit_code in _NOT_FOUND_CODES or spawn_errno in _NOT_RUN_ERRNOS:
         return True
     if failure.exit_code == _USAGE_CODE and run_time_s <= _USAGE_S and not failure.stderr_tail:
         return True

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from muster._contract import REPORT_SCHEMA
 from muster.agent.runtime.fields import Count, Integer, Limit, Line, Lines, Name, Paragraph, Seconds, Traceback
+from muster.agent.runtime.records import record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,22 @@ class Stack:
     node: Count
     local_rank: Count
     text: Traceback
+
+
+@record
+class FinalFailure:
+    """Why the job has failed for good, as decided when its last round ended."""
+
+    cause: Line
+    """One clause about what failed, as far as it was known."""
+    global_rank: Count | None = None
+    """The rank that `cause` describes; None: it describes none."""
+    verdict: Line = ""
+    """One clause that says why no attempt follows; empty: `cause` says it."""
+
+    def describe(self) -> str:
+        """Both in one line."""
+        return f"{self.cause}; {self.verdict}" if self.verdict else self.cause
 
 
 Failures = Annotated[tuple[Failure, ...], Limit(most=4096)]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack, name_ranks
+from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack, name_ranks
 from muster.agent.runtime.records import record
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
@@ -185,13 +185,13 @@ def describe_cause(failures: tuple[Failure, ...]) -> str:
 
 def build_report(
     run_id: str,
-    reason: str,
+    final: FinalFailure,
     attempt: int,
     max_restarts: int,
     seen: Iterable[DatedFailure],
     stacks: tuple[Stack, ...],
 ) -> Report:
-    """Build the one report of the job; `reason` is what `find_final_reason` returned.
+    """Build the one report of the job.
 
     It fits into one message: if it is too long, the texts of the last ranks are left out.
     """
@@ -208,7 +208,7 @@ def build_report(
         shown.append(stack if left > 0 else replace(stack, text=LEFT_OUT))
     return Report(
         run_id=run_id,
-        reason=_replace_cause(reason, seen, ordered),
+        reason=_renew_cause(final, ordered).describe(),
         attempt=attempt,
         max_restarts=max_restarts,
         failures=tuple(failures),
@@ -225,9 +225,12 @@ def _shorten(failure: Failure) -> Failure:
     return replace(failure, traceback=None, exception=exception, reason=failure.reason[:_SHORT_CHARS], stderr_tail=())
 
 
-def _replace_cause(reason: str, seen: tuple[DatedFailure, ...], ordered: tuple[Failure, ...]) -> str:
-    """Name the final root cause in the reason: when several fail at once, another failure may have arrived first."""
-    for first in (f"{describe_failure(each.failure)}; " for each in seen):
-        if ordered and not ordered[0].collateral and reason.startswith(first):
-            return f"{describe_cause(ordered)}; {reason.removeprefix(first)}"
-    return reason
+def _renew_cause(final: FinalFailure, ordered: tuple[Failure, ...]) -> FinalFailure:
+    """Describe the root cause as it is known now: when several fail at once, another may have been reported first.
+
+    Not where the failure that was final is unknown: after a takeover only failures that it caused may be.
+    """
+    is_known = any(failure.global_rank == final.global_rank for failure in ordered)
+    if not is_known or ordered[0].collateral:
+        return final
+    return FinalFailure(cause=describe_cause(ordered), global_rank=ordered[0].global_rank, verdict=final.verdict)

@@ -114,7 +114,7 @@ class LogRouter:
             fds = {std: self._open_stream(source, std, files) for std in plan.streams}
         except OSError as error:
             self.close_child_ends(local_rank)
-            raise SpawnError(f"cannot make pipes for local rank {local_rank}: {error.strerror}") from error
+            raise SpawnError(f"cannot make pipes for local rank {local_rank}: {error.strerror}", error.errno) from error
         return WorkerStreams(
             stdout_fd=fds[Std.OUT],
             stderr_fd=fds[Std.ERR],
@@ -309,8 +309,9 @@ class LogRouter:
             try:
                 self._thread = LoopThread(self._loop, "muster-logs", on_failure=raise_broken)
             except RuntimeError as error:  # how `threading` reports EAGAIN
+                shortage = os.strerror(errno.EAGAIN)
                 raise SpawnError(
-                    f"cannot start a thread for the workers' output: {os.strerror(errno.EAGAIN)}"
+                    f"cannot start a thread for the workers' output: {shortage}", errno.EAGAIN
                 ) from error
             self._group = PumpGroup(self._thread.loop)
         return self._thread, self._group

@@ -15,6 +15,8 @@ class LocalFailure:
 
     local_rank: int
     reason: str = ""
+    errno: int | None = None
+    """Of the call that could not start it."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ class SpawnFailed:
     number: int
     local_rank: int
     reason: str
+    errno: int | None = None
+    """Of the call that failed; None where no system call has."""
 
 
 @record

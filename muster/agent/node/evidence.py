@@ -53,7 +53,9 @@ class Evidence:
         collector = FailureCollector(host=self._host, clock=self._clock, logs=stderr, oom=self._oom)
 
         def collect(files: WorkerStreams | None) -> Failure:
-            return collector.collect(round, local_rank, end, files, failure.reason, hung_pid=hung_pid)
+            return collector.collect(
+                round, local_rank, end, files, failure.reason, spawn_errno=failure.errno, hung_pid=hung_pid
+            )
 
         collected = self._logs.files.call(lambda: collect(streams))
         if collected is None:

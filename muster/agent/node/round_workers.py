@@ -128,7 +128,7 @@ class RoundWorkers:
                 specs.append(self._build_spec(formed, local_rank, hosts_store=hosts_store))
         except SpawnError as error:  # no descriptors left for its output
             self._close_child_ends()
-            self._on_spawn_failed(formed.number, local_rank, str(error))
+            self._on_spawn_failed(formed.number, local_rank, error)
             return
         self._pool.start(formed.number, specs)
 
@@ -176,10 +176,12 @@ class RoundWorkers:
         self._logs.close_child_ends(worker.local_rank)
         self._post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
 
-    def _on_spawn_failed(self, number: int, local_rank: int, reason: str) -> None:
+    def _on_spawn_failed(self, number: int, local_rank: int, error: SpawnError) -> None:
         # When descriptors run out, the imports for the failure's description need one of these.
         self._logs.close_child_ends(local_rank)
-        self._post(events.SpawnFailed(number=number, local_rank=local_rank, reason=reason))
+        self._post(
+            events.SpawnFailed(number=number, local_rank=local_rank, reason=str(error), errno=error.errno)
+        )
 
     def _on_ended(self, end: WorkerEnd) -> None:
         worker = end.worker

@@ -110,7 +110,7 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     phase = state.phase
     if not isinstance(phase, Running) or event.number != phase.round.number or event.local_rank not in phase.awaited:
         return state, ()
-    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason)
+    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno)
     awaited = phase.awaited - {event.local_rank}
     phase = replace(phase, awaited=awaited, failures=_add_failure(phase.failures, failure))
     return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)

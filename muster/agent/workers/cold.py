@@ -39,14 +39,14 @@ class CommandStarter:
         self,
         specs: Sequence[WorkerSpec],
         on_started: Callable[[int, int], None],
-        on_failed: Callable[[int, str], None],
+        on_failed: Callable[[int, SpawnError], None],
     ) -> None:
         """See `spec.WorkerStarter`. Stops at the first worker that cannot be started: the round fails anyway."""
         for spec in specs:
             try:
                 pid = spawn(spec)
             except SpawnError as error:
-                on_failed(spec.local_rank, str(error))
+                on_failed(spec.local_rank, error)
                 return
             if self._on_record is not None:
                 self._on_record("worker_released", how="cold", local_rank=spec.local_rank, pid=pid)
@@ -95,7 +95,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
     try:
         report_read, report_write = os.pipe()
     except OSError as error:
-        raise SpawnError(f"cannot start {command[0]!r}: {error.strerror}") from error
+        raise SpawnError(f"cannot start {command[0]!r}: {error.strerror}", error.errno) from error
     agent_pid = os.getpid()
     try:
         with warnings.catch_warnings():
@@ -105,7 +105,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
     except OSError as error:
         os.close(report_read)
         os.close(report_write)
-        raise SpawnError(f"cannot fork a worker: {error.strerror}") from error
+        raise SpawnError(f"cannot fork a worker: {error.strerror}", error.errno) from error
     if pid == 0:
         _exec_worker(spec, command, report_write, agent_pid, keep_fd)
     os.close(report_write)
@@ -115,7 +115,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
         os.close(report_read)
     if failed:
         os.waitpid(pid, 0)
-        raise SpawnError(f"cannot run {command[0]!r}: {os.strerror(int(failed))}")
+        raise SpawnError(f"cannot run {command[0]!r}: {os.strerror(int(failed))}", int(failed))
     return pid
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster import _processes
+from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
@@ -65,11 +66,11 @@ class WorkerPool:
         starter: WorkerStarter,
         *,
         on_started: Callable[[LiveWorker], None],
-        on_spawn_failed: Callable[[int, int, str], None],
+        on_spawn_failed: Callable[[int, int, SpawnError], None],
         on_ended: Callable[[WorkerEnd], None],
         report_workers: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """Callbacks get: a started worker; (round number, local rank, reason); a worker's end.
+        """Callbacks get: a started worker; (round number, local rank, why); a worker's end.
 
         `report_workers`, if given, gets the live workers' process ids whenever they change: for a guard that cannot
         find orphans by itself. The pool then also kills the workers' process groups.
@@ -97,7 +98,7 @@ class WorkerPool:
         self._starter.start(
             specs,
             lambda local_rank, pid: self._add_worker(number, local_rank, pid),
-            lambda local_rank, reason: self._on_spawn_failed(number, local_rank, reason),
+            lambda local_rank, error: self._on_spawn_failed(number, local_rank, error),
         )
 
     def cancel_starts(self) -> None:

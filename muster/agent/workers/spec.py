@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from muster.agent.errors import SpawnError
+
 
 def get_stack_signal() -> int | None:
     """The signal that makes a Python worker append its threads' stacks to its stack file; None where there is none.
@@ -90,14 +92,14 @@ class WorkerStarter(Protocol):
         self,
         specs: Sequence[WorkerSpec],
         on_started: Callable[[int, int], None],
-        on_failed: Callable[[int, str], None],
+        on_failed: Callable[[int, SpawnError], None],
     ) -> None:
         """Start one worker per spec. Returns at once; calls back on the loop, in any order, possibly before returning.
 
         Args:
             specs: length nproc, in order of local rank.
             on_started: called with (local_rank, pid) once the worker exists.
-            on_failed: called with (local_rank, reason in one line) for a worker that could not be started; the
+            on_failed: called with (local_rank, why) for a worker that could not be started; the
                 supervisor then stops those that were.
         """
         ...

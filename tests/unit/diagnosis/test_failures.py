@@ -1,5 +1,6 @@
 """What a worker died of: error files of all kinds, what Python prints, and what is a start-up error."""
 
+import errno
 import json
 import os
 import signal
@@ -119,7 +120,8 @@ def early(**changes: Any) -> bool:
         {"code": 1, "stderr_tail": ("/usr/bin/python: No module named nothing",)},
         {"code": 127},
         {"code": 2},
-        {"code": None, "reason": "cannot start x: No such file or directory"},
+        {"code": None, "reason": "cannot run x", "spawn_errno": errno.ENOENT},
+        {"code": None, "reason": "cannot run x", "spawn_errno": errno.EACCES},
     ],
 )
 def test_start_up_errors(changes: dict[str, Any]) -> None:
@@ -136,6 +138,8 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
         {"code": 2, "stderr_tail": ("the device is busy",)},
         {"code": -11},
         {"code": None, "reason": "no CPU time used"},
+        {"code": None, "reason": "cannot fork a worker", "spawn_errno": errno.EAGAIN},
+        {"code": None, "reason": "hung: No such file or directory"},
     ],
 )
 def test_other_ends_may_be_retried(changes: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Whose failure it was, and what the report's first line says of it."""
 
-from muster.agent.diagnosis.report import Failure, OomEvidence, Stack
+from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root, describe_failure
-from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
+from muster.agent.rendezvous.consensus.restart_budget import find_final_failure
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
@@ -21,22 +21,22 @@ def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
     return DatedFailure(when_s=when_s, failure=failure)
 
 
-def report(reason, *seen, stacks=()):
-    return build_report("job", reason, 0, 0, seen, stacks)
+def report(final, *seen, stacks=()):
+    return build_report("job", final, 0, 0, seen, stacks)
 
 
 def build(*seen, stacks=()):
     """The report of a job that may not restart, as the leader builds it."""
-    reason = find_final_reason(choose_root(seen), None, 0, 0)
-    return report(reason, *seen, stacks=stacks)
+    final = find_final_failure(choose_root(seen), None, 0, 0)
+    return report(final, *seen, stacks=stacks)
 
 
 def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     heard_first, failed_first, victim = see(10.01, 0), see(10.0, 1), see(9.0, 2, stopped_by_us=True)
-    reason = find_final_reason(choose_root([heard_first]), None, 0, 0)
-    assert reason is not None
-    assert reason.startswith("rank 0 ")
-    made = report(reason, heard_first, failed_first, victim)
+    final = find_final_failure(choose_root([heard_first]), None, 0, 0)
+    assert final is not None
+    assert final.describe().startswith("rank 0 ")
+    made = report(final, heard_first, failed_first, victim)
     assert [failure.global_rank for failure in made.failures] == [1, 0, 2]
     assert (
         made.reason
@@ -44,9 +44,14 @@ def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     )
 
 
-def test_a_reason_that_names_no_failure_stays() -> None:
-    assert report("the nodes came apart", see(1.0, 0)).reason == "the nodes came apart"
-    assert report("a worker failed; why", see(1.0, 0, stopped_by_us=True)).reason == "a worker failed; why"
+def test_a_cause_that_is_no_known_failure_stays() -> None:
+    """After a takeover the new leader may know only failures that the root cause has caused."""
+    assert report(FinalFailure(cause="the nodes came apart"), see(1.0, 0)).reason == "the nodes came apart"
+    elsewhere = FinalFailure(cause="rank 0 failed", global_rank=0, verdict="why")
+    assert report(elsewhere, see(1.0, 1)).reason == "rank 0 failed; why"
+    none = find_final_failure(None, None, 0, 0)
+    ended = see(1.0, 0, stopped_by_us=True)
+    assert report(none, ended).reason == "a worker failed; no restarts are allowed (--max-restarts 0)"
 
 
 def test_ranks_with_the_same_exception_failed_in_the_same_way() -> None:

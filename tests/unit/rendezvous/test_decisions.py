@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.agent.diagnosis.report import Failure
+from muster.agent.diagnosis.report import Failure, FinalFailure
 from muster.agent.rendezvous.consensus.actions import (
     BreakRound,
     CheckLease,
@@ -780,14 +780,15 @@ def recovery_state(rank: int | None, *, ended: list[int]) -> RecoveryState:
 def test_takeover_after_the_last_failure_ends_the_job() -> None:
     """The old leader had announced that the job failed for good, and was lost before it could end it."""
     leader = Leader(rules(2, 3), takeover=True)
-    final_reason = "rank 1 on node 1 (h) exited with code 1; no restarts are allowed"
-    one, two = (replace(recovery_state(rank, ended=[]), final_reason=final_reason) for rank in (1, 2))
+    cause, verdict = "rank 1 on node 1 (h) exited with code 1", "no restarts are allowed"
+    final = FinalFailure(cause=cause, global_rank=1, verdict=verdict)
+    one, two = (replace(recovery_state(rank, ended=[]), final=final) for rank in (1, 2))
     assert not leader.feed(Joined(member=replace(member(1, recovery_state=one), is_leader=True)))
     leader.feed(Joined(member=member(2, recovery_state=two)))
     end = leader.only(EndJob)
     assert not end.succeeded
     assert end.report is not None
-    assert (end.report.reason, end.printer_id) == (final_reason, "m1")
+    assert (end.report.reason, end.printer_id) == (f"{cause}; {verdict}", "m1")
 
 
 def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader() -> None:

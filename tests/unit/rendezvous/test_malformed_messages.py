@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
+from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Failed,
@@ -140,6 +140,11 @@ BREAK = down.RoundBreak(
     next_attempt=1,
     startup_signature=None,
 )
+LAST_BREAK = replace(
+    BREAK,
+    kind=BreakKind.FINAL,
+    final=FinalFailure(cause="rank 1 failed", global_rank=1, verdict="no restarts are allowed"),
+)
 DOWN: list[Message] = [
     down.Welcome(leader_id="leader", listen_port=5000),
     REPLY,
@@ -147,6 +152,7 @@ DOWN: list[Message] = [
     down.RoundSummary(facts=Shared(FACTS), quorum_rounds=(QUORUM_ROUND,), is_spare=True),
     down.RoundCommitted(round_number=1),
     BREAK,
+    LAST_BREAK,
     down.JobEnd(succeeded=False, report=Shared(REPORT), prints_report=True),
     down.Exit(),
     down.RendezvousFailure(reason="too few"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import LEFT_OUT, DatedFailure, build_report
 from muster.agent.rendezvous.protocol.codec import encode_message
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
@@ -36,7 +36,7 @@ def test_a_report_of_thousands_of_ranks_with_long_texts_fits_into_one_frame(char
         for rank in range(4096)
     ]
     stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=character * 5000) for rank in range(4096))
-    report = build_report("run", "why", 0, 1, seen, stacks)
+    report = build_report("run", FinalFailure(cause="why"), 0, 1, seen, stacks)
     frame = encode_message(JobEnd(succeeded=False, report=Shared(report), prints_report=True), FRAME_LIMIT_BYTES)
     assert len(frame) < FRAME_LIMIT_BYTES
     assert json.loads(frame)["report"]["failures"][0]["traceback"] == character * 4000
@@ -50,4 +50,4 @@ def test_an_ordinary_report_is_not_shortened() -> None:
         Stack(global_rank=1, node=0, local_rank=1, text="b"),
         Stack(global_rank=0, node=0, local_rank=0, text="a"),
     )
-    assert build_report("run", "why", 0, 1, (), stacks).stacks == stacks[::-1]
+    assert build_report("run", FinalFailure(cause="why"), 0, 1, (), stacks).stacks == stacks[::-1]

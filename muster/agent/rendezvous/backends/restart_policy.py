@@ -11,7 +11,7 @@ from muster.agent.rendezvous.interface import BreakKind, JobEnded, PostEvent, Ro
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # only a failure loads them
-    from muster.agent.diagnosis.report import Failure, Stack
+    from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
     from muster.agent.diagnosis.root_cause import DatedFailure
 
 
@@ -33,7 +33,7 @@ class LocalRestartPolicy:
         self._run_id = run_id
         self._max_restarts = max_restarts
         self._early: str | None = None
-        self._final: str | None = None
+        self._final: FinalFailure | None = None
         self._is_own = True
         self._failures: list[DatedFailure] = []
         self._stacks: list[Stack] = []
@@ -64,16 +64,19 @@ class LocalRestartPolicy:
         if self.broken is not None:
             return False
         from muster.agent.diagnosis.root_cause import choose_root, describe_failure, find_signature
-        from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
+        from muster.agent.rendezvous.consensus.restart_budget import find_final_failure
 
         root = choose_root(self._failures)
-        self._final = find_final_reason(root, self._early, self.attempt, self._max_restarts)
+        self._final = find_final_failure(root, self._early, self.attempt, self._max_restarts)
         self._early = find_signature(root)
-        self.break_round(BreakKind.FINAL if self._final else BreakKind.FAILURE, self._final or describe_failure(root))
+        if self._final is None:
+            self.break_round(BreakKind.FAILURE, describe_failure(root))
+        else:
+            self.break_round(BreakKind.FINAL, self._final.describe())
         return True
 
     @property
-    def final(self) -> str | None:
+    def final(self) -> "FinalFailure | None":
         """Why the job has failed for good; None while it may go on."""
         return self._final
 
@@ -87,12 +90,14 @@ class LocalRestartPolicy:
         """Break the round: the job has failed for good on another node, which prints the report.
 
         Args:
-            reason: what `find_final_reason` returned there.
+            reason: why, in one line.
             root: the root cause, as that node sent it.
         """
         if self.has_ended or self._final is not None:
             return
-        self._final, self._is_own = reason, False
+        from muster.agent.diagnosis.report import FinalFailure
+
+        self._final, self._is_own = FinalFailure(cause=reason), False
         self._record((root,) if root is not None else ())
         if self.broken is None:
             self.break_round(BreakKind.FINAL, reason)
@@ -129,11 +134,12 @@ class LocalRestartPolicy:
         self.has_ended = True
         report = None
         if not succeeded:
+            from muster.agent.diagnosis.report import FinalFailure
             from muster.agent.diagnosis.root_cause import build_report
 
             report = build_report(
                 self._run_id,
-                self._final or "",
+                self._final or FinalFailure(cause=""),
                 self.attempt,
                 self._max_restarts,
                 self._failures,

@@ -156,7 +156,10 @@ class TorchRendezvous:
         """See `Rendezvous`."""
         if self._policy.record_failures(round_number, failures):
             final, root = self._policy.final, self._policy.find_root()
-            self._thread.send_command("pause" if final is None else "fail", final or "", root)
+            if final is None:
+                self._thread.send_command("pause", root=root)
+            else:
+                self._thread.send_command("fail", final.describe(), root)
 
     def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""

@@ -1,6 +1,6 @@
 """Actions of the leader: what `decisions.decide` asks it to send."""
 
-from muster.agent.diagnosis.report import Report
+from muster.agent.diagnosis.report import FinalFailure, Report
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import BreakKind
@@ -33,6 +33,8 @@ class BreakRound:
     want_stacks: bool
     next_attempt: int
     startup_signature: str | None
+    final: FinalFailure | None = None
+    """With `BreakKind.FINAL`."""
 
 
 @record

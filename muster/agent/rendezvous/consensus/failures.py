@@ -4,11 +4,11 @@ Only a worker's failure makes a new attempt. The restart budget is the job's. A 
 attempt.
 """
 
-from muster.agent.diagnosis.report import Failure
+from muster.agent.diagnosis.report import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
 from muster.agent.rendezvous.consensus.actions import Action, BreakRound
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
-from muster.agent.rendezvous.consensus.restart_budget import find_final_reason
+from muster.agent.rendezvous.consensus.restart_budget import find_final_failure
 from muster.agent.rendezvous.consensus.state import (
     Decision,
     Ending,
@@ -31,7 +31,7 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
     phase = state.phase
     if event.round_number != state.round_number or event.id not in state.assignments or isinstance(phase, Ending):
         return state, ()
-    if isinstance(phase, Forming) and not (phase.is_new_attempt or phase.final_reason):
+    if isinstance(phase, Forming) and not (phase.is_new_attempt or phase.final):
         return state, ()  # The round was broken for another reason: this is collateral.
     limit_s = now_s + event.suspicion_s + state.rules.batch_limit_s
     before = state.failures
@@ -44,7 +44,7 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
     state = replace(state, failures=failures)
     if isinstance(phase, Forming) or phase.loss_wait_until_s is not None:
         return state, ()
-    if _find_final_reason(state) is None or len(state.assignments) == 1:
+    if _find_final_failure(state) is None or len(state.assignments) == 1:
         return break_for_failure(state, now_s)
     loss_wait_until_s = now_s + event.suspicion_s + state.rules.loss_wait_s
     return replace(state, phase=replace(phase, loss_wait_until_s=loss_wait_until_s)), ()
@@ -82,25 +82,27 @@ def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFa
     return tuple(DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures)
 
 
-def _find_final_reason(state: JobState) -> str | None:
-    """One line when the failures seen end the job, None when another attempt is due."""
-    return find_final_reason(
+def _find_final_failure(state: JobState) -> FinalFailure | None:
+    """Why the failures seen end the job, None when another attempt is due."""
+    return find_final_failure(
         choose_root(state.failures.seen), state.startup_signature, state.attempt, state.rules.max_restarts
     )
 
 
 def break_for_failure(state: JobState, now_s: float) -> Decision:
     """End the round because of the failures seen so far, and the job when no attempt is left."""
-    final_reason = _find_final_reason(state)
+    final = _find_final_failure(state)
     root = choose_root(state.failures.seen)
-    if final_reason is not None:
-        return break_round(state, BreakKind.FINAL, final_reason, now_s)
+    if final is not None:
+        return break_round(state, BreakKind.FINAL, final.describe(), now_s, final)
     return break_round(
         replace(state, startup_signature=find_signature(root)), BreakKind.FAILURE, describe_failure(root), now_s
     )
 
 
-def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> Decision:
+def break_round(
+    state: JobState, kind: BreakKind, reason: str, now_s: float, final: FinalFailure | None = None
+) -> Decision:
     """Ask all members of the round to stop; the next round waits for all of them."""
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
     limits_s = (state.members[member_id].stop_limit_s for member_id in ids)
@@ -112,6 +114,7 @@ def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> 
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
         next_attempt=state.attempt + (1 if kind is BreakKind.FAILURE else 0),
         startup_signature=state.startup_signature,
+        final=final,
     )
     phase = Forming(
         since_s=now_s,
@@ -119,7 +122,7 @@ def break_round(state: JobState, kind: BreakKind, reason: str, now_s: float) -> 
         stop_deadline_s=now_s + max(limits_s, default=0.0) + state.rules.stop_margin_s,
         skips_last_call=True,
         is_new_attempt=kind is BreakKind.FAILURE,
-        final_reason=reason if kind is BreakKind.FINAL else None,
+        final=final,
     )
     return replace(state, phase=phase), (action,)
 
@@ -142,7 +145,7 @@ def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
     if not isinstance(phase, Forming) or event.id not in phase.stopping:
         return state, ()
     failures = replace(state.failures, stacks=state.failures.stacks + event.stacks)
-    if phase.is_new_attempt or phase.final_reason is not None:
+    if phase.is_new_attempt or phase.final is not None:
         failures = replace(failures, seen=failures.seen + _date_failures(event.failures, now_s))
     return replace(
         state,

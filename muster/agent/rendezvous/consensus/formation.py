@@ -1,5 +1,6 @@
 """Forming rounds: when, and with which members; and ending the job. Pure."""
 
+from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.diagnosis.root_cause import build_report
 from muster.agent.rendezvous.consensus.actions import CheckLease, EndJob, FailRendezvous, FormRound, Notify
 from muster.agent.rendezvous.consensus.events import LeaseChecked
@@ -18,8 +19,8 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
         case Forming() as phase:
             if phase.stopping:
                 return state, ()
-            if phase.final_reason is not None:
-                return _end_after_failure(state, phase, phase.final_reason, now_s)
+            if phase.final is not None:
+                return _end_after_failure(state, phase, phase.final, now_s)
             return _propose_round(state, phase) if _can_form(state, phase, now_s) else (state, ())
         case Running() as phase:
             is_done = phase.loss_wait_until_s is None and len(phase.succeeded) == len(state.assignments)
@@ -144,31 +145,31 @@ def _end_after_success(state: JobState, phase: Running, now_s: float) -> Decisio
     return replace(state, phase=replace(phase, end_wait_until_s=end_wait_until_s)), ()
 
 
-def _end_after_failure(state: JobState, phase: Forming, reason: str, now_s: float) -> Decision:
+def _end_after_failure(state: JobState, phase: Forming, final: FinalFailure, now_s: float) -> Decision:
     """End the job, but wait for unreachable members: they may not know that it failed, and continue."""
     if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= phase.end_wait_until_s:
-        return _end_job(state, reason)
+        return _end_job(state, final)
     if phase.end_wait_until_s < FOREVER or now_s < state.rejoin_wait_until_s:
         return state, ()
     limit_s = state.rules.join_timeout_s
-    line = f"{reason}; most nodes are unreachable and may continue: waiting {limit_s:g} s for them"
+    line = f"{final.describe()}; most nodes are unreachable and may continue: waiting {limit_s:g} s for them"
     return replace(state, phase=replace(phase, end_wait_until_s=now_s + limit_s)), (Notify(text=line),)
 
 
-def _end_job(state: JobState, final_reason: str | None) -> Decision:
-    """End the job; `final_reason` says why it failed, None that it succeeded."""
+def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
+    """End the job; `final` says why it failed, None that it succeeded."""
     present = [member_id for member_id in state.assignments if member_id in state.members]
     report = None
-    if final_reason is not None:
+    if final is not None:
         report = build_report(
             state.rules.run_id,
-            final_reason,
+            final,
             state.attempt,
             state.rules.max_restarts,
             state.failures.seen,
             state.failures.stacks,
         )
-    job_end = EndJob(ids=(), succeeded=final_reason is None, report=report, printer_id=None)
+    job_end = EndJob(ids=(), succeeded=final is None, report=report, printer_id=None)
     # A leader that took over only to end the job has formed no round.
     printer_id = next(iter(present or state.members), None) if report is not None else None
     end = replace(job_end, ids=tuple(state.members), printer_id=printer_id)

@@ -1,8 +1,9 @@
 """Records of members: the job's rules, a member, its recovery state, and its ranks in a round."""
 
 from muster.agent.config import RendezvousConfig
+from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
-from muster.agent.runtime.fields import Count, Line, Name, Paragraph, RoundNumber
+from muster.agent.runtime.fields import Count, Name, Paragraph, RoundNumber
 from muster.agent.runtime.records import record
 
 FENCE_S = 0.3
@@ -45,7 +46,7 @@ class RecoveryState:
     round_number: RoundNumber = 0
     attempt: Count = 0
     startup_signature: Paragraph | None = None
-    final_reason: Line | None = None
+    final: FinalFailure | None = None
     """Why the job failed for good in its last round; None while it may continue."""
     leader_id: Name | None = None
     """The last leader that it joined. That leader may have formed rounds that this member never received."""

@@ -150,7 +150,7 @@ def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: floa
             state,
             attempt=attempt,
             startup_signature=state.startup_signature or recovered.startup_signature,
-            phase=replace(phase, final_reason=phase.final_reason or recovered.final_reason),
+            phase=replace(phase, final=phase.final or recovered.final),
         )
     members = state.members.values()
     quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in recovered.quorum_rounds)
@@ -161,7 +161,7 @@ def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: floa
         round_number=recovered.round_number,
         attempt=recovered.attempt,
         startup_signature=recovered.startup_signature,
-        phase=replace(phase, final_reason=recovered.final_reason, skips_last_call=True),
+        phase=replace(phase, final=recovered.final, skips_last_call=True),
         quorum_rounds=quorum_rounds,
         fence_until_s=state.fence_until_s if is_complete else max(state.fence_until_s, now_s + state.rules.fence_s),
         rejoin_wait_until_s=max(state.rejoin_wait_until_s, now_s + state.rules.rejoin_wait_s),

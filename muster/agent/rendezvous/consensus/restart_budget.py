@@ -4,14 +4,14 @@ An attempt is counted when the next round is formed (`formation`) and refunded w
 (`failures.refund_attempt`).
 """
 
-from muster.agent.diagnosis.report import Failure
+from muster.agent.diagnosis.report import FinalFailure, Failure
 from muster.agent.diagnosis.root_cause import describe_failure, find_signature
 
 
-def find_final_reason(
+def find_final_failure(
     root: Failure | None, startup_signature: str | None, attempt: int, max_restarts: int
-) -> str | None:
-    """Explain in one line that a failure ends the job; None when another attempt follows.
+) -> FinalFailure | None:
+    """Explain why a failure ends the job; None when another attempt follows.
 
     Args:
         root: the root cause.
@@ -21,8 +21,12 @@ def find_final_reason(
     """
     signature = find_signature(root)
     if signature is not None and signature == startup_signature:
-        return f"{describe_failure(root)}; it failed the same way right after the start twice in a row: not retried"
-    if attempt >= max_restarts:
-        used = f"all {max_restarts} restarts are used" if max_restarts else "no restarts are allowed (--max-restarts 0)"
-        return f"{describe_failure(root)}; {used}"
-    return None
+        verdict = "it failed the same way right after the start twice in a row: not retried"
+    elif attempt < max_restarts:
+        return None
+    elif max_restarts:
+        verdict = f"all {max_restarts} restarts are used"
+    else:
+        verdict = "no restarts are allowed (--max-restarts 0)"
+    global_rank = None if root is None else root.global_rank
+    return FinalFailure(cause=describe_failure(root), global_rank=global_rank, verdict=verdict)

@@ -5,7 +5,7 @@ Per-member facts are in persistent maps and sets, so that the cost of an event d
 
 import math
 
-from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
@@ -30,7 +30,7 @@ class Forming:
     """The next round need not wait for the last call."""
     is_new_attempt: bool = False
     """The next round is a new attempt."""
-    final_reason: str | None = None
+    final: FinalFailure | None = None
     """Why the job has failed for good."""
     proposed: FormRound | None = None
     """The round that is formed if the leader's own workers have a lease in it."""

@@ -50,7 +50,7 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
 
 def find_join_deadline_s(state: JobState, phase: Forming) -> float:
     """When rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
-    if phase.final_reason is not None:
+    if phase.final is not None:
         return FOREVER
     timeout_s = phase.since_s + state.rules.join_timeout_s
     return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)

@@ -207,4 +207,5 @@ def _build_round_break(action: BreakRound) -> RoundBreak:
         want_stacks=action.want_stacks,
         next_attempt=action.next_attempt,
         startup_signature=action.startup_signature,
+        final=action.final,
     )

@@ -2,7 +2,6 @@
 
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound, build_quorum_round
-from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundFacts, Successor
 from muster.agent.runtime.records import replace
 
@@ -54,9 +53,11 @@ class RecoveryTracker:
 
     def record_break(self, broken: RoundBreak) -> None:
         """The round has ended: remember the number of the next attempt, for the next leader too."""
-        final = broken.reason if broken.kind is BreakKind.FINAL else self.state.final_reason
         self.state = replace(
-            self.state, attempt=broken.next_attempt, startup_signature=broken.startup_signature, final_reason=final
+            self.state,
+            attempt=broken.next_attempt,
+            startup_signature=broken.startup_signature,
+            final=broken.final or self.state.final,
         )
 
     def record_ended(self, round_number: int, group_ranks: frozenset[int]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from muster.agent.diagnosis.report import Report
+from muster.agent.diagnosis.report import FinalFailure, Report
 from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.codec import MessageUnion
@@ -123,6 +123,13 @@ class RoundBreak:
     want_stacks: bool
     next_attempt: Count
     startup_signature: Paragraph | None
+    final: FinalFailure | None = None
+    """With `BreakKind.FINAL`, and only with it."""
+
+    def find_contradiction(self) -> str | None:
+        """See `codec`."""
+        is_final = self.kind is BreakKind.FINAL
+        return None if is_final == (self.final is not None) else "'final' contradicts 'kind'"
 
 
 @record

@@ -79,7 +79,7 @@ class _Start:
 
     spec: WorkerSpec
     on_started: Callable[[int, int], None]
-    on_failed: Callable[[int, str], None]
+    on_failed: Callable[[int, SpawnError], None]
 
 
 class TemplateStarter:
@@ -144,7 +144,7 @@ class TemplateStarter:
         self,
         specs: Sequence[WorkerSpec],
         on_started: Callable[[int, int], None],
-        on_failed: Callable[[int, str], None],
+        on_failed: Callable[[int, SpawnError], None],
     ) -> None:
         """See `spec.WorkerStarter`. While the first template still imports, starts wait for it."""
         self._released.clear()
@@ -344,7 +344,7 @@ class TemplateStarter:
         waiting = list(self._waiting)
         self._waiting.clear()
         for start in waiting:
-            start.on_failed(start.spec.local_rank, reason)
+            start.on_failed(start.spec.local_rank, SpawnError(reason))
 
     def _close_parked(self) -> None:
         while self._parked:
@@ -369,7 +369,7 @@ class TemplateStarter:
         self,
         specs: Sequence[WorkerSpec],
         on_started: Callable[[int, int], None],
-        on_failed: Callable[[int, str], None],
+        on_failed: Callable[[int, SpawnError], None],
         reason: str,
     ) -> None:
         self._notify_once(f"workers start cold: {reason}")

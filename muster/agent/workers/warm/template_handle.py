@@ -70,7 +70,7 @@ class TemplateHandle:
                 stack.callback(os.close, out_fd)
                 self._stderr_fd = os.memfd_create("stderr")
             except OSError as error:
-                raise SpawnError(f"cannot start the template: {error.strerror}") from error
+                raise SpawnError(f"cannot start the template: {error.strerror}", error.errno) from error
             self._control.setblocking(False)
             spec = WorkerSpec(
                 local_rank=-1,
@@ -198,7 +198,7 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
         memory_fd = _make_memory_file(json.dumps(encode_worker(spec)).encode())
     except OSError as error:
         parked.close()
-        raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}") from error
+        raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}", error.errno) from error
     try:
         stdout_fd = 1 if spec.stdout_fd is None else spec.stdout_fd
         stderr_fd = 2 if spec.stderr_fd is None else spec.stderr_fd

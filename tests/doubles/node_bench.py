@@ -15,7 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,6 +29,8 @@ from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal
+
+T = TypeVar("T")
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2)
 
@@ -62,6 +64,13 @@ class JumpingSelector(selectors.DefaultSelector):
             assert timeout is not None, "the agent waits for ever: no timer is set and no descriptor is ready"
             self._clock.time_s += timeout
         return ready
+
+
+class BenchLoop(Loop):
+    """Reads what the real one reads in a thread: the test's time stands still meanwhile."""
+
+    def call_in_thread(self, read: Callable[[], T], then: Callable[[T], None]) -> None:
+        self.call_soon(lambda: then(read()))
 
 
 class FakeProcess:
@@ -294,7 +303,7 @@ class Bench:
 
     def __init__(self, folder: Path, *, nproc: int = 2, **config: Any) -> None:
         self.clock = FakeClock()
-        self.loop = Loop(self.clock)
+        self.loop: Loop = BenchLoop(self.clock)
         self.loop._selector.close()
         self.loop._selector = JumpingSelector(self.clock)
         self.lease = FakeLease()
@@ -447,10 +456,8 @@ class Bench:
                     delay_s, code = process.ends_with[signum]
                     self.loop.call_later(delay_s, lambda process=process, code=code: self._end(process, code))
 
-    def kill_descendants(self, _root: int, *, keep: Container[int] = ()) -> list[int]:
-        pids = [each.pid for each in self.processes if each.is_alive and each.pid not in keep]
-        self.send_signal(pids, signal.SIGKILL)
-        return pids
+    def list_descendants(self, _root: int, *, keep: Container[int] = ()) -> list[int]:
+        return [each.pid for each in self.processes if each.is_alive and each.pid not in keep]
 
 
 @contextlib.contextmanager
@@ -460,7 +467,7 @@ def open_bench(monkeypatch: pytest.MonkeyPatch, folder: Path, **config: Any) -> 
     bench = Bench(folder, **config)
     monkeypatch.setattr("muster.agent.node.supervisor.become_subreaper", lambda: None)
     monkeypatch.setattr("muster._processes.send_signal", bench.send_signal)
-    monkeypatch.setattr("muster._processes.kill_descendants", bench.kill_descendants)
+    monkeypatch.setattr("muster._processes.list_descendants", bench.list_descendants)
     monkeypatch.setattr("muster._processes.read_stat", lambda pid: ["S"])
     monkeypatch.setattr("muster.agent.diagnosis.stacks.can_dump", lambda pid: True)
     monkeypatch.setattr(

@@ -62,7 +62,7 @@ class HangWatch:
         loop: Loop,
         *,
         limit_s: float,
-        read: Callable[[], Mapping[int, Activity]],
+        read: Callable[[Callable[[Mapping[int, Activity]], None]], None],
         on_idle: Callable[[str | None], None],
     ) -> None:
         """Start watching.
@@ -70,38 +70,41 @@ class HangWatch:
         Args:
             loop: where callbacks run.
             limit_s: seconds without activity after which the workers hang.
-            read: returns the activity of the live workers by local rank; empty when none run.
+            read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty
+                when none run. While it has not called back there is no verdict, and the time does not count.
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
                 limit and after each further `limit_s`; with None when a worker is active again.
         """
         self._loop = loop
         self._limit_s = limit_s
+        self._interval_s = min(5.0, max(0.05, limit_s / 10))
         self._read = read
         self._on_idle = on_idle
         self._baselines: dict[int, _Baseline] = {}
         self._active_s = loop.clock.now_s()
         self._idle = False
         self._reported_s = 0.0
-        self._timer: Timer | None = None
+        self._is_closed = False
         self._schedule()
-
-    def reset(self) -> None:
-        """Forget what the old workers did, because new ones start."""
-        self._baselines.clear()
-        self._active_s = self._loop.clock.now_s()
-        self._idle = False
 
     def close(self) -> None:
         """Stop watching."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._is_closed = True
+        self._timer.cancel()
 
     def _schedule(self) -> None:
-        self._timer = self._loop.call_later(min(5.0, max(0.05, self._limit_s / 10)), self._check)
+        self._timer: Timer = self._loop.call_later(self._interval_s, self._check)
 
     def _check(self) -> None:
-        now_s = self._loop.clock.now_s()
-        activities = self._read()
+        asked_s = self._loop.clock.now_s()
+        self._read(lambda activities: self._judge(activities, asked_s))
+
+    def _judge(self, activities: Mapping[int, Activity], now_s: float) -> None:
+        if self._is_closed:
+            return
+        late_s = self._loop.clock.now_s() - now_s
+        if late_s > self._interval_s:
+            self._active_s += late_s  # what kept it from reading may have kept the workers from working
         active = {rank for rank, activity in activities.items() if self._is_active(rank, activity, now_s)}
         if not activities or active:
             self._active_s = now_s

@@ -1,6 +1,6 @@
 """Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from muster._processes import LINUX
@@ -218,19 +218,26 @@ class RoundWorkers:
         limit_s = self._config.hang_timeout_s
         self._hang = HangWatch(self._loop, limit_s=limit_s, read=self._read_activity, on_idle=on_idle)
 
-    def _read_activity(self) -> "dict[int, Activity]":
+    def _read_activity(self, then: "Callable[[Mapping[int, Activity]], None]") -> None:
         from muster.agent.diagnosis import hang
 
         live = self._pool.live
-        processes = hang.read_sessions({worker.pid: self.streams[worker.local_rank].stack_file for worker in live})
-        return {
-            worker.local_rank: hang.Activity(
-                captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
-                processes=processes[worker.pid],
-                progress_ns=self.page.read_slot(worker.local_rank).changed_ns if self.page else None,
+        stack_files = {worker.pid: self.streams[worker.local_rank].stack_file for worker in live}
+
+        def add_output(processes: "Mapping[int, Mapping[hang.ProcessKey, hang.Reading]]") -> None:
+            then(
+                {
+                    worker.local_rank: hang.Activity(
+                        captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
+                        processes=processes[worker.pid],
+                        progress_ns=self.page.read_slot(worker.local_rank).changed_ns if self.page else None,
+                    )
+                    for worker in live
+                }
             )
-            for worker in live
-        }
+
+        # A machine may run many thousand processes, and stack files may be on a disk that hangs.
+        self._loop.call_in_thread(lambda: hang.read_sessions(stack_files), add_output)
 
     def close(self) -> None:
         """End the starter's own processes."""

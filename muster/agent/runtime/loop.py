@@ -18,8 +18,11 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from muster.agent.runtime.clock import Clock, SystemClock
+
+T = TypeVar("T")
 
 Callback = Callable[[], None]
 
@@ -73,6 +76,32 @@ class Loop:
         os.read(self._wake_read, 4096)
         while self._from_threads:
             self._from_threads.popleft()()
+
+    def call_in_thread(self, read: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Call `read`, which may take long, in a thread of its own; then `then` with the result, on the loop.
+
+        Without a thread left `read` is called here: what waits for its result could not go on without it. Its errors
+        are raised on the loop.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def read_and_reply() -> None:
+            try:
+                results.append(read())
+            except BaseException as error:  # noqa: BLE001  # a thread's error would be lost
+                errors.append(error)
+            self.call_from_thread(finish)
+
+        def finish() -> None:
+            if errors:
+                raise errors[0]
+            then(results[0])
+
+        try:
+            threading.Thread(target=read_and_reply, name="muster-read", daemon=True).start()
+        except RuntimeError:  # how `threading` reports EAGAIN
+            read_and_reply()
 
     def call_at(self, due_s: float, callback: Callback) -> Timer:
         """Call back at `due_s` of the loop's monotonic clock."""

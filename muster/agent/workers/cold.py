@@ -1,9 +1,12 @@
 """Cold workers: fork and exec, one process each."""
 
+import contextlib
 import errno
 import os
+import select
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
@@ -14,6 +17,8 @@ from muster.agent.workers import program
 from muster.agent.workers.spec import ProgramKind, WorkerSpec
 
 _EXEC_FAILED = 127
+_EXEC_LIMIT_S = 1.0
+"""How long the agent's loop may wait for a program's disk; heartbeats are sent once a second, and five may be missed."""
 _RESET_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 )
@@ -41,10 +46,14 @@ class CommandStarter:
         on_started: Callable[[int, int], None],
         on_failed: Callable[[int, SpawnError], None],
     ) -> None:
-        """See `spec.WorkerStarter`. Stops at the first worker that cannot be started: the round fails anyway."""
+        """See `spec.WorkerStarter`. Stops at the first worker that cannot be started: the round fails anyway.
+
+        This runs on the agent's loop, see `spawn`. All of them together wait at most `_EXEC_LIMIT_S` for their disk.
+        """
+        until_s = time.monotonic() + _EXEC_LIMIT_S
         for spec in specs:
             try:
-                pid = spawn(spec)
+                pid = spawn(spec, until_s=until_s)
             except SpawnError as error:
                 on_failed(spec.local_rank, error)
                 return
@@ -81,12 +90,18 @@ def build_command(spec: WorkerSpec) -> list[str]:
     return [*spec.command_prefix, sys.executable, *argv]
 
 
-def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
+def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None = None) -> int:
     """Start one worker; returns its process id.
+
+    This must be the thread that lives as long as the agent: a death signal comes at the end of the *thread* that
+    forked, and whoever collects children must know a worker before it can end. So the agent's loop waits meanwhile:
+    @COST@ for the fork and the exec together.
 
     Args:
         spec: what to start.
         keep_fd: a descriptor it keeps besides 0, 1 and 2, under the same number (the template's control socket).
+        until_s: how long to wait for the exec, by the monotonic clock; None: `_EXEC_LIMIT_S`. The disk with the program
+            may hang. An exec that fails later is a worker that exits with 127.
 
     Raises:
         SpawnError: there is no such program, or memory, descriptors or processes ran out; one line that says which.
@@ -110,13 +125,20 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None) -> int:
         _exec_worker(spec, command, report_write, agent_pid, keep_fd)
     os.close(report_write)
     try:
-        failed = os.read(report_read, 16)
+        failed = _read_report(report_read, until_s or time.monotonic() + _EXEC_LIMIT_S)
     finally:
         os.close(report_read)
     if failed:
         os.waitpid(pid, 0)
         raise SpawnError(f"cannot run {command[0]!r}: {os.strerror(int(failed))}", int(failed))
     return pid
+
+
+def _read_report(fd: int, until_s: float) -> bytes:
+    """The errno of the exec; empty when it has succeeded, or has not ended yet."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return os.read(fd, 16) if poller.poll(max(0.0, until_s - time.monotonic()) * 1000) else b""
 
 
 def _close_other_descriptors(kept: Iterable[int]) -> None:
@@ -159,5 +181,7 @@ def _exec_worker(
     except OSError as error:
         code = error.errno or code
     finally:
-        os.write(report_write, str(code).encode())
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the agent may not wait for this any more
+        with contextlib.suppress(OSError):
+            os.write(report_write, str(code).encode())
         os._exit(_EXEC_FAILED)

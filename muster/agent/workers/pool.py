@@ -29,6 +29,9 @@ class _Sweep:
         """When it gives up, by the loop's clock."""
         self.killed: set[int] = set()
         """What the last look killed and has not been collected yet."""
+        self.is_looking = False
+        self.collected: set[int] = set()
+        """Since the look that is under way began: these numbers may be other processes' by now."""
         self.pause_s = _FIRST_PAUSE_S
         self.timer: Timer | None = None
 
@@ -151,34 +154,51 @@ class WorkerPool:
         if self._sweep is not None and self._sweep.timer is not None:
             self._sweep.timer.cancel()
         self._sweep = _Sweep(on_swept, on_not_ended, self._loop.clock.now_s() + limit_s)
-        self._kill_descendants(self._sweep)
+        self._look(self._sweep)
 
-    def _kill_descendants(self, sweep: _Sweep) -> None:
-        if sweep is not self._sweep:
+    def _look(self, sweep: _Sweep) -> None:
+        """List what is to be killed, in a thread: a machine may run many thousand processes, and all are read."""
+        if sweep is not self._sweep or sweep.is_looking:
             return
         if sweep.timer is not None:
             sweep.timer.cancel()
         if self._report_workers is not None:
             _processes.kill_groups(self._by_pid)
-        sweep.killed = set(_processes.kill_descendants(os.getpid(), keep=self._starter.list_own_pids()))
+        sweep.is_looking = True
+        sweep.collected.clear()
+        me, own = os.getpid(), self._starter.list_own_pids()
+        self._loop.call_in_thread(
+            lambda: _processes.list_descendants(me, keep=own), lambda found: self._kill(sweep, found)
+        )
+
+    def _kill(self, sweep: _Sweep, found: list[int]) -> None:
+        """Kill what a look has found, and look again until one finds nothing."""
+        sweep.is_looking = False
+        if sweep is not self._sweep:
+            return
+        sweep.killed = set(found) - sweep.collected
+        _processes.send_signal(sweep.killed, signal.SIGKILL)
         left_s = sweep.end_s - self._loop.clock.now_s()
-        if not sweep.killed and not self._by_pid:
+        if not found and not self._by_pid:
             self._sweep = None
             sweep.on_swept()
         elif left_s <= 0.0:
             self._sweep = None
-            sweep.on_not_ended(tuple(sorted(sweep.killed.union(self._by_pid))))
+            sweep.on_not_ended(tuple(sorted({*found, *self._by_pid})))
+        elif not sweep.killed and not self._by_pid:
+            self._look(sweep)
         else:
-            sweep.timer = self._loop.call_later(min(sweep.pause_s, left_s), lambda: self._kill_descendants(sweep))
+            sweep.timer = self._loop.call_later(min(sweep.pause_s, left_s), lambda: self._look(sweep))
             sweep.pause_s = min(2 * sweep.pause_s, _LONGEST_PAUSE_S)
 
     def _forget_killed(self, pid: int) -> None:
         """A child has ended; when it was the last one that a sweep waits for, look again."""
         sweep = self._sweep
         if sweep is not None:
+            sweep.collected.add(pid)
             sweep.killed.discard(pid)
             if not sweep.killed and not self._by_pid:
-                self._loop.call_soon(lambda: self._kill_descendants(sweep))
+                self._loop.call_soon(lambda: self._look(sweep))
 
     def close(self) -> None:
         """End the starter's own processes."""

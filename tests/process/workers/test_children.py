@@ -1,9 +1,12 @@
 """The ends of children: workers by a descriptor each, orphans by looking first; and how a sweep waits for them."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +15,7 @@ from subreaper import list_descendants
 from muster import _processes
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
+from muster.agent.workers import cold
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
@@ -232,3 +236,132 @@ def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.
     pool.sweep(lambda: pytest.fail("they are still there"), given_up.append, limit_s=0.2)
     parent.turn_until(lambda: given_up)
     assert given_up == [tuple(sorted(worker.pid for worker in started))]
+
+
+# -- what may take long ------------------------------------------------------------------------------------------------
+
+
+def make_pool(parent: Parent, started: list[LiveWorker], ended: list[WorkerEnd]) -> WorkerPool:
+    return WorkerPool(
+        parent.loop,
+        parent.children,
+        CommandStarter(),
+        on_started=started.append,
+        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
+        on_ended=ended.append,
+    )
+
+
+def start_sleepers(pool: WorkerPool, count: int) -> None:
+    program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
+    pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(count)])
+
+
+def test_a_long_look_at_all_processes_does_not_hold_up_the_loop(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_turned = threading.Event()
+    list_descendants = _processes.list_descendants
+
+    def look(root: int, *, keep: frozenset[int]) -> list[int]:
+        assert has_turned.wait(30), "the loop waits for the look"
+        return list_descendants(root, keep=keep)
+
+    monkeypatch.setattr(_processes, "list_descendants", look)
+    ended: list[WorkerEnd] = []
+    pool = make_pool(parent, [], ended)
+    start_sleepers(pool, 2)
+    parent.loop.call_later(0.05, has_turned.set)
+    swept: list[bool] = []
+    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+    parent.turn_until(lambda: swept)
+    assert {end.code for end in ended} == {-signal.SIGKILL}
+
+
+def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another process's by then."""
+    started: list[LiveWorker] = []
+    ended: list[WorkerEnd] = []
+    pool = make_pool(parent, started, ended)
+    start_sleepers(pool, 2)
+    pids = [worker.pid for worker in started]
+    killed: list[list[int]] = []
+    send_signal = _processes.send_signal
+
+    def record(targets: set[int], signum: int) -> None:
+        killed.append(sorted(targets))
+        send_signal(targets, signum)
+
+    def look(root: int, *, keep: frozenset[int]) -> list[int]:
+        if not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            wait_until_over = time.monotonic() + 30
+            while len(ended) < 1 and time.monotonic() < wait_until_over:
+                time.sleep(0.001)
+            return pids
+        return []
+
+    monkeypatch.setattr(_processes, "send_signal", record)
+    monkeypatch.setattr(_processes, "list_descendants", look)
+    swept: list[bool] = []
+    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+    parent.turn_until(lambda: swept)
+    assert killed[0] == [pids[1]]
+
+
+def test_a_look_without_a_thread_left_happens_all_the_same(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ended: list[WorkerEnd] = []
+    pool = make_pool(parent, [], ended)
+    start_sleepers(pool, 2)
+    swept: list[bool] = []
+    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+    parent.turn_until(lambda: swept)
+    assert len(ended) == 2
+
+
+def test_an_error_of_a_look_is_raised_on_the_loop(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(_root: int, *, keep: frozenset[int]) -> list[int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(_processes, "list_descendants", look)
+    pool = make_pool(parent, [], [])
+    pool.sweep(lambda: pytest.fail("not swept"), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+    with pytest.raises(OSError, match="Too many open files"):
+        parent.turn_until(lambda: False)
+
+
+def test_a_program_whose_disk_hangs_does_not_hold_up_the_loop(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold, "_EXEC_LIMIT_S", 0.05)
+    monkeypatch.setattr(os, "execvpe", lambda *_: time.sleep(1000))
+    started: list[LiveWorker] = []
+    pool = make_pool(parent, started, [])
+    start_sleepers(pool, 3)
+    assert [worker.local_rank for worker in started] == [0, 1, 2]
+
+
+def test_an_exec_that_fails_after_the_limit_is_a_worker_that_fails(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_limit_passed, pass_limit = os.pipe()
+
+    def exec_late(*_: object) -> None:
+        os.read(has_limit_passed, 1)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(cold, "_EXEC_LIMIT_S", 0.05)
+    monkeypatch.setattr(cold, "_close_other_descriptors", lambda kept: None)
+    monkeypatch.setattr(os, "execvpe", exec_late)
+    started: list[LiveWorker] = []
+    ended: list[WorkerEnd] = []
+    pool = make_pool(parent, started, ended)
+    start_sleepers(pool, 1)
+    assert len(started) == 1
+    os.write(pass_limit, b"!")
+    parent.turn_until(lambda: ended)
+    assert ended[0].code == 127
+    os.close(has_limit_passed)
+    os.close(pass_limit)

@@ -1,5 +1,7 @@
 """The hang watch on the test's own clock."""
 
+from collections.abc import Callable, Mapping
+
 import pytest
 
 from muster.agent.diagnosis.hang import Activity, HangWatch, ProcessKey, Reading
@@ -35,13 +37,22 @@ class World:
         one = Reading(cpu_s=1.0, written_bytes=1000)
         self.processes: dict[int, dict[ProcessKey, Reading]] = {0: {(10, 1): one}, 1: {(20, 1): one}}
         self.reports: list[str | None] = []
+        self.answers: list[Callable[[], None]] = []
+        self.answers_at_once = True
         self.watch = HangWatch(self.loop, limit_s=10.0, read=self.read, on_idle=self.reports.append)
 
-    def read(self) -> dict[int, Activity]:
-        return {
+    def read(self, then: Callable[[Mapping[int, Activity]], None]) -> None:
+        found = {
             rank: Activity(captured_bytes=self.captured[rank], processes=dict(processes))
             for rank, processes in self.processes.items()
         }
+        self.answers.append(lambda: then(found))
+        if self.answers_at_once:
+            self.answer()
+
+    def answer(self) -> None:
+        """What was read last arrives."""
+        self.answers.pop()()
 
     def pass_s(self, seconds: float) -> None:
         for _ in range(round(seconds)):
@@ -192,16 +203,32 @@ def test_processes_with_unreadable_writes_are_judged_by_the_rest() -> None:
     assert world.idle_s == [10]
 
 
-def test_new_workers_start_at_zero() -> None:
-    world = World()
-    world.pass_s(9)
-    world.watch.reset()
-    world.pass_s(9)
-    assert world.reports == []
-
-
 def test_without_workers_nothing_is_idle() -> None:
     world = World()
     world.processes = {}
     world.pass_s(40)
+    assert world.reports == []
+
+
+def test_there_is_no_verdict_while_activity_cannot_be_read() -> None:
+    """A disk with stack files that does not answer; one reading at a time waits for it."""
+    world = World()
+    world.pass_s(5)
+    world.answers_at_once = False
+    world.pass_s(30)
+    assert (world.reports, len(world.answers)) == ([], 1)
+    world.answers_at_once = True
+    world.answer()
+    world.pass_s(3)
+    assert world.reports == []  # they may have waited for the same disk
+    world.pass_s(5)
+    assert world.idle_s == [10]
+
+
+def test_a_reading_that_arrives_after_the_end_changes_nothing() -> None:
+    world = World()
+    world.answers_at_once = False
+    world.pass_s(30)
+    world.watch.close()
+    world.answer()
     assert world.reports == []

@@ -360,7 +360,7 @@ def steps() -> st.SearchStrategy[Callable[[Bench], object]]:
 
     def fence(bench: Bench) -> None:
         bench.lease.fencings += 1
-        bench.kill_descendants(0)
+        bench.send_signal(bench.list_descendants(0), signal.SIGKILL)
 
     return st.one_of(
         st.builds(form, st.sampled_from([0, 0, 3]), is_held=st.booleans()),

@@ -23,7 +23,7 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
-from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, read_memory, release_worker
+from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
 if TYPE_CHECKING:  # only when torch was imported
     from muster.agent.workers.warm.head_start import HeadStart
@@ -200,10 +200,6 @@ class TemplateStarter:
         _processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
 
-    def template_memory(self) -> dict[str, int]:
-        """The template's memory, see `template_handle.read_memory`; empty when there is no template."""
-        return read_memory(self._template.pid) if self._template is not None else {}
-
     # -- the template -----------------------------------------------------------------------------------------------
 
     def _start_template(self) -> None:
@@ -232,7 +228,7 @@ class TemplateStarter:
         self._phase = TemplatePhase.READY
         self._has_torch = about["has_torch"]
         import_s = round(self._loop.clock.now_s() - started_s, 4)
-        self._on_record("template_ready", modules=about["modules"], import_s=import_s, **self.template_memory())
+        self._on_record("template_ready", modules=about["modules"], import_s=import_s, **about["memory"])
         if self._waiting:
             self._release_waiting()
         elif self._template_ends == 0:

@@ -69,7 +69,8 @@ def serve(
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, requested, kind, target)
     early_end.record_template()
-    _send(control, ready={"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid()})
+    about = {"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid(), "memory": _read_memory()}
+    _send(control, ready=about)
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
     release = _wait_for_release(parked)
@@ -170,6 +171,21 @@ def _import(name: str, site: ImportSite) -> _ImportFailure | None:
         line = f"{type(error).__name__}: {error}".splitlines()[0][:_LINE_CHARACTERS]
         return _ImportFailure(line=line, partial=not absent)
     return None
+
+
+def _read_memory() -> dict[str, int]:
+    """Memory of this process in bytes: `rss_bytes`, `pss_bytes` (a shared page counts in equal parts for its processes).
+
+    Read here and not by the agent: the kernel visits every page, and waits for a page fault that waits for a disk.
+    Source: proc(5), smaps_rollup. Empty when the kernel has no such file.
+    """
+    try:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return {}
+    sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+    return {"rss_bytes": sizes.get("Rss:", 0), "pss_bytes": sizes.get("Pss:", 0)}
 
 
 def _exit_unsafe(control: socket.socket, reason: str) -> None:

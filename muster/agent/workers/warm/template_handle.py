@@ -236,20 +236,6 @@ def encode_worker(spec: WorkerSpec) -> dict[str, Any]:
     }
 
 
-def read_memory(pid: int) -> dict[str, int]:
-    """Memory of a process in bytes: `rss_bytes`, `pss_bytes` (a shared page counts in equal parts for its processes).
-
-    Source: proc(5), smaps_rollup. Empty when the process has ended or the kernel has no such file.
-    """
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return {}
-    sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
-    return {"rss_bytes": sizes.get("Rss:", 0), "pss_bytes": sizes.get("Pss:", 0)}
-
-
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]

@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from freezer import make_freezer
 from harness import Outcome, Tree, wait_until
 from launchers import ONE_START
+from subreaper import list_processes
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
 Launch = Callable[..., Tree]
@@ -177,6 +179,38 @@ def test_a_spare_replaces_a_lost_node(launch: Launch, sums: tuple[str, ...], tmp
     outcomes = wait_for_success(nodes[1 - lost], spare)
     assert not any("attempt 1" in outcome.stdout for outcome in outcomes)  # a membership change uses no attempt
     assert not (tmp_path / "overlaps").exists()
+
+
+def find_worker(folder: Path, rank: int) -> int:
+    """The process of the newest worker of this rank, from the mark that it has made."""
+    newest = max(folder.glob(f"*.{rank}.*.mark"), key=lambda mark: mark.stat().st_mtime_ns)
+    return int(newest.name.split(".")[-2])
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_the_others_go_on_beside_a_worker_that_cannot_be_killed(
+    stuck: int, launch: Launch, sums: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 is the leader: without it another one takes over."""
+    monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.5")
+    flags = {"max-restarts": "1", "shutdown-timeout": "0.2"}
+    with make_freezer() as freezer:
+        nodes = [launch(index, "1:3", *sums, **flags) for index in range(3)]
+        wait_for_world(3, *nodes)
+        left = nodes.pop(stuck)
+        pid = find_worker(tmp_path, stuck)
+        freezer.freeze(pid)
+        nodes[-1].send(signal.SIGKILL, find_worker(tmp_path, 2))
+        wait_for_world(2, *nodes)
+        wait_until(lambda: list_processes().get(left.pid, (0, "Z", ""))[1] in "ZX", what="the end of the node")
+        assert pid in list_processes()
+        (tmp_path / "stop").touch()
+        outcomes = wait_for_success(*nodes)
+        freezer.thaw()
+        outcome = left.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (69, ()), outcome.explain()
+    assert f"cannot end process {pid}" in outcome.stderr, outcome.explain()
+    assert [f"sum 2 of 2 rank {rank} attempt 1" in each.stdout for rank, each in enumerate(outcomes)] == [True, True]
 
 
 def test_a_spare_completes_a_job_of_fixed_size(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:

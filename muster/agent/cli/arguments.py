@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from muster import __version__
 from muster._contract import Env
@@ -45,18 +46,23 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     """
     line = parse_command_line(argv)
     if line.wants_help:
-        with contextlib.suppress(OSError):  # `--help | head`
-            print(format_help(), flush=True)
-        raise SystemExit(0)
+        _print_and_exit(format_help())
     if line.wants_version:
-        with contextlib.suppress(OSError):
-            print(f"muster-agent {__version__}, Python {sys.version.split()[0]}", flush=True)
-        raise SystemExit(0)
+        _print_and_exit(f"muster-agent {__version__}, Python {sys.version.split()[0]}")
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")
+    values = FlagValues(line.given, environ if environ.get(Env.CONTROL_FD) is None else {})
+    return _build_config(values, environ, _choose_program(values, line.script, line.script_args, environ))
+
+
+def _print_and_exit(text: str) -> NoReturn:
+    with contextlib.suppress(OSError):  # `--help | head`
+        print(text, flush=True)
+    raise SystemExit(0)
+
+
+def _build_config(values: FlagValues, environ: Mapping[str, str], program: Program) -> AgentConfig:
     control_fd = environ.get(Env.CONTROL_FD)
-    values = FlagValues(line.given, environ if control_fd is None else {})
-    program = _choose_program(values, line.script, line.script_args, environ)
     host_name = os.uname().nodename
     shutdown_timeout_s = _choose_shutdown_timeout_s(values, environ)
     kill_limit_s = _read_kill_limit_s(environ)

@@ -42,18 +42,12 @@ def build_rendezvous_config(
         raise UsageError(f"--standalone is one node, but {values.origin('nnodes')} is {values.text('nnodes')!r}")
     if standalone:
         min_nodes = max_nodes = 1
-    node_index = values.integer("node-rank", minimum=0)
-    if backend == "static":
-        node_index = node_index or 0
-        if node_index >= max_nodes:
-            raise UsageError(
-                f"{values.origin('node-rank')} {node_index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
-            )
-    host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
-    if backend == "static":
+    elif backend == "static":
         min_nodes = max_nodes  # as with torchrun: all of them, always
-        if port == 0 and max_nodes > 1:
-            raise UsageError(f"{values.origin('master-port')} 0: must be 1 to {_PORT_LIMIT} with more than one node")
+    node_index = _choose_node_index(values, backend, max_nodes)
+    host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
+    if backend == "static" and port == 0 and max_nodes > 1:
+        raise UsageError(f"{values.origin('master-port')} 0: must be 1 to {_PORT_LIMIT} with more than one node")
     conf = parse_conf(values.text("rdzv-conf") or "", origin=values.origin("rdzv-conf"))
     is_torchs = backend not in ("static", "muster", "standalone")
     if not is_torchs:
@@ -66,7 +60,7 @@ def build_rendezvous_config(
         run_id=_choose_run_id(values, standalone=standalone),
         host=None if standalone else host,
         port=0 if standalone else port,
-        node_index=0 if standalone and node_index is None else node_index,
+        node_index=node_index,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         standalone=standalone or (backend == "muster" and max_nodes == 1),
@@ -87,6 +81,18 @@ def build_rendezvous_config(
         master_addr=host if backend == "static" else "127.0.0.1",
         master_port=port if backend == "static" else _STATIC_PORT,
     )
+
+
+def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int | None:
+    """None: the leader gives this node its place."""
+    index = values.integer("node-rank", minimum=0)
+    if index is None:
+        return 0 if backend in ("standalone", "static") else None
+    if backend == "static" and index >= max_nodes:
+        raise UsageError(
+            f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
+        )
+    return index
 
 
 def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:

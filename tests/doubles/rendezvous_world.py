@@ -9,10 +9,12 @@ a process that ends closes its connections, a machine that vanishes does not.
 
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from muster.agent.config import RendezvousConfig
@@ -35,25 +37,47 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-@dataclass
 class SimTimer:
-    due_s: float
-    callback: Callable[[], None]
-    cancelled: bool = False
+    """A call of one process's loop at a time of its clock."""
+
+    __slots__ = ("callback", "cancelled", "due_s", "loop")
+
+    def __init__(self, loop: "SimLoop", due_s: float, callback: Callable[[], None]) -> None:
+        self.loop, self.due_s, self.callback, self.cancelled = loop, due_s, callback, False
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def arm(self, now_s: float) -> None:
+        left_s = self.due_s - now_s
+        wait_s = max(left_s, TICK_S) if left_s > 0.0 else 0.0  # less would not move the clock: sums of floats differ
+        loop = self.loop
+        loop.world.schedule(wait_s + loop.world.draw_lateness_s(), loop.process, self.fire)
+
+    def fire(self) -> None:
+        if self.cancelled:
+            return
+        now_s = self.loop.clock.now_s()
+        if now_s < self.due_s:
+            self.arm(now_s)  # the machine slept meanwhile
+            return
+        self.cancelled = True
+        self.callback()
 
 
 class SimClock:
     def __init__(self, machine: "Machine") -> None:
         self.machine = machine
+        self.world = machine.world
+        self.boot_offset_s = machine.offset_s * 7
 
     def now_s(self) -> float:
-        return self.machine.awake_s() + self.machine.offset_s
+        machine = self.machine
+        until_s = machine.asleep_since_s if machine.is_asleep else self.world.now_s
+        return until_s - machine.asleep_total_s + machine.offset_s
 
     def boottime_s(self) -> float:
-        return self.machine.world.now_s + self.machine.offset_s * 7
+        return self.world.now_s + self.boot_offset_s
 
     def wall_s(self) -> float:
         return self.machine.world.now_s * 1.0
@@ -65,36 +89,25 @@ class SimLoop:
     def __init__(self, process: "Process") -> None:
         self.clock = SimClock(process.machine)
         self.process = process
+        self.world = process.world
         self.events: deque[Any] = deque()
 
     def post(self, event: Any) -> None:
         self.events.append(event)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self.process.machine.world.schedule(0.0, self.process, callback)
+        self.world.schedule(0.0, self.process, callback)
 
     def call_at(self, due_s: float, callback: Callable[[], None]) -> SimTimer:
-        timer = SimTimer(due_s, callback)
-        self._arm(timer)
+        timer = SimTimer(self, due_s, callback)
+        timer.arm(self.clock.now_s())
         return timer
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> SimTimer:
-        return self.call_at(self.clock.now_s() + delay_s, callback)
-
-    def _arm(self, timer: SimTimer) -> None:
-        left_s = timer.due_s - self.clock.now_s()
-        wait_s = max(left_s, TICK_S) if left_s > 0.0 else 0.0  # less would not move the clock: sums of floats differ
-        world = self.process.machine.world
-        world.schedule(wait_s + world.draw_lateness_s(), self.process, lambda: self._fire(timer))
-
-    def _fire(self, timer: SimTimer) -> None:
-        if timer.cancelled:
-            return
-        if self.clock.now_s() < timer.due_s:
-            self._arm(timer)  # the machine slept meanwhile
-            return
-        timer.cancelled = True
-        timer.callback()
+        now_s = self.clock.now_s()
+        timer = SimTimer(self, now_s + delay_s, callback)
+        timer.arm(now_s)
+        return timer
 
 
 class SimLink:
@@ -102,6 +115,7 @@ class SimLink:
 
     def __init__(self, process: "Process", peer_host: str) -> None:
         self.process = process
+        self.world = process.world
         self.owner: Any = None
         self.local_host = process.machine.host
         self.peer_host = peer_host
@@ -112,26 +126,25 @@ class SimLink:
 
     def send(self, message: Message) -> None:
         if not self.closed and self.other is not None:
-            self.process.machine.world.sent += 1
-            self.transmit(lambda other: other.receive(message))
+            self.world.sent += 1
+            self.transmit(partial(self.other.receive, message))
 
     def trust(self) -> None:
         pass
 
-    def transmit(self, act: Callable[["SimLink"], None]) -> None:
-        """Deliver to the other end: in order, after the delay, not before a partition heals."""
-        other, world = self.other, self.process.machine.world
-        assert other is not None
-        at_s = max(self.arrives_s, world.now_s + world.draw_delay_s())
-        self.arrives_s = at_s
+    def transmit(self, deliver: Callable[[], None]) -> None:
+        """Call it at the other end: in order, after the delay, not before a partition heals."""
+        world = self.world
+        at_s = self.arrives_s = max(self.arrives_s, world.now_s + world.draw_delay_s())
+        world.schedule(at_s - world.now_s, None, partial(self.arrive, deliver))
 
-        def arrive() -> None:
-            if world.is_cut(self.process.machine, other.process.machine):
-                world.delayed.append((self.process.machine, other.process.machine, arrive))
-            else:
-                world.schedule(0.0, other.process, lambda: act(other))
-
-        world.schedule(at_s - world.now_s, None, arrive)
+    def arrive(self, deliver: Callable[[], None]) -> None:
+        assert self.other is not None
+        world, source, target = self.world, self.process.machine, self.other.process
+        if world.is_cut(source, target.machine):
+            world.delayed.append((source, target.machine, partial(self.arrive, deliver)))
+        else:
+            world.schedule(0.0, target, deliver)
 
     def receive(self, message: Message) -> None:
         if self.closed:
@@ -154,7 +167,7 @@ class SimLink:
             self.closed = True
             self.process.links.pop(self, None)
             if self.other is not None:
-                self.transmit(SimLink.receive_close)
+                self.transmit(self.other.receive_close)
 
 
 @dataclass
@@ -264,24 +277,37 @@ class SimLease:
 
     def __init__(self, process: "Process") -> None:
         self.process = process
+        self.clock = process.loop.clock
         self.until_s: float | None = None
+        self.next_check_s = math.inf
 
     def renew(self, until_boottime_s: float) -> None:
         self.until_s = until_boottime_s
-        machine = self.process.machine
-        wait_s = max(0.0, until_boottime_s - SimClock(machine).boottime_s()) + 1e-6
-        machine.world.schedule(wait_s, None, self.check)
+        if until_boottime_s < self.next_check_s:
+            self.check_at(until_boottime_s)
+
+    def check_at(self, due_s: float) -> None:
+        self.next_check_s = due_s
+        wait_s = max(0.0, due_s - self.clock.boottime_s()) + 1e-6
+        self.process.world.schedule(wait_s, None, lambda: self.end_wait(due_s))
+
+    def end_wait(self, due_s: float) -> None:
+        if due_s == self.next_check_s:
+            self.next_check_s = math.inf
+            if self.until_s is not None and self.clock.boottime_s() < self.until_s:
+                self.check_at(self.until_s)  # it has been renewed
+        self.check()
 
     def release(self) -> None:
         self.until_s = None
 
     def check(self) -> None:
-        machine = self.process.machine
-        if self.until_s is None or machine.is_asleep or not self.process.is_alive:
+        process = self.process
+        if self.until_s is None or process.machine.is_asleep or not process.is_alive:
             return
-        if SimClock(machine).boottime_s() >= self.until_s and self.process.workers_alive:
-            self.process.kill_workers()
-            self.process.report_kill()
+        if self.clock.boottime_s() >= self.until_s and process.workers_alive:
+            process.kill_workers()
+            process.report_kill()
 
 
 class Process:
@@ -330,12 +356,13 @@ class Process:
     def run(self, callback: Callable[[], None]) -> None:
         if not self.is_alive:
             return
-        if not self.can_run:
+        if self.is_stopped or self.machine.is_asleep:
             self.backlog.append(callback)
             return
         callback()
-        while self.loop.events and self.is_alive:
-            self.handle(self.loop.events.popleft())
+        events = self.loop.events
+        while events and self.is_alive:
+            self.handle(events.popleft())
 
     def wake(self) -> None:
         while self.backlog and self.can_run:
@@ -538,9 +565,10 @@ class World:
     def at(self, due_s: float, callback: Callable[[], None]) -> None:
         self.schedule(max(0.0, due_s - self.now_s), None, callback)
 
-    def run_until(self, end_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        while self._heap and self._heap[0][0] <= end_s and not is_over():
-            self.now_s, _, process, callback = heapq.heappop(self._heap)
+    def run_until(self, end_s: float, is_over: Callable[[], bool] | None = None) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= end_s and not (is_over is not None and is_over()):
+            self.now_s, _, process, callback = heapq.heappop(heap)
             if process is None:
                 callback()
             else:
@@ -558,7 +586,7 @@ class World:
         return True
 
     def draw_delay_s(self) -> float:
-        delay_s = self.random.uniform(0.0001, self.slow)
+        delay_s = 0.0001 + (self.slow - 0.0001) * self.random.random()  # `uniform`, whose call costs more
         if self.loss and self.random.random() < self.loss:
             delay_s += self.random.choice((0.2, 0.6, 1.4))
         return delay_s

@@ -85,6 +85,7 @@ class Story:
             world.at(rng.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), lambda f=fault: self.inflict(f))
         world.at(HEALED_S, self.repair)
         world.at(HEALED_S + 4.0, self.check_imports)
+        world.run_until(HEALED_S)
         world.run_until(PATIENCE_S, lambda: world.now_s > max(HEALED_S, self.returns_until_s) and not world.alive())
 
     def is_ended(self) -> bool:

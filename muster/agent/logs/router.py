@@ -310,9 +310,7 @@ class LogRouter:
                 self._thread = LoopThread(self._loop, "muster-logs", on_failure=raise_broken)
             except RuntimeError as error:  # how `threading` reports EAGAIN
                 shortage = os.strerror(errno.EAGAIN)
-                raise SpawnError(
-                    f"cannot start a thread for the workers' output: {shortage}", errno.EAGAIN
-                ) from error
+                raise SpawnError(f"cannot start a thread for the workers' output: {shortage}", errno.EAGAIN) from error
             self._group = PumpGroup(self._thread.loop)
         return self._thread, self._group
 

@@ -179,9 +179,7 @@ class RoundWorkers:
     def _on_spawn_failed(self, number: int, local_rank: int, error: SpawnError) -> None:
         # When descriptors run out, the imports for the failure's description need one of these.
         self._logs.close_child_ends(local_rank)
-        self._post(
-            events.SpawnFailed(number=number, local_rank=local_rank, reason=str(error), errno=error.errno)
-        )
+        self._post(events.SpawnFailed(number=number, local_rank=local_rank, reason=str(error), errno=error.errno))
 
     def _on_ended(self, end: WorkerEnd) -> None:
         worker = end.worker

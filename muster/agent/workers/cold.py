@@ -18,7 +18,7 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec
 
 _EXEC_FAILED = 127
 _EXEC_LIMIT_S = 1.0
-"""How long the agent's loop may wait for a program's disk; heartbeats are sent once a second, and five may be missed."""
+"""How long the agent's loop may wait for a program's disk; one heartbeat a second is sent, and four may be missed."""
 _RESET_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 )

@@ -61,8 +61,13 @@ class Pipe:
 def pipe() -> Iterator[Pipe]:
     pipe = Pipe()
     yield pipe
-    pipe.close_write()
     pipe.close_read()
+    # A stuck writer gets its error only now. Until then the number of its descriptor must not be in use again.
+    for thread in threading.enumerate():
+        if thread.name == "muster-console":
+            thread.join(30)
+            assert not thread.is_alive(), "a console was not closed"
+    pipe.close_write()
 
 
 def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:

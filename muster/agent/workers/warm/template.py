@@ -174,7 +174,7 @@ def _import(name: str, site: ImportSite) -> _ImportFailure | None:
 
 
 def _read_memory() -> dict[str, int]:
-    """Memory of this process in bytes: `rss_bytes`, `pss_bytes` (a shared page counts in equal parts for its processes).
+    """This process's memory in bytes: `rss_bytes`, `pss_bytes` (a shared page counts in equal parts for its processes).
 
     Read here and not by the agent: the kernel visits every page, and waits for a page fault that waits for a disk.
     Source: proc(5), smaps_rollup. Empty when the kernel has no such file.

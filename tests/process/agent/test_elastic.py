@@ -183,8 +183,8 @@ def test_a_spare_replaces_a_lost_node(launch: Launch, sums: tuple[str, ...], tmp
 
 def find_worker(folder: Path, rank: int) -> int:
     """The process of the newest worker of this rank, from the mark that it has made."""
-    newest = max(folder.glob(f"*.{rank}.*.mark"), key=lambda mark: mark.stat().st_mtime_ns)
-    return int(newest.name.split(".")[-2])
+    marks = [mark for mark in folder.glob("*.mark") if mark.name.split(".")[-3] == str(rank)]
+    return int(max(marks, key=lambda mark: mark.stat().st_mtime_ns).name.split(".")[-2])
 
 
 @pytest.mark.parametrize("stuck", [0, 1])

@@ -84,7 +84,7 @@ class Agent:
             )
             for rank in range(nproc)
         ]
-        self.starter.start(specs, self.record_start, self.failed.__setitem__)
+        self.starter.start(specs, self.record_start, lambda rank, error: self.failed.update({rank: str(error)}))
 
     def wait_for_end(self, nproc: int = 2) -> list[int]:
         self.turn_until(lambda: len(self.started) == nproc and all(p in self.ended for p in self.started.values()))

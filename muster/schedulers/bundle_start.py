@@ -4,7 +4,8 @@ Python keeps no compiled form of what it imports from a zip, and compiling the a
 its start. This file travels in the bundle beside `__main__`, which calls `find_root` at every start: it imports little.
 
 The folder is the user's own and no other user can write to it. It appears whole, by a rename. Where none can be made
-the agent runs from the zip.
+the agent runs from the zip. Whoever unpacks a version removes those that nobody has used for longest; each process that
+runs from a folder holds a lock on it, and `python -m muster prune` lists the folders without one.
 """
 
 import os
@@ -12,6 +13,11 @@ import stat
 import sys
 
 _TEMPORARY = "unfinished"
+_TEMPORARY_AGE_S = 3600.0
+"""A folder that has been unfinished for so long belongs to an agent that was killed."""
+
+_KEPT = 4
+"""Versions that stay for jobs to come, besides those that jobs run from."""
 
 
 def find_root(bundle: str, digest: str, total_bytes: int) -> str:
@@ -24,7 +30,7 @@ def find_root(bundle: str, digest: str, total_bytes: int) -> str:
     """
     if sys.dont_write_bytecode:  # the user wants no compiled files: then a folder is no better than the zip
         return bundle
-    for base in _list_bases():
+    for base in list_bases():
         try:
             folder = os.path.join(base, digest)
             os.makedirs(base, mode=0o700, exist_ok=True)
@@ -33,6 +39,7 @@ def find_root(bundle: str, digest: str, total_bytes: int) -> str:
             # After a power failure files may be empty.
             if not os.path.isdir(folder) or _sum_sizes(folder) != total_bytes:
                 _unpack(bundle, folder)
+                _remove_old(base, folder)
             _lock(folder)
         except OSError:
             continue
@@ -40,8 +47,8 @@ def find_root(bundle: str, digest: str, total_bytes: int) -> str:
     return bundle
 
 
-def _list_bases() -> "list[str]":
-    """The node's own disk first: a home folder may be on the network."""
+def list_bases() -> "list[str]":
+    """Where folders may be. The node's own disk first: a home folder may be on the network."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  # private, see _is_private
     return [os.path.join(temporary, f"muster-{os.geteuid()}"), os.path.join(cache, "muster")]
@@ -90,12 +97,87 @@ def _unpack(bundle: str, folder: str) -> None:
 
 
 def _lock(folder: str) -> None:
-    """Hold the folder while this process and its forks live: systemd-tmpfiles removes nothing from a locked one."""
+    """Hold the folder while this process and its forks live, and note its use.
+
+    systemd-tmpfiles and `remove_unused` remove nothing from a locked one.
+
+    Raises:
+        OSError: it is being removed, or has been.
+    """
     import fcntl
 
     opened = os.open(folder, os.O_RDONLY)
     try:
         fd = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)  # 0 to 2 may be closed: they are the workers'
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.stat(folder)):
+            raise FileNotFoundError(folder)
+        os.utime(fd)
     finally:
         os.close(opened)
+
+
+# -- old versions -----------------------------------------------------------------------------------------------------
+
+
+def _remove_old(base: str, newest: str) -> None:
+    """Remove all but the versions that were used last. What cannot be removed stays: the agent must start."""
+    import contextlib
+
+    others = [each for each in list_unpacked(base) if each[1] != newest]
+    finished = sorted(each for each in others if not os.path.basename(each[1]).startswith(_TEMPORARY))
+    for each in [*finished[: -(_KEPT - 1)], *(other for other in others if other not in finished)]:
+        with contextlib.suppress(OSError):
+            remove_unused(each[1])
+
+
+def list_unpacked(base: str) -> "list[tuple[float, str]]":
+    """(wall-clock seconds of the last use, path) of the versions in a folder, and of what killed agents left there."""
+    import time
+
+    found = []
+    try:
+        with os.scandir(base) as entries:
+            for entry in entries:
+                used_s = entry.stat(follow_symlinks=False).st_mtime
+                is_version = len(entry.name) == 32 and not entry.name.strip("0123456789abcdef")
+                is_left = entry.name.startswith(f"{_TEMPORARY}-") and used_s < time.time() - _TEMPORARY_AGE_S
+                if (is_version or is_left) and entry.is_dir(follow_symlinks=False):
+                    found.append((used_s, entry.path))
+    except OSError:
+        return []
+    return found
+
+
+def remove_unused(folder: str) -> None:
+    """Remove a version; a job that needs it again unpacks it again.
+
+    Raises:
+        OSError: it cannot be removed; BlockingIOError: a process uses it.
+    """
+    import fcntl
+    import shutil
+
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Renamed first, so that an agent that starts meanwhile finds all of it or nothing.
+        gone = os.path.join(os.path.dirname(folder), f"{_TEMPORARY}-{os.getpid()}-{os.path.basename(folder)}")
+        os.rename(folder, gone)
+        shutil.rmtree(gone)
+    finally:
+        os.close(fd)
+
+
+def is_used(folder: str) -> bool:
+    """Whether a process runs from it."""
+    import fcntl
+
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

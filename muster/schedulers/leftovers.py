@@ -1,4 +1,6 @@
-"""Finds what jobs that have ended left on this machine and on its Docker engine: logs, state, containers, volumes.
+"""Finds what jobs that have ended left on this machine and on its Docker engine.
+
+That is logs, state, containers, volumes and unpacked agents.
 
 TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
 other users and other homes, are never listed here.
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muster.schedulers import bundle_start
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -52,6 +55,7 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Lef
     found = [each for name in _LOCAL for each in _find_apps(state_dir, name, _remove_app)]
     found += _find_apps(state_dir, _DOCKER, _remove_docker_app)
     found += _find_packed(state_dir)
+    found += _find_unpacked_agents()
     found += _find_lost_containers(state_dir)
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
@@ -112,6 +116,24 @@ def _find_packed(state_dir: Path) -> Iterator[Leftover]:
             ended_s=changed_s + _PACKED_AGE_S,
             remove=lambda folder=folder: shutil.rmtree(folder),  # type: ignore[misc]
         )
+
+
+def _find_unpacked_agents() -> Iterator[Leftover]:
+    """Agents that jobs of this machine have unpacked, and that no process runs from."""
+    for base in bundle_start.list_bases():
+        for used_s, folder in bundle_start.list_unpacked(base):
+            try:
+                if bundle_start.is_used(folder):
+                    continue
+            except OSError:
+                continue
+            yield Leftover(
+                name=folder,
+                what="an unpacked agent that no job uses",
+                size_bytes=_measure(Path(folder)),
+                ended_s=used_s,
+                remove=lambda folder=folder: bundle_start.remove_unused(folder),  # type: ignore[misc]
+            )
 
 
 def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:

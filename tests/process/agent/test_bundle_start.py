@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,72 @@ def test_without_a_folder_the_agent_runs_from_the_zip(
     assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
     assert f"import 'muster.agent.launch' # <zipimporter object \"{bundle}" in outcome.stderr
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_old_versions_go_but_for_the_last_ones_and_those_that_jobs_run_from(
+    run: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """A version was unpacked for each change of muster, and none was ever removed."""
+    base = tmp_path / "tmp" / f"muster-{os.geteuid()}"
+    folders = [base / f"{number:032x}" for number in range(8)]
+    foreign, left, young = base / "theirs", base / "unfinished-old", base / "unfinished-young"
+    base.mkdir(mode=0o700)
+    for age, folder in enumerate([*folders, foreign, left, young]):
+        folder.mkdir()
+        (folder / "x.py").write_text("x = 1\n")
+        used_s = time.time() - (0 if folder == young else 86400 * (100 - age))  # the last of them was used last
+        os.utime(folder, (used_s, used_s))
+    fd = os.open(folders[1], os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    try:
+        outcome = run()
+    finally:
+        os.close(fd)
+    assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
+    new = set(unpacked(base)) - {*folders, foreign, left, young}
+    assert len(new) == 1
+    assert set(unpacked(base)) - new == {folders[1], *folders[-3:], foreign, young}
+    run()
+    assert len(unpacked(base)) == 7, "the second start unpacks nothing and removes nothing"
+
+
+def test_a_start_notes_the_use(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    assert run().exit_code == 0
+    (folder,) = unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")
+    os.utime(folder, (1e9, 1e9))
+    assert run().exit_code == 0
+    assert folder.stat().st_mtime > 1e9
+
+
+def test_a_folder_that_is_being_removed_is_not_used(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent removes it between the look and the lock: the next place is used."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = "d" * 32
+    first = bundle_start.find_root(str(bundle), name, 1)
+    assert first == str(tmp_path / f"muster-{os.geteuid()}" / name)
+    fd = os.open(first, os.O_RDONLY)
+    try:
+        # The lock of this process, from `find_root`, is shared; a remover's is not.
+        with pytest.raises(BlockingIOError):
+            bundle_start.remove_unused(first)
+        assert bundle_start.is_used(first)
+    finally:
+        os.close(fd)
+    monkeypatch.setattr(bundle_start, "_lock", lambda folder: _lock_after_removal(folder, first))
+    assert bundle_start.find_root(str(bundle), name, 1) == str(tmp_path / "cache" / "muster" / name)
+
+
+_LOCK = bundle_start._lock
+
+
+def _lock_after_removal(folder: str, removed: str) -> None:
+    if folder == removed:
+        os.rename(folder, f"{folder}-gone")
+    _LOCK(folder)
 
 
 def test_a_full_disk_leaves_nothing_behind(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """`python -m muster prune`: says what it would remove, asks, removes what has ended and nothing else."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 from torchx.specs import AppDef, Resource, Role
@@ -17,12 +19,16 @@ from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
+pytestmark = pytest.mark.torchx
+
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 
 
 @pytest.fixture
 def scheduler(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     # Docker's SDK leaves its socket open when no engine answers; tests/docker has an engine.
     monkeypatch.setattr(leftovers, "_find_lost_containers", lambda _: iter(()))
@@ -101,6 +107,32 @@ def test_what_a_killed_command_had_packed_goes_after_a_day(scheduler, tmp_path):
     assert main(["prune", "--yes"]) == 0
     assert young.exists()
     assert not old.exists()
+
+
+def test_unpacked_agents_that_no_job_uses_go(scheduler, tmp_path, capsys):
+    base = tmp_path / f"muster-{os.geteuid()}"
+    used, unused = base / ("a" * 32), base / ("b" * 32)
+    for folder in (used, unused):
+        folder.mkdir(parents=True)
+        (folder / "x.py").write_text("x = 1\n")
+    with hold(used):
+        assert main(["prune", "--yes"]) == 0
+    text = capsys.readouterr().out
+    assert f"{unused}" in text
+    assert "an unpacked agent that no job uses" in text
+    assert str(used) not in text
+    assert [path.name for path in base.iterdir()] == [used.name]
+
+
+@contextmanager
+def hold(folder):
+    """As an agent that runs from there does."""
+    fd = os.open(folder, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def test_what_cannot_be_removed_is_named(scheduler, ended, monkeypatch, capsys):

@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -37,24 +36,23 @@ from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import build_role_plan
-from muster.schedulers.runner.suspension import follow_suspension
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
     build_describe_response,
-    build_dryrun_info,
     check_replica,
     get_workspace_path,
 )
-from muster.schedulers.runner.waiting import read_app_for_wait
+from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
 from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
+from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
 from muster.schedulers.workspace import DOCKERFILE, BundleError, describe_left_out
@@ -113,7 +111,6 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
         TorchX calls this when its command line is interrupted. A second Ctrl-C during the call kills the apps.
         """
-        hide_traceback()
         self._live_lines.close()
         try:
             client.end_all(self._attached, flush_s=_FLUSH_S)
@@ -334,9 +331,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = self._find_folder(app_id)
         with _translate_errors():
             self._check_replica(app_id, folder, request)
-        has_ended = client.EndCheck(folder) if request.follow and folder is not None else None
-        reader = LogReader(self._open_engine(folder), query, wait=time.sleep, has_ended=has_ended)
-        return filter(request.matches, _translate_each(reader.lines()))
+        engine = self._open_engine(folder)
+        lines = LogReader(engine, query).lines()
+        if folder is not None and request.follow:
+            lines = _follow(engine, query, folder)
+        return filter(request.matches, _translate_each(lines))
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:
@@ -406,6 +405,12 @@ def _translate_errors() -> Iterator[None]:
         raise EngineError(str(error)) from error
     except FileExistsError as error:
         raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
+
+
+def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder) -> Iterator[str]:
+    """The supervisor follows the engine's events, and writes the app's state when it has started the next container."""
+    with Watch(folder.state_dir) as watch:
+        yield from LogReader(engine, query, wait=watch.wait, has_ended=client.EndCheck(folder)).lines()
 
 
 def _translate_each(lines: Iterator[str]) -> Iterator[str]:

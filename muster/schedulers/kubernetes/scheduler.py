@@ -18,8 +18,9 @@ from muster.schedulers.kubernetes.manifests.request import Request, build_reques
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
+from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.versions import LogRequest, PluginScheduler, build_dryrun_info, get_workspace_path
+from muster.schedulers.runner.versions import LogRequest, PluginScheduler, get_workspace_path
 from muster.schedulers.workspace import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """Deletes an app and everything that belongs to it."""
         self._session.delete(app_id)
 
-    def resize(self, app_id: str, nodes: int) -> None:
-        """Changes the number of nodes of an elastic app, within its MIN:MAX. See `operations.resize`."""
-        self._session.resize(app_id, nodes)
+    def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
+        """Changes the number of nodes of an elastic role, within its MIN:MAX. See `operations.resize`."""
+        self._session.resize(app_id, nodes, role)
 
     def close(self) -> None:
         """Drops all connections. Idempotent."""

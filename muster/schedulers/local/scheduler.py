@@ -28,19 +28,17 @@ from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
-from muster.schedulers.runner.interrupt import hide_traceback
+from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.suspension import follow_suspension
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
     build_describe_response,
-    build_dryrun_info,
     check_replica,
 )
-from muster.schedulers.runner.waiting import read_app_for_wait
+from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -194,7 +192,6 @@ class LocalScheduler(PluginScheduler):
 
         TorchX also calls this after Ctrl-C; a second Ctrl-C during the call kills the apps.
         """
-        hide_traceback()
         self._live_lines.close()
         folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
         self._attached.clear()

@@ -2,7 +2,8 @@
 
 `versions` bridges the scheduler interfaces of both lines, `roles` does the same for roles and macros, `app_codec` keeps
 an AppDef as JSON, `option_parsing` parses `-cfg` strictly for all adapters, `option_records` declares their options as
-records, `builtins` registers TorchX's own schedulers again, `command_line` prints errors as lines, `platforms` refuses
-systems other than Linux, `waiting`, `interrupt` and `suspension` improve `Runner.wait`, Ctrl-C and Ctrl-Z, `colours`
-paints what people read, `live_lines` draws progress bars below it.
+records, `builtins` registers TorchX's own schedulers again, `callers` tells which part of TorchX calls, `command_line`
+prints errors as lines, `platforms` refuses systems other than Linux, `waiting` improves `Runner.wait` and Ctrl-Z,
+`colours` paints what people read, `live_lines` draws progress bars below it, `dry_run` hides secrets in what TorchX
+prints of a dry run.
 """

@@ -7,16 +7,12 @@ with a carriage return, and such a line without text when the bar has ended. Any
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TextIO
 
 from muster._progress_bars import ProgressBars
+from muster.schedulers.runner.callers import find_printer, runs_command_line
 from muster.schedulers.runner.colours import PREFIX, add_colours, allows_colours
-from muster.schedulers.runner.interrupt import runs_command_line
-
-_PRINTER: Final = "print_log_lines"
-"""TorchX's function that prints the lines of one replica: its caller's `file`, and the prefix `ROLE/REPLICA `."""
 
 _MARK: Final = "\r"
 _CLOSE_LIMIT_S: Final = 1.0
@@ -48,7 +44,7 @@ class LiveLines:
             index: its number.
             environ: this process's environment.
         """
-        file = _find_printer()
+        file = find_printer()
         if file is None or not file.isatty() or environ.get("TERM", "dumb") == "dumb":
             return _unmark(lines)
         with self._lock:
@@ -113,16 +109,6 @@ def measure(file: TextIO) -> os.terminal_size:
     except OSError:
         size = os.terminal_size((0, 0))
     return os.terminal_size((size.columns or 80, size.lines or 24))
-
-
-def _find_printer() -> TextIO | None:
-    """The stream to which TorchX's command line prints the lines; None: another program reads them."""
-    for frame, _ in traceback.walk_stack(None):
-        is_printer = frame.f_code.co_name == _PRINTER
-        if is_printer and str(frame.f_globals.get("__name__")).startswith("torchx."):
-            file: TextIO | None = frame.f_locals.get("file")
-            return file
-    return None
 
 
 def _parse_bar(line: str) -> "tuple[tuple[int, str], str] | None":

@@ -14,7 +14,7 @@
 import abc
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -26,8 +26,10 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.runner import command_line
+from muster.schedulers.runner import callers
 from muster.schedulers.runner.app_codec import load_app
+from muster.schedulers.runner.command_line import print_errors_as_lines
+from muster.schedulers.runner.dry_run import hide_secrets
 from muster.schedulers.runner.live_lines import LiveLines
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
@@ -73,7 +75,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         super().__init__(backend, session_name)
         self._live_lines = LiveLines()
         """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
-        command_line.print_errors_as_lines()
+        print_errors_as_lines()
 
     @abc.abstractmethod
     def add_options(self, opts: StrictOpts) -> None:
@@ -114,6 +116,10 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         opts = StrictOpts(self.backend)
         self.add_options(opts)
         return opts
+
+    def submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
+        """See TorchX; the result's AppDef is a copy that prints no secret."""
+        return hide_secrets(super().submit_dryrun(app, cfg))
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         self.check_app(app, cfg or {})
@@ -160,7 +166,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             SchedulerError: a command of `torchx` names an app that does not exist, and would not say so.
         """
         response = self.describe_app(app_id)
-        if response is None and command_line.needs_app():
+        if response is None and callers.needs_app():
             raise self._build_unknown(app_id)
         return response
 
@@ -174,11 +180,6 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def _delete_existing(self, app_id: str) -> None:
         self.delete_app(app_id)
-
-
-def build_dryrun_info(request: Any, show: Callable[[Any], str]) -> AppDryRunInfo:
-    """Wraps a request; `show` must print no secret (see `secret_variables.mask_env`)."""
-    return AppDryRunInfo(request, show)
 
 
 def get_workspace_path(workspace: str) -> str:

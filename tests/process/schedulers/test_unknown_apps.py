@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -67,12 +66,3 @@ def test_a_list_says_that_it_may_be_incomplete(run, tmp_path):
     code, lines = run("list", "-s", "docker", DOCKER_HOST=f"unix://{tmp_path}/none.sock")
     assert code == 0
     assert [line for line in lines if "apps that only the engine knows are not listed" in line], lines
-
-
-def test_other_programs_keep_their_tracebacks():
-    from muster.schedulers.runner import command_line
-
-    before = (sys.excepthook, threading.excepthook)
-    command_line.print_errors_as_lines()
-    assert (sys.excepthook, threading.excepthook) == before
-    assert not command_line.needs_app()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
+
+pytestmark = pytest.mark.torchx
 
 OUT, ERR = 1, 2
 
@@ -87,6 +90,26 @@ def test_followed_log_goes_on_in_the_next_container():
     engine = ScriptedEngine(lambda _: None, replace)
     engine.containers = {0: ("exited", [record(1, "a\n")])}
     assert read(engine, lambda: not engine.steps) == ["a\n", "b\n"]
+
+
+def test_a_reader_waits_for_a_change_of_the_app_and_for_nothing_else():
+    """It asked the engine ten times a second between two containers, and waited after the end of each."""
+
+    class Ending(ScriptedEngine):
+        waits = 0
+
+        def wait(self, seconds):
+            self.waits += 1
+            super().wait(seconds)
+
+        def logs(self, container, **query):
+            yield from super().logs(container, **query)
+            self.containers[int(container)] = ("exited", self.containers[int(container)][1])
+
+    engine = Ending(lambda engine: engine.containers.update({1: ("running", [record(2, "b\n")])}))
+    engine.containers = {0: ("running", [record(1, "a\n")])}
+    assert read(engine, lambda: not engine.steps) == ["a\n", "b\n"]
+    assert engine.waits == 1
 
 
 def test_nothing_is_lost_or_repeated_when_the_engine_stops():

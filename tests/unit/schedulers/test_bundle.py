@@ -16,6 +16,8 @@ from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers import bundle
 from muster.schedulers.agent_command import is_agent_command, is_agent_role, rewrite_agent_args
 
+pytestmark = pytest.mark.torchx
+
 
 def dump_without_docstrings(source):
     class Placeholder(ast.NodeTransformer):

@@ -6,6 +6,8 @@ from torchx.specs import Resource, Role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import decide_app_grace_s, decide_grace_s
 
+pytestmark = pytest.mark.torchx
+
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 
 

@@ -43,7 +43,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     made = Screen()
-    monkeypatch.setattr(live_lines, "_find_printer", lambda: made)
+    monkeypatch.setattr(live_lines, "find_printer", lambda: made)
     return made
 
 
@@ -58,7 +58,7 @@ def test_programs_get_plain_lines_and_bars_without_marks() -> None:
 
 
 def test_a_file_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_lines, "_find_printer", io.StringIO)
+    monkeypatch.setattr(live_lines, "find_printer", io.StringIO)
     assert list(LiveLines().show([*LINES, BAR, END], "main", 0, XTERM)) == [*LINES, f"{ALONE} 40%|####\n"]
 
 

@@ -20,6 +20,8 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
 )
 
+pytestmark = pytest.mark.torchx
+
 BOOLS = "one of true, 1, yes, on, false, 0, no, off"
 NAMES = "count, detach, grace_s, labels, log_dir, names"
 TINY = Resource(cpu=1, gpu=0, memMB=1)

@@ -1,5 +1,6 @@
 """Reads a replica's output, line by line, through all its containers in order."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -11,8 +12,8 @@ from muster.schedulers.docker.spec import Label
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.timestamps import parse_seconds
 
-POLL_S: Final = 0.1
-"""Between two checks for the next container, or for an engine that stopped; output itself is pushed."""
+CHECK_S: Final = 1.0
+"""The longest time between two looks for the next container: nothing announces an engine that is back."""
 
 OVERLAP_S: Final = 2.0
 """After a break, reading resumes this long before the last record: a record may come that much after its date."""
@@ -37,7 +38,8 @@ class LogReader:
     Args:
         engine: the one that has the containers.
         query: what to read.
-        wait: sleeps for some seconds.
+        wait: returns once the app's state has changed, which follows from the engine's events, at the latest after so
+            many seconds. Output itself is pushed.
         has_ended: whether the app has ended, so that there is no further container; None: do not follow.
     """
 
@@ -46,7 +48,7 @@ class LogReader:
         engine: Engine,
         query: ContainerLogQuery,
         *,
-        wait: Callable[[float], None],
+        wait: Callable[[float], None] = time.sleep,
         has_ended: Callable[[], bool] | None = None,
     ) -> None:
         self._engine = engine
@@ -64,7 +66,7 @@ class LogReader:
                 yield from join_lines(self._frames(container.id))
             if ended:
                 return
-            self._wait(POLL_S)
+            self._wait(CHECK_S)
 
     def _containers(self, after: int) -> list[ContainerFacts]:
         try:
@@ -100,7 +102,8 @@ class LogReader:
                 return
             if ended or (self._app_has_ended is not None and self._query.until_s is not None and self._app_has_ended()):
                 return
-            self._wait(POLL_S)
+            if not self._has_ended(container):
+                self._wait(CHECK_S)
 
     def _has_ended(self, container: str) -> bool:
         try:

@@ -1,0 +1,53 @@
+"""Dry runs: what a scheduler gives TorchX, and no secret in what TorchX itself prints of them.
+
+Checked with TorchX 0.7.0 and the nightly of 2026-10-26: `torchx run --dryrun` prints `pformat(asdict(app))` of the
+dry run's AppDef, then the scheduler's text. So the AppDef is a copy in which the values of secret variables print as
+`***`; for programs, and in JSON, they are what they were. A version that prints an AppDef otherwise may show them. The
+request is built before, from the caller's AppDef.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import yaml
+from torchx.specs import AppDef, AppDryRunInfo
+
+from muster.schedulers.secret_variables import MASK, is_secret
+
+
+class SecretText(str):
+    """Text whose `repr` shows nothing of it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(MASK)
+
+
+# As a plain `str`: YAML refuses classes that it does not know.
+for _dumper in (yaml.Dumper, yaml.SafeDumper):
+    yaml.add_representer(SecretText, lambda dumper, text: dumper.represent_str(str(text)), Dumper=_dumper)
+
+
+def build_dryrun_info(request: Any, show: Callable[[Any], str]) -> AppDryRunInfo:
+    """Wraps a request; `show` must print no secret (see `secret_variables.mask_env`)."""
+    return AppDryRunInfo(request, show)
+
+
+def hide_secrets(info: AppDryRunInfo) -> AppDryRunInfo:
+    """Gives a dry run a copy of its AppDef that prints no secret. Returns the same dry run."""
+    name = "app" if hasattr(info, "app") else "_app"  # the nightly, 0.7
+    app = getattr(info, name, None)
+    if app is not None:
+        setattr(info, name, _hide_in_app(app))
+    return info
+
+
+def _hide_in_app(app: AppDef) -> AppDef:
+    def hide(key: str, value: str) -> str:
+        return SecretText(value) if is_secret(key, value) else value
+
+    return replace(
+        app, roles=[replace(role, env={key: hide(key, value) for key, value in role.env.items()}) for role in app.roles]
+    )

@@ -1,0 +1,151 @@
+"""What the adapters do in TorchX's command line and in `Runner.wait`, and in another version."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.runner import callers, waiting
+from muster.schedulers.runner.command_line import print_errors_as_lines
+from muster.schedulers.runner.waiting import read_app_for_wait
+from muster.schedulers.supervision.app_folder import AppFolder
+
+pytestmark = pytest.mark.torchx
+
+MAIN = "torchx.cli.main"
+NAMES_OF_ANOTHER_VERSION = ("torchx.commands.main", "torchx.commands.log", "torchx.runner.core", "torchx_cli.cmd_log")
+
+
+def call_from(module: str, action: Callable[[], Any], function: str = "run", depth: int = 0) -> Any:
+    """Call an action from a function of a module of that name, with `depth` frames of other modules in between."""
+    namespace: dict[str, Any] = {"__name__": module}
+    exec(f"def {function}(action): return action()", namespace)  # a frame with those globals
+    for _ in range(depth):
+        action = lambda inner=action: inner()  # noqa: E731
+    return namespace[function](action)
+
+
+def test_commands_and_wait_are_recognised() -> None:
+    # `pytest` is started as a module of that name, too: only these frames count.
+    assert call_from(MAIN, callers.runs_command_line)
+    assert call_from(MAIN, lambda: in_thread(callers.runs_command_line))
+    assert print_lines("torchx.util.log_tee_helpers", sys.stdout) is sys.stdout
+    assert print_lines("torchx.cli.cmd_log", object()) is None, "it is no stream"
+    for name in ("cmd_log", "cmd_cancel", "cmd_delete"):
+        assert call_from(f"torchx.cli.{name}", callers.needs_app)
+    assert call_from("torchx.runner.api", callers.is_wait, "wait")
+
+
+def print_lines(module: str, file: object) -> Any:
+    """As TorchX's function does that prints lines to a stream."""
+    namespace: dict[str, Any] = {"__name__": module, "find_printer": callers.find_printer}
+    exec("def print_log_lines(file): return find_printer()", namespace)
+    return namespace["print_log_lines"](file)
+
+
+def in_thread(action: Callable[[], Any]) -> Any:
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(action()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+@pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
+def test_every_answer_is_no_in_another_version(name: str) -> None:
+    for ask in (callers.runs_command_line, callers.needs_app, callers.is_wait):
+        assert call_from(name, ask, "wait") is False
+    assert call_from("torchx.runner.api", callers.is_wait, "wait_for_end") is False
+    assert call_from("torchx.cli.cmd_log", callers.find_printer, "print_lines") is None
+    assert print_lines("mine", sys.stdout) is None
+    assert call_from("torchx.runner.api", callers.is_wait, "wait", depth=20) is False, "some other wait, far away"
+    assert call_from("torchx.cli.cmd_status", callers.needs_app) is False, "`status` says by itself that there is none"
+
+
+class Apps:
+    """Stands in for the supervision client: one app that runs until somebody waits for its end."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def read_app(self, folder: AppFolder) -> tuple[str, str]:
+        return "spec", "ended" if self.waited else "running"
+
+    def has_ended(self, record: str) -> bool:
+        return record == "ended"
+
+    def runs_here(self, record: str) -> bool:
+        return True
+
+    def wait_ended(self, folder: AppFolder, limit_s: float) -> None:
+        assert limit_s <= waiting.WAIT_LIMIT_S
+        self.waited = True
+
+
+@pytest.fixture
+def apps(monkeypatch: pytest.MonkeyPatch) -> Apps:
+    apps = Apps()
+    monkeypatch.setattr(waiting, "client", apps)
+    return apps
+
+
+def test_wait_gets_the_end_and_every_other_caller_the_state_of_now(apps: Apps, tmp_path: Path) -> None:
+    def read() -> Any:
+        return read_app_for_wait(AppFolder(tmp_path))
+
+    for name in NAMES_OF_ANOTHER_VERSION:
+        assert call_from(name, read, "wait") == ("spec", "running")
+    assert read() == ("spec", "running")
+    assert not apps.waited
+    assert call_from("torchx.runner.api", read, "wait") == ("spec", "ended")
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """What reaches the hooks that were there before ours; they are there again afterwards."""
+    reached: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda _kind, value, _tb: reached.append(value))
+    monkeypatch.setattr(threading, "excepthook", lambda args: reached.append(args.exc_value))
+    return reached
+
+
+def raise_uncaught(error: BaseException) -> None:
+    sys.excepthook(type(error), error, None)
+
+
+def test_errors_of_commands_are_lines(hooks: list[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    call_from(MAIN, print_errors_as_lines)
+    ours = sys.excepthook
+    call_from(MAIN, print_errors_as_lines)
+    assert sys.excepthook is ours, "set once"
+    with caplog.at_level(logging.ERROR):
+        raise_uncaught(SchedulerError("docker has no app 'x'"))
+        raise_uncaught(KeyboardInterrupt())
+        in_thread_that_fails(SchedulerError("docker has no app 'x'"))
+    assert [record.getMessage() for record in caplog.records] == ["docker has no app 'x'"]
+    assert hooks == []
+    others = [ValueError("not ours"), RuntimeError("nor in a thread")]
+    raise_uncaught(others[0])
+    in_thread_that_fails(others[1])
+    assert hooks == others
+
+
+def in_thread_that_fails(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
+def test_the_hooks_of_other_programs_and_versions_stay(name: str, hooks: list[BaseException]) -> None:
+    before = (sys.excepthook, threading.excepthook)
+    call_from(name, print_errors_as_lines)
+    assert (sys.excepthook, threading.excepthook) == before

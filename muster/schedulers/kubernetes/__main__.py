@@ -15,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     resize = commands.add_parser("resize", help="change the number of nodes of an elastic job within its MIN:MAX")
     resize.add_argument("app", help="app handle kubernetes://SESSION/NAMESPACE:NAME, or app id NAMESPACE:NAME")
     resize.add_argument("nodes", type=int, help="new number of nodes, within MIN:MAX of -j")
+    resize.add_argument("--role", help="which role, if several are elastic")
     delete = commands.add_parser("delete", help="delete a job and everything that belongs to it")
     delete.add_argument("app", help="app handle or app id")
     args = parser.parse_args(argv)
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     app_id = args.app.rpartition("/")[2] if args.app.startswith(f"{BACKEND}://") else args.app
     try:
         if args.command == "resize":
-            scheduler.resize(app_id, args.nodes)
+            scheduler.resize(app_id, args.nodes, args.role)
         else:
             scheduler.delete_app(app_id)
     except (SchedulerError, EngineError) as error:

@@ -82,10 +82,13 @@ def test_max_retries_restarts_failed_workers_in_place(tmp_path: Path) -> None:
     assert once.leftovers == twice.leftovers == ()
 
 
-def test_the_pipeline_example_runs_a_job_from_python(tmp_path: Path) -> None:
-    command = [sys.executable, "examples/pipeline.py", "-j", "1x2", "--", "--epochs", "1", "--output", str(tmp_path)]
+@pytest.mark.parametrize("folder", ["the repository", "/", "another"])
+def test_the_pipeline_example_runs_a_job_from_python(folder: str, tmp_path: Path) -> None:
+    program = str(ROOT / "examples/pipeline.py") if folder != "the repository" else "examples/pipeline.py"
+    command = [sys.executable, program, "-j", "1x2", "--", "--epochs", "1", "--output", str(tmp_path)]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
-    outcome = run_tree(command, env=environment, cwd=ROOT, timeout_s=170)
+    cwd = {"the repository": ROOT, "/": Path("/"), "another": tmp_path}[folder]
+    outcome = run_tree(command, env=environment, cwd=cwd, timeout_s=170)
     assert outcome.exit_code == 0, outcome.explain()
     assert "--nproc-per-node" in outcome.stdout  # the dry run
     assert re.search(r"submitted local_cwd://\S+", outcome.stdout)

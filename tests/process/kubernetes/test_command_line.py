@@ -1,5 +1,6 @@
 """The same commands with both versions of TorchX: run, status, log, cancel, each from a new shell."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +9,9 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.torchx
+
+HAS_DELETE = importlib.util.find_spec("torchx.cli.cmd_delete") is not None
+"""The nightly has it."""
 
 
 @pytest.fixture
@@ -61,7 +65,49 @@ def test_a_wrong_option_is_one_line(cluster, torchx):
     assert "Traceback" not in done.stderr
 
 
+def start(torchx, *words):
+    shown = torchx("run", "-s", "kubernetes", *words, "dist.ddp", "-j", "1x1", "--script", "main.py").stdout
+    return next(word for word in shown.split() if word.startswith("kubernetes://"))
+
+
+def test_list(cluster, torchx):
+    handles = [start(torchx), start(torchx), start(torchx, "-cfg", "namespace=blue")]
+    cluster.start_pod(cluster.find_pod(handles[0].rpartition(":")[2], 0))
+    torchx("cancel", handles[1])
+    lines = torchx("list", "-s", "kubernetes").stdout.splitlines()
+    rows = [line.split() for line in lines if "kubernetes://" in line]
+    assert {row[0]: row[-1] for row in rows} == {handles[0]: "RUNNING", handles[1]: "CANCELLED"}
+    if HAS_DELETE:  # 0.7's `list` takes no options
+        lines = torchx("list", "-s", "kubernetes", "-cfg", "namespace=blue").stdout.splitlines()
+        assert [line.split()[0] for line in lines if "kubernetes://" in line] == handles[2:]
+
+
+def test_list_of_nothing(torchx):
+    assert "kubernetes://" not in torchx("list", "-s", "kubernetes").stdout
+
+
+def test_delete(cluster, torchx):
+    kept, gone, other = start(torchx), start(torchx), start(torchx)
+    names = [handle.rpartition(":")[2] for handle in (kept, gone, other)]
+    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "delete", other]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if HAS_DELETE:
+        torchx("delete", gone)
+    else:
+        subprocess.run([*command[:-1], gone], timeout=90, check=True)
+    left = {name for _, _, plural, name in cluster.objects if plural != "events"}
+    assert [name for name in names if any(name in each for each in left)] == names[:1]
+    assert "PENDING" in torchx("status", kept).stdout
+
+
 COMMANDS = [("status", ""), ("log", "/main/0"), ("cancel", ""), ("describe", "")]
+COMMANDS += [("delete", "")] if HAS_DELETE else []
+ALL_COMMANDS = [*COMMANDS, ("list -s kubernetes", None)]
+
+
+def about_unknown(command, rest):
+    return [*command.split(), *([] if rest is None else [f"kubernetes://torchx/team:nope{rest}"])]
 
 
 @pytest.mark.parametrize(("command", "rest"), COMMANDS)
@@ -71,20 +117,20 @@ def test_an_unknown_app_is_one_line(torchx, command, rest):
     assert "nope" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("command", "rest"), COMMANDS)
+@pytest.mark.parametrize(("command", "rest"), ALL_COMMANDS)
 def test_a_forbidden_server_is_one_line(cluster, torchx, command, rest):
     cluster.allowed = {}
-    done = torchx(command, f"kubernetes://torchx/team:nope{rest}", code=None)
+    done = torchx(*about_unknown(command, rest), code=None)
     assert "Traceback" not in done.stdout + done.stderr
     assert "is not allowed to list jobs" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("command", "rest"), COMMANDS)
+@pytest.mark.parametrize(("command", "rest"), ALL_COMMANDS)
 def test_an_unreachable_server_is_one_line_and_not_for_ever(torchx, tmp_path, command, rest):
     config = json.loads((tmp_path / "kubeconfig").read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    done = torchx(command, f"kubernetes://torchx/team:nope{rest}", code=None)
+    done = torchx(*about_unknown(command, rest), code=None)
     assert "Traceback" not in done.stdout + done.stderr
     assert "cannot be reached" in done.stdout + done.stderr
 

@@ -9,6 +9,8 @@ from torchx import specs
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits
 
+pytestmark = pytest.mark.torchx
+
 
 @pytest.fixture
 def app(cluster, scheduler):

@@ -16,6 +16,8 @@ from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
 
+pytestmark = pytest.mark.torchx
+
 ADDED = Additions(namespace="ns", secret="a-token", submission_id="s")
 FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"
 PRINTS = """\

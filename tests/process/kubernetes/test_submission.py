@@ -8,6 +8,7 @@ import re
 import sys
 import tarfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -592,38 +593,116 @@ def test_logs_that_cannot_be_kept_do_not_keep_a_job_running(cluster, scheduler, 
     assert "the logs of the pods go with them, and could not be kept: " in capsys.readouterr().err
 
 
-def fail_one_of_two_roles(cluster, scheduler):
+def submit_two_roles(scheduler):
+    """An app whose plain role `echo` is about to fail; returns its id and its name."""
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
-    name = app_id.partition(":")[2]
+    return app_id, app_id.partition(":")[2]
+
+
+def fail_echo(cluster, name):
     for index in range(2):
         cluster.start_pod(cluster.find_pod(f"{name}-trainer", index))
     cluster.start_pod(cluster.find_pod(f"{name}-echo", 0))
     cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), 5)
-    return app_id, name
 
 
-def test_looking_at_a_job_never_changes_it(cluster, scheduler, capsys):
+@pytest.fixture
+def gone(cluster, clock):
+    """The scheduler of a `torchx run` that has ended."""
+    from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
+
+    return KubernetesScheduler("gone", clock=clock)
+
+
+def list_running(cluster):
+    return [pod["metadata"]["name"] for pod in cluster.find("pods") if pod["status"]["phase"] == "Running"]
+
+
+def wait_stopped(cluster):
+    """The two seconds between two looks; the limit is for a machine that is busy."""
+    for _ in range(600):
+        if not list_running(cluster):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still running: {list_running(cluster)}")
+
+
+def test_the_process_that_submitted_an_app_stops_its_other_roles(cluster, scheduler, tmp_path, capsys):
+    app_id, name = submit_two_roles(scheduler)
+    assert "when one fails, this process stops the others as long as it lives" in capsys.readouterr().err
+    cluster.start_pod(cluster.find_pod(f"{name}-trainer", 0))
+    cluster.write_log(cluster.find_pod(f"{name}-trainer", 0), "step 1\n", 1)
+    fail_echo(cluster, name)
+    wait_stopped(cluster)
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.FAILED
+    assert "1/1 Failed: exit 5" in status.msg
+    assert "stopped because another role failed" in status.msg
+    assert "still running" not in status.msg
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["step 1\n"], "kept before the pod went"
+    scheduler.close()
+    assert f"{name}: role echo has failed: stopped role trainer" in capsys.readouterr().err
+
+
+def test_a_command_that_ends_with_a_failed_role_leaves_no_other(cluster, scheduler, gone):
+    """`torchx run --wait` ends as soon as it reads FAILED: its own look may not have come yet."""
+    app_id, name = submit_two_roles(gone)
+    fail_echo(cluster, name)
+    gone.close()
+    assert list_running(cluster) == []
+    assert scheduler.describe(app_id).state is AppState.FAILED
+
+
+@pytest.mark.parametrize("end", ["runs", "succeeds", "cancelled", "deleted"])
+def test_nothing_is_stopped_in_an_app_that_has_not_failed(cluster, gone, end):
+    app_id, name = submit_two_roles(gone)
+    for index in range(2):
+        cluster.start_pod(cluster.find_pod(f"{name}-trainer", index))
+    cluster.start_pod(cluster.find_pod(f"{name}-echo", 0))
+    if end == "succeeds":
+        cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), 0)
+    elif end == "cancelled":
+        gone.cancel(app_id)
+    elif end == "deleted":
+        gone.delete(app_id)
+    before = len(cluster.requests)
+    gone.close()
+    assert {verb for verb, _ in cluster.requests[before:]} <= {"GET"}
+    assert len(list_running(cluster)) == {"runs": 3, "succeeds": 2}.get(end, 0)
+
+
+def test_a_server_that_is_gone_does_not_hold_up_the_end_of_a_command(cluster, gone):
+    _, name = submit_two_roles(gone)
+    fail_echo(cluster, name)
+    cluster.allowed = {}
+    gone.close()
+    assert len(list_running(cluster)) == 2, "the account may not: `torchx status` says what still runs"
+
+
+def test_looking_at_a_job_never_changes_it(cluster, scheduler, gone):
     """`describe` stopped the other roles of an app when one had failed, and so did a followed log."""
-    app_id, name = fail_one_of_two_roles(cluster, scheduler)
-    assert "each role is a Job of its own: when one fails, the others run on until `torchx cancel`" in (
-        capsys.readouterr().err
-    )
+    app_id, name = submit_two_roles(gone)
+    gone.close()
+    fail_echo(cluster, name)
     before = len(cluster.requests)
     status = scheduler.describe(app_id)
     scheduler.list()
     lines = scheduler.log_iter(app_id, "trainer", 0, should_tail=True)
     threading.Timer(1, lambda: cluster.end_pod(cluster.find_pod(f"{name}-trainer", 0), 0)).start()
     list(lines)
+    scheduler.close()
     assert {verb for verb, _ in cluster.requests[before:]} == {"GET"}
     assert status.state is AppState.FAILED
     assert "1/3 Failed: exit 5" in status.msg
     assert "still running: role trainer; `torchx cancel` stops it" in status.msg
 
 
-def test_an_app_that_has_failed_stays_failed_when_its_other_roles_are_cancelled(cluster, scheduler):
-    app_id, _ = fail_one_of_two_roles(cluster, scheduler)
+def test_an_app_that_has_failed_stays_failed_when_its_other_roles_are_cancelled(cluster, scheduler, gone):
+    app_id, name = submit_two_roles(gone)
+    gone.close()
+    fail_echo(cluster, name)
     scheduler.cancel(app_id)
-    assert not [pod for pod in cluster.find("pods") if pod["status"]["phase"] == "Running"]
+    assert list_running(cluster) == []
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
     assert "still running" not in status.msg
@@ -738,9 +817,49 @@ def test_resize_is_one_patch_within_the_bounds(cluster, scheduler, capsys):
     assert "can have 2 to 4 nodes, not 5" in capsys.readouterr().err
     fixed = submit(scheduler)
     with pytest.raises(
-        SchedulerError, match=r"has a fixed number of nodes \(2\); only apps with -j MIN:MAX can resize"
+        SchedulerError,
+        match=r"a fixed number of nodes \(role 'trainer': 2\); only roles with -j MIN:MAX can resize",
     ):
         scheduler.resize(fixed, 1)
+
+
+def rename(role, name):
+    role.name = name
+    return role
+
+
+def test_resize_takes_the_only_elastic_role_or_the_one_it_is_given(cluster, scheduler, capsys):
+    """It took the first role, whichever that was."""
+    elastic = build_app(nodes=4, least=2).roles[0]
+    app_id = submit(scheduler, build_app(extra=[echo_role(), rename(elastic, "eval")]))
+    scheduler.resize(app_id, 3)
+    assert {job["metadata"]["name"].rpartition("-")[2]: job["spec"]["parallelism"] for job in cluster.find("jobs")} == {
+        "trainer": 2,
+        "echo": 1,
+        "eval": 3,
+    }
+    assert main(["resize", app_id, "1", "--role", "echo"]) == 1
+    assert "has a fixed number of nodes (role 'echo': 1)" in capsys.readouterr().err
+    assert main(["resize", app_id, "3", "--role", "nope"]) == 1
+    assert "has no role 'nope'; it has: trainer, echo, eval" in capsys.readouterr().err
+    assert main(["resize", app_id, "5", "--role", "eval"]) == 1
+    assert "role 'eval' of " in capsys.readouterr().err
+    both = submit(scheduler, build_app(nodes=4, least=2, extra=[rename(build_app(nodes=3, least=1).roles[0], "eval")]))
+    assert main(["resize", both, "2"]) == 1
+    assert "has several elastic roles: say with --role which of trainer, eval to resize" in capsys.readouterr().err
+    assert main(["resize", both, "2", "--role", "eval"]) == 0
+    sizes = {job["metadata"]["name"]: job["spec"]["completions"] for job in cluster.find("jobs")}
+    name = both.partition(":")[2]
+    assert (sizes[f"{name}-trainer"], sizes[f"{name}-eval"]) == (4, 2)
+
+
+def test_resize_of_an_elastic_role_beside_another_with_volcano(cluster, scheduler):
+    cluster.groups["batch.volcano.sh"], cluster.kinds["batch.volcano.sh/v1alpha1"] = ["v1alpha1"], ["jobs"]
+    app = build_app(nodes=4, least=2)
+    app_id = submit(scheduler, specs.AppDef("app", roles=[echo_role(), *app.roles]), flavor="volcano")
+    scheduler.resize(app_id, 3)
+    (job,) = cluster.find("jobs")
+    assert {task["name"]: task["replicas"] for task in job["spec"]["tasks"]} == {"echo": 1, "lead": 1, "trainer": 2}
 
 
 def test_an_app_that_does_not_exist(cluster, scheduler):

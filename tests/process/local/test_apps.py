@@ -21,6 +21,8 @@ from muster.schedulers.local import create_detached_scheduler, create_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
+pytestmark = pytest.mark.torchx
+
 PROGRAMS = Path(__file__).parents[2] / "programs"
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED")

@@ -16,6 +16,8 @@ from harness import Tree, run_tree, wait_until
 from muster.schedulers.supervision.app_folder import AppFolder, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry
 
+pytestmark = pytest.mark.torchx
+
 PROGRAMS = Path(__file__).parents[2] / "programs"
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 TREE_UP = "tree is up"

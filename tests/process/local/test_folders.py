@@ -13,6 +13,8 @@ from muster.schedulers.local import create_detached_scheduler, create_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
+pytestmark = pytest.mark.torchx
+
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 FILES = ("spec.json", "private.json", "state.json", "control", "stop.request", "lock", "supervisor.log")
 TINY = Resource(cpu=1, gpu=0, memMB=1)

@@ -9,6 +9,8 @@ from torchx.specs import AppDef, Resource, Role
 from muster.components import dist
 from muster.schedulers.local import create_scheduler
 
+pytestmark = pytest.mark.torchx
+
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "logs_two_streams.py")
 SPEEDS = [(20_000, 0, 0), (300, 100, 0), (2000, 0, 40_000)]
 """Lines of each stream, lines of each a second (0: full speed), length of every tenth line."""

@@ -15,6 +15,8 @@ from muster.schedulers.local.agent_files import count_restarts, read_report
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
+pytestmark = pytest.mark.torchx
+
 TICKS = """
 import os, sys, time
 for step in range(600):

@@ -14,6 +14,8 @@ from harness import Outcome, run_tree
 
 from muster.schedulers.agent_command import AGENT_ENTRY
 
+pytestmark = pytest.mark.torchx
+
 ROOT = Path(__file__).resolve().parents[3]
 LINES = {"stable": Path(sys.executable).parent, "nightly": ROOT / ".venv-nightly" / "bin"}
 NAMES = ("types", "operator", "collections", "functools", "contextlib", "warnings", "keyword")

@@ -17,6 +17,8 @@ from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 from muster.schedulers.gpus import parse_gpus
 
+pytestmark = pytest.mark.torchx
+
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
 GPU 1: NVIDIA H200 (UUID: GPU-bbbb)

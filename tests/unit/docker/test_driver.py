@@ -15,6 +15,8 @@ from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 
+pytestmark = pytest.mark.torchx
+
 REPLICA = ReplicaId("w", 0)
 COMMAND = ("python3", "/opt/muster/muster-agent.zip", "--rdzv-id", "job-7", "main.py")
 _GOES_AWAY = object()

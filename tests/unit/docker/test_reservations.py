@@ -17,6 +17,8 @@ from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import build_request
 from muster.schedulers.docker.spec import HOST_PORTS
 
+pytestmark = pytest.mark.torchx
+
 
 class ScriptedEngine:
     """Volumes as on a real engine: the first caller's labels stay. Records what was created."""

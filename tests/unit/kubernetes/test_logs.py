@@ -20,6 +20,8 @@ from muster.schedulers.kubernetes.live.logs import (
 from muster.schedulers.kubernetes.live.watch import PodWatch
 from muster.schedulers.timestamps import parse_timestamp
 
+pytestmark = pytest.mark.torchx
+
 
 def test_stamps_in_any_zone_and_precision():
     assert parse_timestamp("2026-01-01T00:00:00.5Z") == parse_timestamp("2026-01-01T02:00:00.500000000+02:00")

@@ -23,7 +23,13 @@ from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
+from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES
+from muster.schedulers.kubernetes.manifests.request import (
+    OBJECT_LIMIT_BYTES,
+    Additions,
+    build_request,
+    complete_documents,
+)
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 from muster.schedulers.secret_variables import mask_env
 
@@ -288,7 +294,7 @@ def test_the_double_refuses_what_the_real_server_refuses(change, message):
 def golden_text(request):
     """As printed, without the bundle's bytes and the AppDef, whose encoding depends on the version of TorchX."""
     text = re.sub(r'muster-agent\.zip: "<[\d,]+ bytes, sha256 \w{16}>"', 'muster-agent.zip: "..."', str(request))
-    return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: \S+", f"{APPDEF_ANNOTATION}: ...", text)
+    return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: .+", f"{APPDEF_ANNOTATION}: ...", text)
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -335,10 +341,41 @@ def strip_files(request):
     return [{**document, "binaryData": None, "data": None} for document in request.documents]
 
 
-def test_an_object_that_is_too_large_is_one_line():
-    role = agent_role(script=["x" * (1 << 20)])
-    with pytest.raises(SchedulerError, match=r"job/app-x1-trainer has 10\d\d KiB, the limit is 1024 KiB: shorten"):
+@pytest.mark.parametrize(
+    ("flavor", "name", "words"),
+    [("job", "job/app-x1-trainer", 1), ("jobset", "jobset/app-x1", 2), ("volcano", "job/app-x1", 2)],
+)
+def test_an_object_that_is_too_large_is_one_line(flavor, name, words):
+    """A JobSet and a Volcano Job hold all roles: each may be small enough, and all together not."""
+    roles = [
+        agent_role(name=f"r{index}" if words > 1 else "trainer", script=["x" * ((1 << 20) // words)])
+        for index in range(words)
+    ]
+    with pytest.raises(
+        SchedulerError, match=rf"^{name} has 10\d\d KiB, the limit is 1024 KiB: shorten arguments"
+    ) as info:
+        build(*roles, flavor=flavor)
+    assert "\n" not in str(info.value)
+
+
+def test_a_secret_that_is_too_large_as_it_is_sent_is_one_line():
+    """Its values are not in the dry run, and the server refused what that had shown without a complaint."""
+    role = agent_role(env={"HF_TOKEN": "x" * 800_000})
+    with pytest.raises(
+        SchedulerError, match=r"^secret/app-x1-\S+ has 10\d\d KiB, the limit is 1024 KiB: its variables"
+    ):
         build(role)
+    build(agent_role(env={"HF_TOKEN": "x" * 700_000}))
+
+
+def test_every_object_of_the_largest_allowed_workspace_is_below_the_limit():
+    limit = WORKSPACE_LIMIT_BYTES
+    request = build(*with_workspace(agent_role()), workspaces={"workspace-1.tar.gz": os.urandom(limit)})
+    sizes = {document["kind"]: len(json.dumps(document)) for document in complete_documents(request, ADDED)}
+    assert max(sizes.values()) < OBJECT_LIMIT_BYTES
+    assert sizes["Secret"] > limit
+    with pytest.raises(SchedulerError, match=r"too large: 700 KiB packed, the limit is 700 KiB packed; list what"):
+        build(*with_workspace(agent_role()), workspaces={"workspace-1.tar.gz": os.urandom(limit + 1)})
 
 
 def test_the_dry_run_holds_no_secret():
@@ -359,9 +396,9 @@ def test_a_dry_run_is_for_people():
     digest = hashlib.sha256(packed).hexdigest()[:16]
     assert shown[1]["binaryData"] == {"muster-agent.zip": f"<{len(packed):,} bytes, sha256 {digest}>"}
     assert re.fullmatch(r"<6 bytes, sha256 \w{16}>", shown[2]["data"]["workspace-1.tar.gz"])
-    text = re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: \S+", "", str(request))
+    text = str(request)
     assert max(map(len, text.splitlines())) <= 160
-    assert "# A summary, which kubectl refuses: -cfg dryrun=full prints the files whole.\n" in text
+    assert "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n" in text
     with pytest.raises(ValueError):  # so does the API server
         base64.b64decode(shown[1]["binaryData"]["muster-agent.zip"], validate=True)
 

@@ -8,6 +8,8 @@ from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.options import parse_options
 
+pytestmark = pytest.mark.torchx
+
 VERSION = (1, 37)
 
 

@@ -1,15 +1,19 @@
 """Operations on an existing app: cancel, delete, resize."""
 
 import copy
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from torchx.specs import Role
+
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, Kind
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_INSTANCE
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_COMPONENT, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.submit import build_owner_reference
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import (
@@ -17,10 +21,11 @@ from muster.schedulers.kubernetes.names import (
     build_config_map_name,
     build_secret_name,
     build_workspace_name,
+    label_roles,
 )
 
-_DEADLINE: Final = "activeDeadlineSeconds"
-"""Set to one second, it ends a Job's pods with SIGTERM first, and keeps the Job and the pods that have ended."""
+_STOP_JOB: Final = {"activeDeadlineSeconds": 1}
+"""Ends a Job's pods with SIGTERM first, and keeps the Job and the pods that have ended."""
 
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
@@ -70,12 +75,22 @@ def cancel(resources: Objects, ref: AppRef) -> None:
         change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
         kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
         if kind == JOB:
-            change["spec"] = {_DEADLINE: 1}
+            change["spec"] = _STOP_JOB
         elif kind == JOBSET:
             change["spec"] = {"suspend": True}
         resources.patch(kind, ref.namespace, metadata["name"], change)
         if kind == VOLCANO_JOB:
             _create_abort_command(resources, ref, parent)
+
+
+def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
+    """Stops one Job of an app that is not cancelled: the Job fails."""
+    resources.patch(JOB, ref.namespace, job["metadata"]["name"], {"spec": _STOP_JOB})
+
+
+def is_cancelled(parent: Mapping[str, Any]) -> bool:
+    """Whether a user has cancelled the app that this object belongs to."""
+    return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
 def _create_abort_command(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
@@ -118,51 +133,72 @@ def delete(resources: Objects, ref: AppRef) -> bool:
     return found
 
 
-def resize(resources: Objects, ref: AppRef, nodes: int) -> None:
-    """Changes the number of nodes of an elastic app, within the MIN:MAX of its submission.
+def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = None) -> None:
+    """Changes the number of nodes of an elastic role, within the MIN:MAX of its submission.
 
     Args:
         resources: of the cluster.
         ref: the app.
-        nodes: new number, of its first role.
+        nodes: new number.
+        role_name: the role; None: the app's only elastic one.
 
     Raises:
-        SchedulerError: no such app, not elastic, out of bounds, or it has ended.
+        SchedulerError: no such app or role, several elastic roles, not elastic, out of bounds, or it has ended.
     """
     parents = find_parents(resources, ref)
     if not parents:
         raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
-    parent = parents[0]
-    role = decode_app(parent["metadata"]["annotations"][APPDEF_ANNOTATION]).roles[0]
-    minimum = role.min_replicas or role.num_replicas
-    if minimum == role.num_replicas:
+    roles = decode_app(parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]).roles
+    role = _find_elastic_role(ref, roles, role_name)
+    if not role.min_replicas <= nodes <= role.num_replicas:
         raise SchedulerError(
-            f"app {ref.name!r} has a fixed number of nodes ({role.num_replicas}); only apps with -j MIN:MAX can resize"
+            f"role {role.name!r} of {ref.name!r} can have {role.min_replicas} to {role.num_replicas} nodes, not {nodes}"
         )
-    if not minimum <= nodes <= role.num_replicas:
-        raise SchedulerError(f"app {ref.name!r} can have {minimum} to {role.num_replicas} nodes, not {nodes}")
+    label = label_roles([each.name for each in roles])[roles.index(role)]
+    parent = _find_parent_of_role(parents, label)
     kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
     if kind not in _RESIZES:
         raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
     if kind == JOB and read_job_end(parent) is not None:
-        raise SchedulerError(f"app {ref.name!r} has ended")
-    change = _RESIZES[kind](parent, nodes)
-    resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
+        raise SchedulerError(f"role {role.name!r} of {ref.name!r} has ended")
+    resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": _RESIZES[kind](parent, label, nodes)})
 
 
-def _resize_job(_: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+def _find_elastic_role(ref: AppRef, roles: Sequence[Role], name: str | None) -> Role:
+    named = [role for role in roles if name in (None, role.name)]
+    if not named:
+        raise SchedulerError(f"app {ref.name!r} has no role {name!r}; it has: {', '.join(role.name for role in roles)}")
+    elastic = [role for role in named if is_agent_role(role) and (role.min_replicas or math.inf) < role.num_replicas]
+    if not elastic:
+        sizes = ", ".join(f"role {role.name!r}: {role.num_replicas}" for role in named)
+        raise SchedulerError(
+            f"app {ref.name!r} has a fixed number of nodes ({sizes}); only roles with -j MIN:MAX can resize"
+        )
+    if len(elastic) > 1:
+        names = ", ".join(role.name for role in elastic)
+        raise SchedulerError(f"app {ref.name!r} has several elastic roles: say with --role which of {names} to resize")
+    return elastic[0]
+
+
+def _find_parent_of_role(parents: Sequence[dict[str, Any]], label: str) -> dict[str, Any]:
+    """The role's own Job; the JobSet or Volcano Job has all roles."""
+    labels = [(parent["metadata"].get("labels") or {}).get(LABEL_COMPONENT) for parent in parents]
+    return parents[labels.index(label)] if label in labels else parents[0]
+
+
+def _resize_job(_: Mapping[str, Any], __: str, nodes: int) -> dict[str, Any]:
     # Both in one patch: Kubernetes accepts a new number of completions only if it equals the parallelism.
     return {"parallelism": nodes, "completions": nodes}
 
 
-def _resize_volcano(job: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+def _resize_volcano(job: Mapping[str, Any], label: str, nodes: int) -> dict[str, Any]:
     tasks = copy.deepcopy(job["spec"]["tasks"])
-    has_leader = tasks[0]["name"] == LEADER_TASK
-    tasks[1 if has_leader else 0]["replicas"] = nodes - 1 if has_leader else nodes
+    names = [task["name"] for task in tasks]
+    tasks[names.index(label)]["replicas"] = nodes - 1 if LEADER_TASK in names else nodes
     return {"tasks": tasks}
 
 
-_RESIZES: Final[Mapping[Kind, Callable[[Mapping[str, Any], int], dict[str, Any]]]] = {
+_RESIZES: Final[Mapping[Kind, Callable[[Mapping[str, Any], str, int], dict[str, Any]]]] = {
     JOB: _resize_job,
     VOLCANO_JOB: _resize_volcano,
 }

@@ -19,6 +19,7 @@ from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY
 from muster.schedulers.kubernetes.live import kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
+from muster.schedulers.kubernetes.live.role_stop import RoleStop
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state, read_app
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
@@ -38,9 +39,13 @@ class Session:
         self._limits = limits or ConnectionLimits()
         self._clients: dict[Access, Client] = {}
         self._watches: dict[str, PodWatch] = {}
+        self._role_stops: list[RoleStop] = []
 
     def close(self) -> None:
-        """Drops all connections. Idempotent."""
+        """Stops what is left of apps that have failed, then drops all connections. Idempotent."""
+        for role_stop in self._role_stops:
+            role_stop.close()
+        self._role_stops.clear()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -64,7 +69,10 @@ class Session:
         resources = self._open(access)
         namespace = options.namespace or resources.client.connection.namespace
         submit(resources, request, namespace=namespace, notify=_print_notice)
-        return str(AppRef(namespace=namespace, name=request.name, access=access))
+        ref = AppRef(namespace=namespace, name=request.name, access=access)
+        if request.has_several_jobs:
+            self._role_stops.append(RoleStop(resources, ref, notify=_print_notice))
+        return str(ref)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """The app's state, with reasons; None if it does not exist. Changes nothing."""
@@ -89,10 +97,10 @@ class Session:
         operations.delete(resources, ref)
         kept_logs.forget_logs(ref)
 
-    def resize(self, app_id: str, nodes: int) -> None:
+    def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
         """See `operations.resize`."""
         ref, resources = self._find(app_id)
-        operations.resize(resources, ref, nodes)
+        operations.resize(resources, ref, nodes, role)
 
     def list_apps(self, options: Options) -> list[ListAppResponse]:
         """The apps of a namespace."""

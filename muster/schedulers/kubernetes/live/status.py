@@ -10,8 +10,8 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
 
 from muster.schedulers.failure_report import describe_report, find_root_cause
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_COMPONENT
-from muster.schedulers.kubernetes.live.operations import read_job_end
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, LABEL_COMPONENT
+from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
@@ -114,9 +114,9 @@ def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -
 def decide_state(observation: Observation) -> AppState:
     """The app's state: its end if its parents have ended, else the state of its pods."""
     first = observation.parents[0]
-    cancelled = any(map(_is_cancelled, observation.parents))
+    cancelled = any(map(is_cancelled, observation.parents))
     end = _decide_end(observation.parents)
-    if any(read_job_end(job) == "Failed" and not _is_cancelled(job) for job in _list_jobs(observation.parents)):
+    if any(read_job_end(job) == "Failed" and not is_cancelled(job) for job in _list_jobs(observation.parents)):
         return AppState.FAILED  # also if its other roles were cancelled afterwards
     if cancelled and end is not AppState.SUCCEEDED:
         pods_ended = all(fact.phase in ("Succeeded", "Failed") for fact in observation.pods)
@@ -126,10 +126,6 @@ def decide_state(observation: Observation) -> AppState:
     if not first.get("status") and not observation.pods:
         return AppState.SUBMITTED
     return AppState.RUNNING if any(fact.phase == "Running" for fact in observation.pods) else AppState.PENDING
-
-
-def _is_cancelled(parent: Mapping[str, Any]) -> bool:
-    return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
@@ -211,7 +207,7 @@ def _describe_conditions(observation: Observation) -> list[str]:
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Flavour `job`: nothing in the cluster stops the other roles of an app that has failed, and looking must not."""
+    """Flavour `job`: roles of an app that has failed, if the process that submitted it is gone (see `role_stop`)."""
     labels = [job["metadata"].get("labels") or {} for job in _list_jobs(parents, running=True)]
     names = sorted(label.get(LABEL_COMPONENT, "") for label in labels)
     return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []

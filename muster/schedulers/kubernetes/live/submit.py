@@ -23,8 +23,8 @@ _FLAVOR_KINDS: Final = {
 
 
 _SEVERAL_ROLES: Final = (
-    "each role is a Job of its own: when one fails, the others run on until `torchx cancel`; "
-    "with flavor=jobset the cluster stops them"
+    "each role is a Job of its own: when one fails, this process stops the others as long as it lives (--wait, --log), "
+    "later `torchx cancel` does; with flavor=jobset the cluster does"
 )
 
 
@@ -65,7 +65,7 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
         undo.callback(_roll_back, resources, submission, notify)
         _create_all(resources, submission)
         undo.pop_all()
-    if [document["kind"] for document in documents].count("Job") > 1 and request.options.flavor == "job":
+    if request.has_several_jobs:
         notify(_SEVERAL_ROLES)
     return request.name
 

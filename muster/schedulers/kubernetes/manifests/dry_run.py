@@ -1,4 +1,4 @@
-"""Prints documents as YAML, the agent and the workspace by name, size and digest or, with `dryrun=full`, whole.
+"""Prints documents as YAML: files and the AppDef's annotation by name, size and digest or, with `dryrun=full`, whole.
 
 What `dryrun=full` prints can be applied by `kubectl`. The summary cannot, on purpose: its files are no base64.
 """
@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster._contract import TOKEN_PLACEHOLDER
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 
 _FILE_FIELDS: Final = ("binaryData", "data")
 _FILE_MARK: Final = "@@file-{index}@@"
 
-_SUMMARY: Final = "# A summary, which kubectl refuses: -cfg dryrun=full prints the files whole.\n"
+_SUMMARY: Final = "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n"
 _PLACEHOLDERS: Final = "# Placeholders. Before kubectl apply, put values in: sed -i {expressions} FILE\n"
 
 
@@ -35,9 +36,8 @@ def render_request(
         secret_keys: the Secret's other keys, of variables.
         full: print the files whole.
     """
-    has_files = any(name in document for document in documents for name in _FILE_FIELDS)
     heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
-    heading += _SUMMARY if has_files and not full else ""
+    heading += "" if full else _SUMMARY
     values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in token_keys} | {key: f"<{key}>" for key in secret_keys}
     return heading + "---\n".join(_render(document, values, full=full) for document in documents)
 
@@ -49,6 +49,8 @@ def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, ful
     if shown["kind"] == "Secret" and "data" not in shown:
         shown["stringData"] = dict(placeholders)
         comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
+    if not full:
+        shown["metadata"] = _summarize_app(shown["metadata"])
     # The YAML emitter inspects every character, half a second for a megabyte of base64: it gets marks instead.
     files = [(field, name, text) for field in _FILE_FIELDS for name, text in shown.get(field, {}).items()]
     for index, (field, name, _) in enumerate(files):
@@ -64,6 +66,13 @@ def _build_expression(placeholder: str) -> str:
     name = placeholder.strip("<>")
     value = "$(openssl rand -hex 32)" if name.startswith("token-") else f"${name.partition('.')[2]}"
     return f'-e "s|{placeholder}|{value}|"'
+
+
+def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    encoded = (metadata.get("annotations") or {}).get(APPDEF_ANNOTATION)
+    if encoded is None:
+        return metadata
+    return {**metadata, "annotations": {**metadata["annotations"], APPDEF_ANNOTATION: _summarize(encoded)}}
 
 
 def _summarize(content: str) -> str:

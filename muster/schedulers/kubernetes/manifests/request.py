@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.kinds import PARENT_KINDS, VOLCANO_POD_GROUP_VERSION
+from muster.schedulers.kubernetes.kinds import JOB, PARENT_KINDS, VOLCANO_POD_GROUP_VERSION
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import (
@@ -34,6 +34,14 @@ from muster.schedulers.naming import derive_token
 
 OBJECT_LIMIT_BYTES: Final = 1 << 20
 """Of one object as JSON. etcd's own limit is half as large again, which the server's fields must fit into too."""
+
+_OWNER_BYTES: Final = 512
+"""Room for the reference to the owner, which the submission adds once that exists."""
+
+_SIZE_ADVICE: Final = {
+    "Secret": "its variables that look secret are too long; mount them with --mounts type=volume,src=secret/NAME",
+    "": "shorten arguments, variables or pod_template, or start fewer roles",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +65,11 @@ class Request:
     def parent(self) -> Mapping[str, Any]:
         """The document that owns the others."""
         return next(document for document in self.documents if document["kind"] in PARENT_KINDS)
+
+    @property
+    def has_several_jobs(self) -> bool:
+        """Whether the roles are Jobs of Kubernetes, of which none ends because another one has failed."""
+        return sum(document["kind"] == JOB.kind for document in self.documents) > 1 and self.options.flavor == "job"
 
     @property
     def may_add_pod_group(self) -> bool:
@@ -110,9 +123,8 @@ def build_request(
     for document in documents:
         _set_namespace(document, options.namespace)
         check_document(document, options.schema_version)
-        _check_size(document)
     elastic = any(role.elastic for role in inputs.roles)
-    return Request(
+    request = Request(
         name=name,
         options=options,
         documents=tuple(documents),
@@ -122,6 +134,9 @@ def build_request(
         token_roles=inputs.token_roles,
         images_to_push=images_to_push or {},
     )
+    for document in complete_documents(request, _LARGEST_ADDITIONS):
+        _check_size(document)
+    return request
 
 
 def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
@@ -147,12 +162,13 @@ def _build_secret(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_size(document: Mapping[str, Any]) -> None:
-    size_bytes = len(json.dumps(document, separators=(",", ":")).encode())
+    """Refuses an object that is too large as it is sent: with secrets, the submission's annotation and its owner."""
+    size_bytes = len(json.dumps(document, separators=(",", ":")).encode()) + _OWNER_BYTES
     if size_bytes > OBJECT_LIMIT_BYTES:
         what = f"{document['kind'].lower()}/{document['metadata']['name']}"
+        advice = _SIZE_ADVICE.get(document["kind"], _SIZE_ADVICE[""])
         raise SchedulerError(
-            f"{what} has {size_bytes >> 10} KiB, the limit is {OBJECT_LIMIT_BYTES >> 10} KiB: "
-            "shorten arguments, variables or pod_template, or start fewer roles"
+            f"{what} has {size_bytes >> 10} KiB, the limit is {OBJECT_LIMIT_BYTES >> 10} KiB: {advice}"
         )
 
 
@@ -207,6 +223,9 @@ class Additions:
     submission_id: str
     pod_group_version: str | None = None
     """The cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`; only with `Request.may_add_pod_group`."""
+
+
+_LARGEST_ADDITIONS: Final = Additions(namespace="n" * 63, secret="0" * 64, submission_id="0" * 16)
 
 
 def complete_documents(request: Request, additions: Additions) -> list[dict[str, Any]]:

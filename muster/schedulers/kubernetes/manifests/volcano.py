@@ -3,6 +3,11 @@
 Every role is one task, for any number of nodes. The exception is an elastic role: Volcano starts any `minAvailable`
 pods of a task, and without node 0 the job has no leader. So node 0 is a separate task with minAvailable 1, and the
 other nodes are another. Volcano counts each task from 0; the agent of the other nodes adds 1 (`Env.NODE_INDEX`).
+
+When the leader's task has completed, the job completes: pods of an elastic role that were never scheduled would keep it
+open. No policy can say less: of Volcano's actions CompleteJob, TerminateJob and AbortJob end the whole job, RestartTask
+and RestartPod start again, and `minSuccess` counts the pods of all tasks together. So an elastic role must be the only
+one that runs the agent.
 """
 
 from typing import Any, Final

@@ -1,0 +1,114 @@
+"""Flavour `job`: stops the other roles of an app that has failed, as long as the process that submitted it lives.
+
+Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed: owner
+references act on deletion, which would take the record and the logs with it, failure and success policies know the
+pods of one Job, and a pod that watches the others needs an account with rights that users do not have by default. And
+looking at an app must not change it. So the process that submitted it does it, `torchx run --wait` or a pipeline.
+With `flavor=jobset` the cluster does it by itself.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.kinds import JOB
+from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
+from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.kubernetes.live.observation import list_pods
+from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end, stop_job
+
+LOOK_S: Final = 2.0
+"""Between two looks at the Jobs. One request each; a watch would need a further right."""
+
+_CLOSE_LIMIT_S: Final = 10.0
+"""How long a command that ends waits for a look in progress."""
+
+logger = logging.getLogger(__name__)
+
+
+class RoleStop:
+    """Follows one app in a thread until all its Jobs have ended. Close it before the process ends.
+
+    Args:
+        resources: of the cluster.
+        ref: the app, which has several Jobs.
+        notify: called with the line for the user.
+        interval_s: between two looks.
+    """
+
+    def __init__(
+        self, resources: Objects, ref: AppRef, *, notify: Callable[[str], None], interval_s: float = LOOK_S
+    ) -> None:
+        self._resources = resources
+        self._ref = ref
+        self._notify = notify
+        self._interval_s = interval_s
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._is_reachable = True
+        threading.Thread(target=self._follow, name=f"muster-role-stop-{ref.name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Looks a last time: a command that ends because a role has failed must not leave the others. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # A server that did not answer the last time would hold up the end of the command.
+        if self._is_reachable and self._lock.acquire(timeout=_CLOSE_LIMIT_S):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+
+    def _follow(self) -> None:
+        while not self._is_over and not self._closed.wait(self._interval_s):
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        try:
+            self._is_over = stop_other_roles(self._resources, self._ref, self._notify)
+            self._is_reachable = True
+        except (EngineError, SchedulerError) as error:
+            self._is_reachable = False
+            logger.debug("%s: %s", self._ref.name, error)
+
+
+def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], None]) -> bool:
+    """Stops the Jobs that run if one has failed, and keeps what their pods have written.
+
+    Returns:
+        Whether there is nothing more to do: all have ended or are stopped, or the app was cancelled or deleted.
+
+    Raises:
+        EngineError, SchedulerError: the server does not answer, or refuses.
+    """
+    jobs, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+    running = [job for job in jobs if read_job_end(job) is None]
+    failed = [job for job in jobs if read_job_end(job) == "Failed"]
+    if not running or any(map(is_cancelled, jobs)):
+        return True
+    if not failed:
+        return False
+    roles = _list_roles(running)
+    kept_logs.keep_logs(
+        resources.client,
+        ref,
+        lambda: [fact for fact in list_pods(resources, ref, elastic_role="") if fact.role in roles],
+        notify,
+    )
+    for job in running:
+        stop_job(resources, ref, job)
+    notify(f"{ref.name}: role {', '.join(_list_roles(failed))} has failed: stopped role {', '.join(roles)}")
+    return True
+
+
+def _list_roles(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted((job["metadata"].get("labels") or {}).get(LABEL_COMPONENT, "") for job in jobs)

@@ -13,7 +13,8 @@ _WIDTH = 70
 """Columns: a terminal's 80 less the prefix that `torchx run` puts before each line."""
 _STACK_LINES = 30
 _BREAKPOINT_HINT = (
-    "breakpoint() found no terminal; one worker alone has it: run `muster-agent --nproc-per-node 1 SCRIPT ...` in one"
+    "breakpoint() needs a terminal, which several workers cannot share: start one alone in a terminal, with "
+    "`muster-agent --nproc-per-node 1 SCRIPT ...`"
 )
 _BRIEF_CHARS = 160
 _LISTED = 16

@@ -41,7 +41,7 @@ def find_root(bundle: str, digest: str, total_bytes: int) -> str:
                 _unpack(bundle, folder)
                 _remove_old(base, folder)
             _lock(folder)
-        except OSError:
+        except (OSError, ImportError):  # an extension module cannot be loaded when no descriptor is left
             continue
         return folder
     return bundle

@@ -108,6 +108,10 @@ class Env:
     """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
     its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
 
+    DRAIN_LIMIT_S: Final = "MUSTER_DRAIN_LIMIT_S"
+    """Seconds from a preemption until the agent sends its workers the stop signal, if they have not stopped by then:
+    what an adapter's grace leaves after `--shutdown-timeout` and a margin. A pod cannot see its own grace period."""
+
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
@@ -126,7 +130,7 @@ class Env:
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, CONTROL_FD, REPORT_FILE),
+        *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, DRAIN_LIMIT_S, CONTROL_FD, REPORT_FILE),
     )
     """What the agent removes from its workers' environment."""
 
@@ -177,6 +181,9 @@ class RoleKey:
     `resource.memMB` and it applies. Stock TorchX schedulers ignore the key and use `resource.memMB`.
     """
 
+
+DEFAULT_DRAIN_LIMIT_S: Final = 10.0
+"""What `Env.DRAIN_LIMIT_S` means when it is unset: what the adapters' default grace period leaves."""
 
 NEVER_RETRY: Final = (int(ExitCode.WORKERS_FAILED), int(ExitCode.USAGE))
 """Exit codes of the agent after which a replica must not be started again."""

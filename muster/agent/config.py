@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 
+from muster._contract import DEFAULT_DRAIN_LIMIT_S
 from muster.agent.workers.spec import Program
 
 
@@ -125,6 +126,10 @@ class AgentConfig:
     kill_limit_s: float = 30.0
     """How long killed workers may take to end before this node leaves the job without them."""
     signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    preempt_signal: str | None = None
+    """--preempt-signal: announces a preemption, as SIGTERM always does."""
+    drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
+    """How long a preemption may take before the workers get the stop signal; see `_contract.Env.DRAIN_LIMIT_S`."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     omp_num_threads: int | None = None

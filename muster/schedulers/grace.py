@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from muster._contract import Env
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import SchedulerError
 
@@ -16,6 +17,24 @@ DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
 
 GRACE_MARGIN_S: Final = 15.0
 """From the kill of the last worker to the agent's exit: the report, the log files, the other members."""
+
+
+DRAIN_MARGIN_S: Final = 5.0
+"""Of the grace period, what is left after a drain and `--shutdown-timeout`: for the report and the exit."""
+
+
+def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variable that tells an agent how long a drain may take: it cannot see its own grace period.
+
+    Args:
+        role: TorchX's; it runs the agent.
+        given_s: the option `grace_s`; None: not given, and the agent's own default fits.
+        env: variables that reach the role's replicas besides its own.
+    """
+    if given_s is None:
+        return {}
+    limit_s = given_s - find_shutdown_timeout_s(role, env or {}) - DRAIN_MARGIN_S
+    return {Env.DRAIN_LIMIT_S: f"{max(0.0, limit_s):g}"}
 
 
 def decide_app_grace_s(roles: Iterable[Any], given_s: float | None, env: Mapping[str, str] | None = None) -> float:

@@ -24,7 +24,14 @@ from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.errors import SpawnError
 from muster.agent.logs import WorkerStreams
 from muster.agent.node.supervisor import AgentParts, Supervisor
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousEvent, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    DrainReport,
+    JobEnded,
+    RendezvousEvent,
+    RoundBroken,
+    RoundFormed,
+)
 from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop
@@ -283,8 +290,14 @@ class FakeRendezvous:
     def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         self._record("idle", round_number, failures)
 
-    def report_succeeded(self, round_number: int) -> None:
-        self._record("succeeded", round_number)
+    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
+        self._record("succeeded", round_number, drained_rank)
+
+    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
+        self._record("drain asked", round_number, (reason, limit_s))
+
+    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
+        self._record("drain reported", round_number, (drain, report))
 
     def report_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()

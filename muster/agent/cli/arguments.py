@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from muster import __version__
-from muster._contract import Env
+from muster._contract import DEFAULT_DRAIN_LIMIT_S, Env
 from muster._guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
@@ -27,6 +27,8 @@ _START_METHODS = ("spawn", "fork", "forkserver")
 _STARTS = ("auto", "cold", "warm")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
+_PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
+"""Those that the guard passes on; SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
 _STD_CHOICES = {str(int(std)): std for std in (Std.NONE, Std.OUT, Std.ERR, Std.ALL)}
@@ -88,6 +90,8 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         kill_limit_s=kill_limit_s,
         shutdown_timeout_s=shutdown_timeout_s,
         signals_to_handle=_parse_signals(values),
+        preempt_signal=_parse_preempt_signal(values),
+        drain_limit_s=_read_drain_limit_s(environ),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
@@ -205,6 +209,31 @@ def _parse_signals(values: FlagValues) -> tuple[str, ...]:
                 "signals-to-handle", f"names of signals that can be handled, as in SIGTERM,SIGUSR1, not {name}"
             )
     return names
+
+
+def _parse_preempt_signal(values: FlagValues) -> str | None:
+    """SIGUSR1 or USR1, as Slurm writes it."""
+    text = values.text("preempt-signal")
+    if not text:
+        return None
+    name = text.strip().upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in _PREEMPTION_SIGNALS:
+        raise values.build_error("preempt-signal", f"one of {', '.join(_PREEMPTION_SIGNALS)}, not {text}")
+    return name
+
+
+def _read_drain_limit_s(environ: Mapping[str, str]) -> float:
+    text = environ.get(Env.DRAIN_LIMIT_S)
+    if not text:
+        return DEFAULT_DRAIN_LIMIT_S
+    try:
+        limit_s = float(text)
+    except ValueError:
+        limit_s = -1.0
+    if not 0.0 <= limit_s < 1e9:
+        raise UsageError(f"{Env.DRAIN_LIMIT_S} {text!r}: must be a number of seconds, 0 or more")
+    return limit_s
 
 
 def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:

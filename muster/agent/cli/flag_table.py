@@ -162,6 +162,14 @@ RESTARTS: Final = (
         text="Signals that stop this node; the agent passes them on to the workers.",
     ),
     Flag(
+        name="preempt-signal",
+        metavar="SIG",
+        ours=True,
+        has_variable=False,
+        text="A signal that announces a preemption as SIGTERM does, such as USR1 for Slurm's --signal=USR1@60: scripts "
+        "that ask muster.worker.should_stop stop at one step on all ranks and save; the agents exit with 143.",
+    ),
+    Flag(
         name="hang-timeout",
         metavar="S",
         default="0",

@@ -2,7 +2,8 @@
 
 `decisions.decide` is pure: state and event in, new state and actions out. `worker_decisions` is its part about one
 round's workers: starts, failures, stops with their grace period (whether a failure ends the round is decided in
-`rendezvous.consensus.failures`); `events`, `actions` and `state` are its data.
+`rendezvous.consensus.failures`); `drain_decisions` its part about stopping all ranks of the job at one step; `events`,
+`actions` and `state` are its data.
 
 `supervisor` passes events to it and carries out its actions: `round_workers` those on workers. `evidence` reads why
 workers failed, and their stacks; `transition_log` records what happens, `outcome` reports how the job ended, `summary`

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from muster.agent.node.events import RoundTimer
-from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
+from muster.agent.rendezvous.interface import DrainReport, JobEnded, RendezvousFailed
 from muster.agent.round import Round
 from muster.agent.runtime.records import record
 
@@ -58,7 +58,47 @@ class KillWorkers:
     number: int
 
 
-WorkerAction: TypeAlias = ParkWorkers | StartWorkers | CancelStarts | SignalWorkers | KillWorkers
+@record
+class ReadSlots:
+    """Read what the workers of the round have published, and post `SlotsRead`."""
+
+    number: int
+
+
+@record
+class WriteCommand:
+    """Write a drain's command for all workers of the node."""
+
+    drain: int
+    step: int
+    """The ceiling, or the committed step."""
+    is_committed: bool
+
+
+@record
+class WithdrawCommand:
+    """Workers that wait go on."""
+
+
+@record
+class WriteDeadline:
+    """Write when the workers will be ended, whether they have saved or not."""
+
+    delay_s: float | None
+    """None: no such limit any more."""
+
+
+WorkerAction: TypeAlias = (
+    ParkWorkers
+    | StartWorkers
+    | CancelStarts
+    | SignalWorkers
+    | KillWorkers
+    | ReadSlots
+    | WriteCommand
+    | WithdrawCommand
+    | WriteDeadline
+)
 
 # -- diagnosis -------------------------------------------------------------------------------------------------------
 
@@ -128,9 +168,29 @@ class ReportIdle:
 
 @record
 class ReportSucceeded:
-    """Rendezvous: all workers of the round exited with 0."""
+    """Rendezvous: all workers of the round exited with 0, or stopped at the step of a drain."""
 
     round: Round
+    drained_rank: int | None = None
+    """The global rank that ended last, if any has stopped at the step of a drain."""
+
+
+@record
+class AskDrain:
+    """Rendezvous: let all ranks of the round stop at one step."""
+
+    round: Round
+    reason: str
+    limit_s: float
+
+
+@record
+class ReportDrain:
+    """Rendezvous: the workers wait at a ceiling, or no step can be agreed on with them."""
+
+    round: Round
+    drain: int
+    report: DrainReport
 
 
 @record
@@ -152,7 +212,16 @@ class LeaveJob:
 
 
 RendezvousAction: TypeAlias = (
-    JoinJob | ReportPrepared | ReportStarted | ReportFailed | ReportIdle | ReportSucceeded | ReportStopped | LeaveJob
+    JoinJob
+    | ReportPrepared
+    | ReportStarted
+    | ReportFailed
+    | ReportIdle
+    | ReportSucceeded
+    | ReportStopped
+    | AskDrain
+    | ReportDrain
+    | LeaveJob
 )
 
 # -- the agent itself ------------------------------------------------------------------------------------------------

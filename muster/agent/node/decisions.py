@@ -36,6 +36,7 @@ from muster.agent.node.events import (
     FailureSettled,
     RoundTimer,
     SignalReceived,
+    SlotsRead,
     SpawnFailed,
     StacksCollected,
     StacksRequested,
@@ -77,6 +78,9 @@ from muster.agent.node.worker_decisions import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    DrainBegun,
+    DrainCommitted,
+    DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
     Notice,
@@ -142,6 +146,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_workers_not_ended(state, event)
         case SignalReceived():
             return _on_signal(state, event)
+        case DrainBegun() | DrainCommitted() | DrainWithdrawn() | SlotsRead():
+            return _on_drain(state, event)
         case _:
             assert_never(event)
 
@@ -160,6 +166,8 @@ def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
 def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
     phase, new = state.phase, event.round
     if isinstance(phase, Running | Succeeded):
+        if state.preemption is not None:
+            return _leave_drained(state, phase, kill=True)
         # Only after a change of leader: end the old round first, then start without asking again.
         return begin_stop(state, phase, kill=True, then=StartNext(round=new, is_held=event.is_held))
     if not isinstance(phase, Stopping):
@@ -215,7 +223,7 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
     is_held = event.kind in (BreakKind.MEMBERSHIP, BreakKind.FENCED)
     state, told = _tell(state, line, may_hold=is_held) if line is not None else (state, ())
-    is_followed = event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP)
+    is_followed = event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP) and not _is_leaving(state)
     # Forked while the old ones are being stopped.
     park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
     return state, (*told, *park, *actions)
@@ -225,6 +233,8 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
     phase = state.phase
     if isinstance(phase, Running | Succeeded):
         is_fenced = event.kind is BreakKind.FENCED
+        if state.preemption is not None or (_is_told_to_stop(phase) and event.kind is not BreakKind.FINAL):
+            return _leave_drained(state, phase, kill=is_fenced)
         return begin_stop(state, phase, kill=is_fenced, stacks=event.want_stacks, then=Rejoin(round=broken))
     if isinstance(phase, Stopping):
         return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
@@ -284,7 +294,8 @@ def _report_stopped(state: NodeState, stopped: Round) -> Decision:
 
 
 def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
-    code = ExitCode.SUCCEEDED if event.succeeded else ExitCode.WORKERS_FAILED
+    failed_code = ExitCode.TERMINATED if event.is_drained else ExitCode.WORKERS_FAILED
+    code = ExitCode.SUCCEEDED if event.succeeded else failed_code
     state, lines = _print_held(state)
     state, actions = _end_with(state, Finish(code=code, ended=event))
     return state, (*lines, *actions) if event.succeeded else (RecordJobFailure(), *lines, *actions)
@@ -317,7 +328,9 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
         case TimerPurpose.STACKS:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:
-            return kill_now(state, phase) if isinstance(phase, Stopping) else (state, ())
+            return kill_now(state, phase) if isinstance(phase, Stopping) else _end_drain_grace(state)
+        case TimerPurpose.LOOK | TimerPurpose.DRAIN:
+            return _on_drain(state, timer)
         case _:
             assert_never(timer.purpose)
 
@@ -367,7 +380,13 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if isinstance(phase, Stopping) and isinstance(phase.then, Finish):
         again = event.signum == signal.SIGINT or event.guard_died
         return kill_now(state, phase) if again else (state, ())
-    finish = Finish(code=ExitCode.of_signal(event.signum))
+    if event.is_asked and isinstance(phase, Running) and event.signum in state.rules.preempt_signals:
+        from muster.agent.node.drain_decisions import on_preemption  # most jobs end without one
+
+        if (decided := on_preemption(state, phase, event)) is not None:
+            return decided
+    is_preemption = event.signum in state.rules.preempt_signals
+    finish = Finish(code=ExitCode.TERMINATED if is_preemption else ExitCode.of_signal(event.signum))
     if isinstance(phase, Running | Succeeded):
         state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, then=finish)
     elif isinstance(phase, Stopping):
@@ -380,6 +399,45 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     is_told = event.guard_died or state.rules.prints_stop
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
     return replace(state, held_lines=()), (*told, LeaveJob(reason=reason), *actions)
+
+
+def _on_drain(
+    state: NodeState, event: DrainBegun | DrainCommitted | DrainWithdrawn | SlotsRead | RoundTimer
+) -> Decision:
+    """What follows in a drain. A node that is preempted leaves when no step was agreed on."""
+    from muster.agent.node.drain_decisions import decide_drain
+
+    state, actions, leaves = decide_drain(state, event)
+    if not leaves or state.preemption is None or not isinstance(state.phase, Running | Succeeded):
+        return state, actions
+    line = PrintLine(text=f"stopping, up to {state.rules.shutdown_timeout_s:g} s")
+    state, more = _leave_drained(state, state.phase)
+    return state, (*actions, line, *more)
+
+
+def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool = False) -> Decision:
+    """Leave with 143: this node is preempted, or its ranks were told to stop and the round has ended meanwhile."""
+    signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
+    reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
+    state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
+    return state, (LeaveJob(reason=reason), *actions)
+
+
+def _is_told_to_stop(phase: Running | Succeeded) -> bool:
+    """Whether a drain's step is committed here."""
+    if isinstance(phase, Succeeded):
+        return phase.is_told
+    return phase.drain is not None and phase.drain.step is not None
+
+
+def _end_drain_grace(state: NodeState) -> Decision:
+    """Ranks that were told a drain's step have had the grace period, too: it was not long enough for them."""
+    phase = state.phase
+    if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
+        return state, ()
+    line = PrintLine(text="the time of the drain is over: the workers that are left are killed")
+    state, actions = begin_stop(state, phase, kill=True, then=Finish(code=ExitCode.TERMINATED))
+    return state, (line, *actions)
 
 
 def _name_cause(signum: int) -> str:

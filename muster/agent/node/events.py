@@ -5,10 +5,13 @@ An event about workers or a timer carries the number of the round that it belong
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from muster.agent.rendezvous.interface import RendezvousEvent
 from muster.agent.runtime.records import record
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.consensus.ceiling import RankSlot
 
 
 class TimerPurpose(Enum):
@@ -19,7 +22,11 @@ class TimerPurpose(Enum):
     STACKS = "stacks"
     """Do not wait for stacks any longer."""
     GRACE = "grace"
-    """The grace period of a stop is over."""
+    """The grace period of a stop is over, or that of ranks that have been told a drain's step."""
+    LOOK = "look"
+    """Look again at what the workers have published: a drain's ceiling was written."""
+    DRAIN = "drain"
+    """The time of a drain is over."""
     LINES = "lines"
     """Print the lines that are held back: the job is not being stopped."""
 
@@ -59,6 +66,8 @@ class WorkerExited:
     code: int
     fencings: int = 0
     """How often the guard has fenced this node since the round's workers were started."""
+    asked: int | None = None
+    """During a drain: the step that it last asked `should_stop` about."""
 
 
 @record
@@ -137,6 +146,18 @@ class SignalReceived:
     signum: int
     guard_died: bool = False
     """It is the death signal: no guard would sweep after the agent, so there is no grace period."""
+    is_asked: bool = False
+    """A worker of this node has asked `should_stop`: a drain can stop all ranks at one step."""
+    at_s: float = 0.0
+    """By the agent's clock."""
+
+
+@record
+class SlotsRead:
+    """After `ReadSlots` of round `number`: what the workers have published, by local rank; None: there is no page."""
+
+    number: int
+    slots: "tuple[RankSlot, ...] | None"
 
 
 Event: TypeAlias = (
@@ -155,4 +176,5 @@ Event: TypeAlias = (
     | WorkersGone
     | WorkersNotEnded
     | SignalReceived
+    | SlotsRead
 )

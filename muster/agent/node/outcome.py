@@ -49,7 +49,14 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
     if ended is not None and not is_silent and (ended.prints_report if ended.report is not None else is_first_node):
         from muster.agent.node.summary import describe_job  # only one node of the job prints it
 
-        line = describe_job(times, config, logs.run_dir, succeeded=ended.succeeded, peak_bytes=ended.peak_bytes)
+        line = describe_job(
+            times,
+            config,
+            logs.run_dir,
+            succeeded=ended.succeeded,
+            is_drained=ended.is_drained,
+            peak_bytes=ended.peak_bytes,
+        )
         logs.print_line(line)
     return int(finish.code)
 

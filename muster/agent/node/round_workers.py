@@ -1,8 +1,10 @@
 """Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from muster._contract import StatusPageLayout as Layout
 from muster._processes import LINUX
 from muster.agent.config import AgentConfig
 from muster.agent.errors import SpawnError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.placement.affinity import WorkerPlacement
+    from muster.agent.rendezvous.consensus.ceiling import RankSlot
     from muster.agent.workers.status_page import StatusPage
 
 
@@ -63,6 +66,9 @@ class RoundWorkers:
         self._fencings = 0
         """The guard's count when the workers were started."""
         self._page_failed = False
+        self._is_draining = False
+        """A command was written for this round."""
+        self._rank_offset = 0
         self.page: StatusPage | None = None
         """Of this round; None: none could be made, and steps are not shown."""
         self.memory = MemoryWatch()
@@ -100,6 +106,10 @@ class RoundWorkers:
                 self._pool.send(action.signum)
             case actions.KillWorkers():
                 self._kill(action.number)
+            case actions.ReadSlots():
+                self._post(events.SlotsRead(number=action.number, slots=self._read_slots()))
+            case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
+                self._write_page(action)
             case _:
                 assert_never(action)
 
@@ -154,12 +164,57 @@ class RoundWorkers:
         from muster.agent.workers.status_page import StatusPage  # loaded while the workers' template imports
 
         self._close_page()
+        self._is_draining, self._rank_offset = False, formed.rank_offset
         try:
             self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
         except OSError as error:
             if not self._page_failed:
                 self._logs.print_line(f"no status page ({error}): steps of muster.worker are not shown or agreed on")
             self._page_failed = True
+
+    def is_asked(self) -> bool:
+        """Whether a worker of this round has asked `should_stop`."""
+        local_ranks = range(self._config.nproc) if self.page is not None else ()
+        return any(self._read_asked(local_rank) is not None for local_rank in local_ranks)
+
+    def _read_asked(self, local_rank: int) -> int | None:
+        """The step that a worker has last asked about."""
+        return None if self.page is None else self.page.read_slot(local_rank).asked[Layout.STOP]
+
+    def _read_slots(self) -> "tuple[RankSlot, ...] | None":
+        from muster.agent.rendezvous.consensus.ceiling import RankSlot  # only a drain needs it
+
+        page = self.page
+        if page is None:
+            return None
+        return tuple(
+            RankSlot(
+                global_rank=self._rank_offset + local_rank,
+                step=slot.step,
+                asked=slot.asked[Layout.STOP],
+                stride=max(0, slot.stride[Layout.STOP]),
+                is_asking=slot.is_asking[Layout.STOP],
+            )
+            for local_rank, slot in enumerate(map(page.read_slot, range(self._config.nproc)))
+        )
+
+    def _write_page(self, action: actions.WriteCommand | actions.WithdrawCommand | actions.WriteDeadline) -> None:
+        if self.page is None:
+            return
+        match action:
+            case actions.WriteCommand():
+                command = Layout.pack_command(
+                    drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed
+                )
+                self.page.write_command(command)
+                self._is_draining = True
+            case actions.WithdrawCommand():
+                self.page.write_command(0)
+            case actions.WriteDeadline():
+                due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
+                self.page.write_deadline(due_ns)
+            case _:
+                assert_never(action)
 
     def _close_page(self) -> None:
         if self.page is not None:
@@ -186,7 +241,13 @@ class RoundWorkers:
         self.ends[worker.local_rank] = end
         fencings = self._lease.count_fencings() - self._fencings
         self._post(
-            events.WorkerExited(number=worker.number, local_rank=worker.local_rank, code=end.code, fencings=fencings)
+            events.WorkerExited(
+                number=worker.number,
+                local_rank=worker.local_rank,
+                code=end.code,
+                fencings=fencings,
+                asked=self._read_asked(worker.local_rank) if self._is_draining else None,
+            )
         )
 
     def _kill(self, number: int) -> None:

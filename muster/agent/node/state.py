@@ -1,13 +1,18 @@
 """The state of one node, input and output of `decisions.decide`: the phase it is in, and what outlives phases."""
 
+import signal
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from muster._contract import DEFAULT_DRAIN_LIMIT_S
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, record
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.consensus.ceiling import Ceiling
 
 
 @record
@@ -24,6 +29,10 @@ class NodeRules:
     """See `config.RendezvousConfig`."""
     restart_backoff_s: float = 0.0
     """Base of the exponential back-off before the second and later restarts; 0: none."""
+    drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
+    """How long a preemption may take until the workers get the stop signal; 0: they get it at once."""
+    preempt_signals: frozenset[int] = frozenset({signal.SIGTERM})
+    """What announces a preemption."""
     backoff_share: float = 1.0
     """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
     not restart together."""
@@ -47,6 +56,33 @@ class NodeRules:
         if attempt < 2 or self.restart_backoff_s <= 0.0:
             return 0.0
         return self.restart_backoff_s * float(2 ** min(attempt - 2, 10))
+
+
+@record
+class NodeDrain:
+    """A drain of the round that this node takes part in."""
+
+    number: int
+    ceiling: "Ceiling | None" = None
+    """What the workers wait at; None: they have not been looked at yet, or the drain is decided."""
+    is_reported: bool = False
+    step: int | None = None
+    """The committed step."""
+    last_rank: int | None = None
+    """Of the local ranks that have stopped at it, the one that ended last."""
+
+    def has_reached(self, asked: int | None) -> bool:
+        """Whether a rank that has last asked about this step was told to stop."""
+        return self.step is not None and asked is not None and asked >= self.step
+
+
+@record
+class Preemption:
+    """This node must leave soon."""
+
+    signum: int
+    """The signal that said so."""
+    at_s: float
 
 
 @record
@@ -98,13 +134,17 @@ class Running:
     """Workers that exist."""
     succeeded: frozenset[int] = frozenset()
     failures: FailureBook = NO_FAILURES
+    drain: NodeDrain | None = None
+    """The drain that is under way."""
 
 
 @record
 class Succeeded:
-    """All workers of the round exited with 0; waiting for the other nodes."""
+    """All workers of the round exited with 0, or stopped at the step of a drain; waiting for the other nodes."""
 
     round: Round
+    is_told: bool = False
+    """A drain's step was committed before the last of them ended."""
 
 
 class StopStep(Enum):
@@ -171,6 +211,8 @@ class NodeState:
     """Workers would start at once."""
     held_lines: tuple[str, ...] = ()
     """About other nodes that ended; not printed if this node is stopped, too: then the whole job is."""
+    preemption: Preemption | None = None
+    """A drain was asked for, because this node must leave soon."""
 
     @property
     def round(self) -> Round | None:

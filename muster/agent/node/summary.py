@@ -8,7 +8,15 @@ from muster.agent.config import AgentConfig, StdChoice
 from muster.agent.runtime.event_log import RunTimes
 
 
-def describe_job(times: RunTimes, config: AgentConfig, run_dir: str | None, *, succeeded: bool, peak_bytes: int) -> str:
+def describe_job(
+    times: RunTimes,
+    config: AgentConfig,
+    run_dir: str | None,
+    *,
+    succeeded: bool,
+    peak_bytes: int,
+    is_drained: bool = False,
+) -> str:
     """Format the line.
 
     Args:
@@ -17,8 +25,10 @@ def describe_job(times: RunTimes, config: AgentConfig, run_dir: str | None, *, s
         run_dir: the folder of the run's logs; None: there is none.
         succeeded: whether all workers did.
         peak_bytes: the peak memory of the largest worker of the other nodes, as far as they have reported it.
+        is_drained: whether a drain has ended the job: it may be run again.
     """
-    parts = [f"{'succeeded' if succeeded else 'failed'} after {format_duration(times.duration_s)}"]
+    end = "preempted" if is_drained else "succeeded" if succeeded else "failed"
+    parts = [f"{end} after {format_duration(times.duration_s)}"]
     if times.restarts:
         word = "restart" if times.restarts == 1 else "restarts"
         parts.append(f"{times.restarts} {word} ({format_duration(times.without_workers_s)} without workers)")

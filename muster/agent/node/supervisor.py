@@ -107,7 +107,7 @@ class Supervisor:
         signals = SignalWatch(
             self._loop,
             self._children,
-            handled=self._config.signals_to_handle,
+            handled=[*self._config.signals_to_handle, *filter(None, (self._config.preempt_signal,))],
             on_signal=self._on_signal,
             on_stacks=lambda: self._events.append(events.StacksRequested()),
         )
@@ -144,7 +144,13 @@ class Supervisor:
 
     def _on_signal(self, signum: int) -> None:
         self._logs.mute_notices()
-        self._events.append(events.SignalReceived(signum=signum, guard_died=os.getppid() != self._guard_pid))
+        received = events.SignalReceived(
+            signum=signum,
+            guard_died=os.getppid() != self._guard_pid,
+            is_asked=self._workers.is_asked(),
+            at_s=self._loop.clock.now_s(),
+        )
+        self._events.append(received)
 
     def _on_guard_gone(self) -> None:
         if self._lease.guard_fd is not None:
@@ -167,6 +173,10 @@ class Supervisor:
                 | actions.CancelStarts()
                 | actions.SignalWorkers()
                 | actions.KillWorkers()
+                | actions.ReadSlots()
+                | actions.WriteCommand()
+                | actions.WithdrawCommand()
+                | actions.WriteDeadline()
             ):
                 self._workers.act(action)
             case actions.SettleFailure() | actions.CollectStacks() | actions.PrintStacks():
@@ -179,6 +189,8 @@ class Supervisor:
                 | actions.ReportIdle()
                 | actions.ReportSucceeded()
                 | actions.ReportStopped()
+                | actions.AskDrain()
+                | actions.ReportDrain()
                 | actions.LeaveJob()
             ):
                 self._report(action)
@@ -236,9 +248,13 @@ class Supervisor:
                 self._transition_log.write_idle(action.round, action.local_ranks)
                 rendezvous.report_idle(action.round.number, self._collect_idle(action))
             case actions.ReportSucceeded():
-                rendezvous.report_succeeded(action.round.number)
+                rendezvous.report_succeeded(action.round.number, action.drained_rank)
             case actions.ReportStopped():
                 self._report_stopped(action)
+            case actions.AskDrain():
+                rendezvous.ask_drain(action.round.number, action.reason, action.limit_s)
+            case actions.ReportDrain():
+                rendezvous.report_drain(action.round.number, action.drain, action.report)
             case actions.LeaveJob():
                 rendezvous.report_leaving(action.reason)
             case _:
@@ -297,6 +313,8 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         shutdown_timeout_s=config.shutdown_timeout_s,
         stops_together=config.stops_together,
         node_index=config.rendezvous.node_index,
+        drain_limit_s=config.drain_limit_s,
+        preempt_signals=frozenset(signal.Signals[name] for name in ("SIGTERM", config.preempt_signal) if name),
         restart_backoff_s=config.restart_backoff_s,
         backoff_share=share,
     )

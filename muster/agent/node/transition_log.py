@@ -6,7 +6,15 @@ from collections.abc import Callable
 from muster._contract import LogNames, name_signal
 from muster.agent.node import events
 from muster.agent.node.actions import LocalFailure
-from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken
+from muster.agent.rendezvous.interface import (
+    DrainBegun,
+    DrainCommitted,
+    DrainWithdrawn,
+    JobEnded,
+    Notice,
+    RendezvousFailed,
+    RoundBroken,
+)
 from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog, JsonlSink
 
@@ -45,7 +53,7 @@ class TransitionLog:
         path = os.path.join(run_dir, LogNames.EVENTS)
         self._log.add_sink(JsonlSink(path, self._submit, self._on_trouble), replay=True)
 
-    def record(self, event: events.Event) -> None:
+    def record(self, event: events.Event) -> None:  # noqa: C901  # one line for each event
         """Record one event; those that are not listed are recorded with what follows from them, or not at all."""
         log = self._log
         match event:
@@ -54,8 +62,15 @@ class TransitionLog:
             case RoundBroken():
                 log.mark("broken")
                 log.write("round_broken", kind=event.kind.value, reason=event.reason)
+            case DrainBegun():
+                log.mark("drain")
+                log.write("drain_begun", drain=event.drain, limit_s=event.limit_s)
+            case DrainCommitted():
+                log.write("drain_committed", drain=event.drain, step=event.step, since="drain")
+            case DrainWithdrawn():
+                log.write("drain_withdrawn", drain=event.drain, reason=event.reason, since="drain")
             case JobEnded():
-                log.write("job_ended", succeeded=event.succeeded)
+                log.write("job_ended", succeeded=event.succeeded, drained=event.is_drained)
             case RendezvousFailed():
                 log.write("rendezvous_lost", reason=event.reason)
             case events.WorkerExited():

@@ -41,6 +41,7 @@ from muster.agent.node.events import (
 )
 from muster.agent.node.state import (
     FailureBook,
+    NodeDrain,
     NodeState,
     Rejoin,
     Running,
@@ -81,6 +82,9 @@ def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
     phase = replace(phase, alive=phase.alive - {event.local_rank})
     if event.code != 0 and event.fencings > 0:
         return _on_fenced(state, phase)
+    drain = phase.drain if isinstance(phase, Running) else None
+    if isinstance(phase, Running) and drain is not None and drain.has_reached(event.asked):
+        return _on_drained(state, phase, drain, event)
     failure = LocalFailure(local_rank=event.local_rank)
     if event.code != 0:
         phase = replace(phase, failures=_add_failure(phase.failures, failure))
@@ -88,10 +92,29 @@ def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
         return continue_stop(state, phase)
     if event.code != 0:
         return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
-    phase = replace(phase, succeeded=phase.succeeded | {event.local_rank})
+    return _on_succeeded(state, phase, event.local_rank)
+
+
+def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision:
+    phase = replace(phase, succeeded=phase.succeeded | {local_rank})
     if len(phase.succeeded) < state.rules.nproc:
         return replace(state, phase=phase), ()
-    return replace(state, phase=Succeeded(round=phase.round)), (ReportSucceeded(round=phase.round),)
+    last = None if phase.drain is None else phase.drain.last_rank
+    drained_rank = None if last is None else phase.round.rank_offset + last
+    report = ReportSucceeded(round=phase.round, drained_rank=drained_rank)
+    is_told = phase.drain is not None and phase.drain.step is not None
+    return replace(state, phase=Succeeded(round=phase.round, is_told=is_told)), (report,)
+
+
+def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: WorkerExited) -> Decision:
+    """A worker has ended after it was told to stop. Its exit code says nothing of the job, which may be run again."""
+    phase = replace(phase, drain=replace(drain, last_rank=event.local_rank))
+    state, actions = _on_succeeded(state, phase, event.local_rank)
+    if event.code == 0:
+        return state, actions
+    rank = phase.round.rank_offset + event.local_rank
+    line = f"rank {rank} ended with {event.code} after it was told to stop at step {drain.step}: it may not have saved"
+    return state, (PrintLine(text=line), *actions)
 
 
 def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:

@@ -13,13 +13,23 @@ The order of calls and events, as the supervisor sees it::
         workers stopped -> report_stopped()    RoundFormed(3)
         all done -> report_succeeded()         JobEnded(succeeded=True)     once every node has reported success
     close()
+
+A drain, which ends a round at one step of all ranks::
+
+    ask_drain() ............................ DrainBegun                         all nodes
+        write a ceiling, look again
+        report_drain()                       DrainCommitted or DrainWithdrawn   all nodes
+        workers stop at the step
+        report_succeeded(drained_rank=...)   JobEnded(is_drained=True)
 """
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
+from muster._contract import StatusPageLayout
 from muster.agent.round import Round
+from muster.agent.runtime.fields import MOST_PROCESSES, Count, Limit, Line, Range, Step
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:  # only a failure loads the report
@@ -80,6 +90,62 @@ class JobEnded:
     """True on exactly one node of the job: the one that prints it."""
     peak_bytes: int = 0
     """The peak memory of the largest worker of the job; 0: the other nodes have not reported it."""
+    is_drained: bool = False
+    """A drain has ended the job before its work was done: it may be run again."""
+
+
+@record
+class AskingRank:
+    """How far a rank has asked `muster.worker.should_stop`."""
+
+    global_rank: Count
+    asked: Step
+    """The step last asked about."""
+    stride: Annotated[int, Range(least=1, most=StatusPageLayout.MAX_STEP)]
+    """The rank asks about `asked` plus multiples of this."""
+
+
+@record
+class DrainReport:
+    """What a node reports once its workers wait at a ceiling."""
+
+    ceiling: Step
+    """No rank of this node goes on with this step, or a later one, before the drain is decided."""
+    ranks: Annotated[tuple[AskingRank, ...], Limit(most=MOST_PROCESSES)] = ()
+    """The ranks that ask. Those that have ended, or have done no step, are left out: they hold nothing up."""
+    has_silent: bool = False
+    """A rank lives, and has neither done a step nor asked."""
+    refusal: Line | None = None
+    """Why no step can be agreed on with a rank of this node."""
+
+
+@record
+class DrainBegun:
+    """Write a ceiling for the workers of round `number`, and call `report_drain`."""
+
+    number: int
+    drain: int
+    limit_s: float
+    """What the drain is for ends the workers so much later."""
+
+
+@record
+class DrainCommitted:
+    """All ranks that ask stop at this step."""
+
+    number: int
+    drain: int
+    step: int
+
+
+@record
+class DrainWithdrawn:
+    """No step was agreed on: the workers go on."""
+
+    number: int
+    drain: int
+    """0: the drain that was asked for has not begun."""
+    reason: str
 
 
 @record
@@ -99,7 +165,17 @@ class Notice:
     """It is about the loss of the leader, which explains nothing if the whole job is being stopped."""
 
 
-RendezvousEvent: TypeAlias = RoundFormed | GlobalRank0Started | RoundBroken | JobEnded | RendezvousFailed | Notice
+RendezvousEvent: TypeAlias = (
+    RoundFormed
+    | GlobalRank0Started
+    | RoundBroken
+    | DrainBegun
+    | DrainCommitted
+    | DrainWithdrawn
+    | JobEnded
+    | RendezvousFailed
+    | Notice
+)
 """What a backend posts."""
 
 PostEvent: TypeAlias = Callable[[RendezvousEvent], None]
@@ -149,8 +225,27 @@ class Rendezvous(Protocol):
         """
         ...
 
-    def report_succeeded(self, round_number: int) -> None:
-        """Report that all of this node's workers of the round have succeeded."""
+    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
+        """Report that all of this node's workers of the round have succeeded.
+
+        Args:
+            round_number: of the round.
+            drained_rank: the global rank that ended last, if any of them has stopped at a drain's step.
+        """
+        ...
+
+    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
+        """Ask for a drain of the round; DrainBegun or DrainWithdrawn follows, unless the round is broken.
+
+        Args:
+            round_number: of the round.
+            reason: why, for a line on the console: "received SIGTERM".
+            limit_s: how long it may take until the workers have ended.
+        """
+        ...
+
+    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
+        """Report after DrainBegun that this node's workers wait at a ceiling, or why no step can be agreed on."""
         ...
 
     def report_stopped(

@@ -6,6 +6,7 @@ refused. A text that is too long is shortened before it is sent; one that arrive
 
 from typing import Annotated, Generic, TypeVar
 
+from muster._contract import StatusPageLayout
 from muster.agent.runtime.records import record
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ GroupRank = Annotated[int, Range(least=0, most=MOST_NODES)]
 RoundNumber = Annotated[int, Range(least=0, most=1 << 40)]
 """No job has so many rounds. The number only grows, so that one that is far too high could never be undone."""
 Port = Annotated[int, Range(least=0, most=65535)]
+Step = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_STEP)]
+"""Of training, as a worker counts it."""
 Seconds = Annotated[float, Range(least=-1e12, most=1e12)]
 Name = Annotated[str, Limit(most=NAME_LIMIT_BYTES)]
 Host = Annotated[str, Limit(most=NAME_LIMIT_BYTES), HOST_NAME]

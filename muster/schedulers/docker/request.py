@@ -25,7 +25,7 @@ from muster.schedulers.docker.spec import (
     ContainerRequest,
 )
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.grace import decide_app_grace_s
+from muster.schedulers.grace import build_drain_env, decide_app_grace_s
 from muster.schedulers.runner.roles import apply_macros, check_roles
 
 _HOST_RANK0: Final = "127.0.0.1"
@@ -171,6 +171,7 @@ class _Builder:
             if self.draws_bars:
                 env[Env.LIVE_BARS] = "1"
             env[Env.TERMINATION_LOG] = REPORT_FILE
+            env |= build_drain_env(role, self.options.grace_s, self.env)
             env.setdefault(Env.LOG_DIR, LOG_DIR)
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
         return env

@@ -10,7 +10,7 @@ from torchx.specs import AppDef, Role
 
 from muster._contract import Env
 from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
-from muster.schedulers.grace import decide_app_grace_s
+from muster.schedulers.grace import build_drain_env, decide_app_grace_s
 from muster.schedulers.local.devices import VISIBLE, DeviceRequest, assign_devices, share_devices
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
@@ -173,6 +173,7 @@ def _build_launch(
             Env.ADAPTER: "local_cwd",
             Env.STOPS_TOGETHER: "1",  # the supervisor stops and continues all replicas at once
             Env.APP_ID: app_id,
+            **build_drain_env(role, options.grace_s, {**host.env, **options.env}),
         }
         if host.draws_bars:
             env[Env.LIVE_BARS] = "1"

@@ -1,12 +1,12 @@
 """Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
 There are two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are
-final, 69 and an end by signal (143 among them: preempted) are lost replicas, which are started again one by one, at
-most `max_retries` per role, because the agents of the others keep running meanwhile. Any other role keeps TorchX's
-meaning: every failure may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the
-whole app starts again. Without retries left, the app continues as long as `min_replicas` of the role run or have
-succeeded; else the supervisor stops what still runs and the app has failed: an app never keeps running with some of
-its parts missing.
+final, 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
+because the agents of the others keep running meanwhile. 143 means preempted: when one node is, the agents of all may
+end with it after they have saved at one step, so it uses no retry. Any other role keeps TorchX's meaning: every failure
+may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
+again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded; else the
+supervisor stops what still runs and the app has failed: an app never keeps running with some of its parts missing.
 """
 
 import signal
@@ -122,6 +122,10 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         reason = _explain_final(what, role, event)
         lingers = role.runs_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
         return _end(state, Outcome.FAILED, reason, lingering_role=role.name if lingers else "")
+    if role.runs_agent and event.exit_code == ExitCode.TERMINATED:
+        state = _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code)
+        state = replace(state, reason=f"{event.replica} was preempted; started again (this uses no retry)")
+        return _start(state, (event.replica,))
     used = state.retries.get(role.name, 0)
     if used < role.max_retries:
         state = replace(

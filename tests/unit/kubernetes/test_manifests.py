@@ -550,8 +550,10 @@ def test_fixed_and_elastic_jobs_count_failures_differently():
     assert elastic["backoffLimit"] == 2 + 4 - 1
     assert elastic["successPolicy"] == {"rules": [{"succeededCount": 1}]}
     assert not {"backoffLimitPerIndex", "maxFailedIndexes"} & elastic.keys()
-    rules = [rule["action"] for rule in elastic["podFailurePolicy"]["rules"]]
-    assert rules == ["Ignore", "FailJob"], "the rule for preemption comes before the one for exit codes"
+    rules = elastic["podFailurePolicy"]["rules"]
+    # The rules for preemption come before the one for exit codes.
+    assert [rule["action"] for rule in rules] == ["Ignore", "Ignore", "FailJob"]
+    assert rules[1]["onExitCodes"]["values"] == [143]
 
 
 def test_a_role_without_our_agent_works_as_in_torchx():

@@ -28,6 +28,7 @@ from muster.agent.node.events import (
     FailureSettled,
     RoundTimer,
     SignalReceived,
+    SlotsRead,
     SpawnFailed,
     StacksCollected,
     StacksRequested,
@@ -55,6 +56,9 @@ from muster.agent.node.state import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    DrainBegun,
+    DrainCommitted,
+    DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
     Notice,
@@ -612,10 +616,16 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(expired, st.sampled_from(TimerPurpose), number),
         st.sampled_from([StacksRequested(), WorkersPrepared(), Notice(text="x"), RendezvousFailed(reason="x")]),
         st.builds(
-            lambda s, g: SignalReceived(signum=s, guard_died=g),
+            lambda s, g, a, t: SignalReceived(signum=s, guard_died=g, is_asked=a, at_s=t),
             st.sampled_from([signal.SIGTERM, signal.SIGINT]),
             st.booleans(),
+            st.booleans(),
+            st.floats(0.0, 3.0),
         ),
+        st.builds(lambda n: DrainBegun(number=n, drain=1, limit_s=5.0), number),
+        st.builds(lambda n, s: DrainCommitted(number=n, drain=1, step=s), number, st.integers(0, 3)),
+        st.builds(lambda n: DrainWithdrawn(number=n, drain=1, reason="x"), number),
+        st.builds(lambda n, s: SlotsRead(number=n, slots=s), number, st.none() | st.just(())),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
     )
 

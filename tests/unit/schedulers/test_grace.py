@@ -3,8 +3,15 @@
 import pytest
 from torchx.specs import Resource, Role
 
+from muster._contract import DEFAULT_DRAIN_LIMIT_S
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.grace import decide_app_grace_s, decide_grace_s
+from muster.schedulers.grace import (
+    DEFAULT_SHUTDOWN_TIMEOUT_S,
+    DRAIN_MARGIN_S,
+    build_drain_env,
+    decide_app_grace_s,
+    decide_grace_s,
+)
 
 pytestmark = pytest.mark.torchx
 
@@ -52,3 +59,21 @@ def test_a_limit_that_the_agent_cannot_keep_is_refused():
         decide_grace_s(agent(), 30)
     with pytest.raises(SchedulerError, match="60 s in role 't'"):
         decide_grace_s(agent(), 45, {"PET_SHUTDOWN_TIMEOUT": "60"})
+
+
+@pytest.mark.parametrize(
+    ("given_s", "args", "env"),
+    [
+        (None, (), {}),
+        (120.0, (), {"MUSTER_DRAIN_LIMIT_S": "85"}),
+        (120.0, ("--shutdown-timeout", "100"), {"MUSTER_DRAIN_LIMIT_S": "15"}),
+        (31.0, (), {"MUSTER_DRAIN_LIMIT_S": "0"}),
+    ],
+)
+def test_an_agent_is_told_how_long_a_drain_may_take(given_s, args, env):
+    assert build_drain_env(agent(*args), given_s) == env
+
+
+def test_the_default_grace_period_leaves_what_the_agent_takes_by_default():
+    left_s = decide_grace_s(agent(), None) - DEFAULT_SHUTDOWN_TIMEOUT_S - DRAIN_MARGIN_S
+    assert left_s == DEFAULT_DRAIN_LIMIT_S

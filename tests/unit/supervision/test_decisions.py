@@ -140,7 +140,7 @@ class TestAgentExitCodes:
         assert app.end("trainer/1", 143) == ["finish FAILED"]
         assert f"trainer/0 exited with {exit_code}" in app.state.reason
 
-    @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, 143, None])
+    @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, None])
     def test_lost_replicas_are_started_again(self, exit_code):
         app = App(agents(max_retries=1))
         app.begin()
@@ -149,6 +149,21 @@ class TestAgentExitCodes:
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
         assert "all 1 retries are used" in app.state.reason
+
+    def test_preempted_agents_are_started_again_without_retries(self):
+        app = App(agents(3, max_retries=0))
+        app.begin()
+        for index in (1, 0, 2, 1):
+            assert app.end(f"trainer/{index}", 143) == [f"start trainer/{index}"]
+        assert "trainer/1 was preempted; started again (this uses no retry)" in app.state.reason
+        assert app.end("trainer/0", 137) == ["stop trainer/1", "stop trainer/2"]
+        assert "no retries" in app.state.reason
+
+    def test_an_end_by_sigterm_of_another_program_uses_a_retry(self):
+        app = App(others(1, max_retries=1))
+        app.begin()
+        assert app.end("main/0", 143) == ["start main/0"]
+        assert app.end("main/0", 143) == ["finish FAILED"]
 
     def test_retries_are_one_budget_of_the_role(self):
         app = App(agents(3, max_retries=2))

@@ -127,12 +127,15 @@ class LocalRestartPolicy:
             self.attempt += 1
         return Next.ROUND
 
-    def end_job(self, *, succeeded: bool) -> None:
+    def end_job(self, *, succeeded: bool, is_drained: bool = False) -> None:
         """Post the job's end, once."""
         if self.has_ended:
             return
         self.has_ended = True
         report = None
+        if is_drained:
+            self._post(JobEnded(succeeded=False, is_drained=True))
+            return
         if not succeeded:
             from muster.agent.diagnosis.report import FinalFailure
             from muster.agent.diagnosis.root_cause import build_report

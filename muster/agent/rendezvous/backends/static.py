@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.interface import PostEvent, RoundFormed
+from muster.agent.rendezvous.interface import DrainReport, PostEvent, RoundFormed
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:  # only a failure loads the report
     from muster.agent.diagnosis.report import Failure, Stack
+    from muster.agent.rendezvous.backends.local_drain import LocalDrain
 
 
 class StaticRendezvous:
@@ -24,6 +25,9 @@ class StaticRendezvous:
         self._config = config
         self._nproc = nproc
         self._post = post
+        self._clock = loop.clock
+        self._drain: LocalDrain | None = None
+        """Of the current round."""
         self._policy = LocalRestartPolicy(loop.clock, post, run_id=config.run_id, max_restarts=config.max_restarts)
 
     def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
@@ -38,6 +42,7 @@ class StaticRendezvous:
 
     def _form(self) -> None:
         self._policy.begin_round()
+        self._drain = None
         master_addr, master_port = self._find_master()
         self._post(
             RoundFormed(
@@ -69,10 +74,23 @@ class StaticRendezvous:
         if failures:
             self.report_failures(round_number, failures)
 
-    def report_succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""
         if round_number == self._policy.number and self._policy.broken is None:
-            self._policy.end_job(succeeded=True)
+            self._policy.end_job(succeeded=True, is_drained=drained_rank is not None)
+
+    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
+        """See `Rendezvous`. This node alone decides."""
+        from muster.agent.rendezvous.backends.local_drain import LocalDrain
+
+        if round_number == self._policy.number and self._policy.broken is None and self._drain is None:
+            clock = self._clock
+            self._drain = LocalDrain(clock, self._post, round_number=round_number, reason=reason, limit_s=limit_s)
+
+    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:  # noqa: ARG002
+        """See `Rendezvous`."""
+        if self._drain is not None and round_number == self._policy.number and self._policy.broken is None:
+            self._drain.decide(report)
 
     def report_stopped(
         self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()

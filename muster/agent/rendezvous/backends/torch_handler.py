@@ -16,7 +16,15 @@ from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.backends.torch_thread import Layout
 from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere
-from muster.agent.rendezvous.interface import BreakKind, Notice, PostEvent, RendezvousFailed, RoundFormed
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    DrainReport,
+    DrainWithdrawn,
+    Notice,
+    PostEvent,
+    RendezvousFailed,
+    RoundFormed,
+)
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
@@ -166,8 +174,8 @@ class TorchRendezvous:
         if failures:
             self.report_failures(round_number, failures)
 
-    def report_succeeded(self, round_number: int) -> None:
-        """See `Rendezvous`."""
+    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:  # noqa: ARG002
+        """See `Rendezvous`. No drain begins here."""
         if round_number == self._policy.number and self._policy.broken is None:
             self._thread.send_command("done")
 
@@ -184,6 +192,14 @@ class TorchRendezvous:
 
     def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`. torch's handlers have no such call: the others detect that heartbeats stop."""
+
+    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:  # noqa: ARG002
+        """See `Rendezvous`. torch's handlers carry no such question."""
+        why = f"--rdzv-backend {self._config.backend} cannot agree on a step"
+        self._post(DrainWithdrawn(number=round_number, drain=0, reason=why))
+
+    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
+        """See `Rendezvous`. No drain begins here."""
 
     def close(self) -> None:
         """See `Rendezvous`."""

@@ -31,6 +31,9 @@ from muster._contract import DEFAULT_RDZV_PORT, Env
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.interface import (
+    DrainBegun,
+    DrainCommitted,
+    DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
     Notice,
@@ -161,8 +164,8 @@ class _LoopThread(threading.Thread):
                 import logging
 
                 logging.getLogger(__name__).info(event.text)
-            case GlobalRank0Started():
-                pass  # torch's agent starts its workers by itself
+            case GlobalRank0Started() | DrainBegun() | DrainCommitted() | DrainWithdrawn():
+                pass  # torch's agent starts its workers by itself, and asks for no drain
             case _:
                 assert_never(event)
 

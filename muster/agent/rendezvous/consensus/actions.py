@@ -72,6 +72,36 @@ class CommitRound:
 
 
 @record
+class BeginDrain:
+    """Ask these members to write a ceiling for their workers, and to report it."""
+
+    ids: tuple[str, ...]
+    round_number: int
+    number: int
+    limit_s: float
+
+
+@record
+class CommitDrain:
+    """Tell these members the step at which all ranks stop."""
+
+    ids: tuple[str, ...]
+    round_number: int
+    number: int
+    step: int
+
+
+@record
+class WithdrawDrain:
+    """Tell these members that no step was agreed on."""
+
+    ids: tuple[str, ...]
+    round_number: int
+    number: int
+    reason: str
+
+
+@record
 class EndJob:
     """The job has ended for these members."""
 
@@ -80,6 +110,8 @@ class EndJob:
     report: Report | None
     printer_id: str | None
     """The member that prints the report."""
+    is_drained: bool = False
+    """A drain has ended it before its work was done."""
 
 
 @record
@@ -96,7 +128,9 @@ class Notify:
     text: str
 
 
-SentAction = FormRound | BreakRound | CommitRound | EndJob | FailRendezvous | Notify
+SentAction = (
+    FormRound | BreakRound | CommitRound | BeginDrain | CommitDrain | WithdrawDrain | EndJob | FailRendezvous | Notify
+)
 """Actions that send a message, or print a line."""
 
 Action = SentAction | DropMembers | CheckLease | SetTimer

@@ -19,17 +19,21 @@ The rules:
   quorum of the one before.
 - A join or a loss makes a new round. Only a worker's failure makes a new attempt, and not if a loss explains it.
 - A failure that would end the job is final only after a short wait for the report of a loss that explains it.
-- The job succeeds when the workers of all members of one round have succeeded.
+- The job succeeds when the workers of all members of one round have succeeded. If any of them stopped at the step of a
+  drain, the job has not succeeded: it may be run again.
 
 Every wait is in the table of `waits`; a timer carries the round that it was set for. Whether the leader's own workers
 would have a lease in a new round only the leader can tell: a proposed round is formed when it has checked that.
 
 `membership` handles joins, losses and recovery state; `failures` breaks rounds; `formation` forms them and ends the
-job; `diagnosis.root_cause` finds the root cause and builds the report.
+job; `drain` agrees on the step at which all ranks stop; `diagnosis.root_cause` finds the root cause and builds the
+report.
 """
 
 from muster.agent.rendezvous.consensus.actions import CommitRound, SetTimer
 from muster.agent.rendezvous.consensus.events import (
+    DrainAsked,
+    DrainReported,
     Event,
     Failed,
     Idle,
@@ -96,6 +100,14 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C
             return on_idle(state, event, now_s)
         case Succeeded():
             return _on_succeeded(state, event, now_s)
+        case DrainAsked():
+            from muster.agent.rendezvous.consensus.drain import on_drain_asked  # most jobs end without one
+
+            return on_drain_asked(state, event, now_s)
+        case DrainReported():
+            from muster.agent.rendezvous.consensus.drain import on_drain_reported
+
+            return on_drain_reported(state, event, now_s)
         case Stopped():
             return on_stopped(state, event, now_s)
         case LeaseChecked():
@@ -131,9 +143,12 @@ def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
         return state, ()
     # The others may have waited for this node: one that stays idle for another timeout reports it again.
     succeeded = phase.succeeded.with_item(event.id)
-    return replace(
-        state, phase=replace(phase, idle=PersistentMap(), succeeded=succeeded, succeeded_s=now_s, batch_since_s=None)
-    ), ()
+    phase = replace(phase, idle=PersistentMap(), succeeded=succeeded, succeeded_s=now_s, batch_since_s=None)
+    if phase.drain is None:
+        return replace(state, phase=phase), ()
+    from muster.agent.rendezvous.consensus.drain import on_workers_ended
+
+    return on_workers_ended(state, phase, event, now_s)
 
 
 def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decision:

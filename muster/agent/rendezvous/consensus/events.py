@@ -5,7 +5,8 @@ Those that a member reports are also the messages that it sends, with the limits
 
 from muster.agent.diagnosis.report import Failures, Stacks
 from muster.agent.rendezvous.consensus.members import MemberRecord
-from muster.agent.runtime.fields import Line, Name, Port, RoundNumber, Seconds
+from muster.agent.rendezvous.interface import DrainReport
+from muster.agent.runtime.fields import Count, Line, Name, Port, RoundNumber, Seconds
 from muster.agent.runtime.records import record
 
 
@@ -81,6 +82,29 @@ class Succeeded:
 
     id: Name
     round_number: RoundNumber
+    drained_rank: Count | None = None
+    """The global rank that ended last, if any of them has stopped at the step of a drain."""
+
+
+@record
+class DrainAsked:
+    """A member asks to end the round at one step of all ranks."""
+
+    id: Name
+    round_number: RoundNumber
+    reason: Line
+    limit_s: Seconds
+    """How long it may take until the workers have ended."""
+
+
+@record
+class DrainReported:
+    """The workers of a member wait at a ceiling, or no step can be agreed on with them."""
+
+    id: Name
+    round_number: RoundNumber
+    drain: Count
+    report: DrainReport
 
 
 @record
@@ -120,6 +144,8 @@ Event = (
     | Failed
     | Idle
     | Succeeded
+    | DrainAsked
+    | DrainReported
     | Stopped
     | LeaseChecked
     | TimerFired

@@ -169,7 +169,10 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
             state.failures.seen,
             state.failures.stacks,
         )
-    job_end = EndJob(ids=(), succeeded=final is None, report=report, printer_id=None)
+    drain = state.phase.drain if isinstance(state.phase, Running) else None
+    is_drained = drain is not None and drain.last_rank is not None
+    succeeded = final is None and not is_drained
+    job_end = EndJob(ids=(), succeeded=succeeded, report=report, printer_id=None, is_drained=is_drained)
     # A leader that took over only to end the job has formed no round.
     printer_id = next(iter(present or state.members), None) if report is not None else None
     end = replace(job_end, ids=tuple(state.members), printer_id=printer_id)

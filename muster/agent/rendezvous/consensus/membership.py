@@ -115,7 +115,9 @@ def _remove_from_importing(state: JobState, member_id: str) -> JobState:
 def break_for_joins(state: JobState, now_s: float) -> Decision:
     """Break the running round for the members that joined it, when their batch is due."""
     phase = state.phase
-    if not isinstance(phase, Running) or phase.loss_wait_until_s is not None or now_s < find_batch_due_s(state, phase):
+    if not isinstance(phase, Running) or phase.loss_wait_until_s is not None or phase.drain is not None:
+        return state, ()
+    if now_s < find_batch_due_s(state, phase):
         return state, ()
     fresh = [describe_member(state, member) for member in _list_newcomers(state)]
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")

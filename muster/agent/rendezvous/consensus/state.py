@@ -10,6 +10,7 @@ from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
+from muster.agent.rendezvous.interface import DrainReport
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import record
 
@@ -41,6 +42,23 @@ class Forming:
 
 
 @record
+class Drain:
+    """A drain of the running round, from its begin until it is withdrawn or the round ends."""
+
+    number: int
+    reason: str
+    begun_s: float
+    ids: PersistentSet[str]
+    """The members that it has begun for."""
+    reports: PersistentMap[str, DrainReport] = PersistentMap()
+    """Of the members that have reported."""
+    step: int | None = None
+    """The committed step."""
+    last_rank: int | None = None
+    """Of the ranks that stopped at the step, the one that ended last."""
+
+
+@record
 class Running:
     """A round runs."""
 
@@ -56,6 +74,10 @@ class Running:
     """When a failure that would end the job becomes final, unless a loss explains it before."""
     end_wait_until_s: float = FOREVER
     """Until when the job's end waits for members that were lost and may continue with another leader."""
+    drain: Drain | None = None
+    """The drain that is under way, or committed."""
+    drains: int = 0
+    """How many have begun: each gets the next number."""
 
 
 @record

@@ -40,7 +40,8 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
             dues += [phase.end_wait_until_s, phase.lease_retry_s, state.last_join_s + state.rules.last_call_s]
         case Running() as phase:
             last_s = FOREVER if phase.loss_wait_until_s is None else phase.loss_wait_until_s
-            dues = [phase.end_wait_until_s, find_batch_due_s(state, phase) if last_s == FOREVER else FOREVER]
+            accepts_joins = last_s == FOREVER and phase.drain is None
+            dues = [phase.end_wait_until_s, find_batch_due_s(state, phase) if accepts_joins else FOREVER]
         case Ending():
             return FOREVER
         case _:

@@ -9,6 +9,8 @@ from collections import deque
 from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
+    DrainAsked,
+    DrainReported,
     Event,
     Failed,
     Idle,
@@ -167,7 +169,17 @@ class Leader:
             case Failed() if not self.state.failures.seen:
                 suspicion_s = self._losses.compute_suspicion_s(self.state.assignments.__contains__)
                 self._apply(replace(message, suspicion_s=suspicion_s))
-            case Failed() | Idle() | Leaving() | Prepared() | RoundAcknowledged() | Stopped() | Succeeded():
+            case (
+                Failed()
+                | Idle()
+                | Leaving()
+                | Prepared()
+                | RoundAcknowledged()
+                | Stopped()
+                | Succeeded()
+                | DrainAsked()
+                | DrainReported()
+            ):
                 self._apply(message)
             case Join() | None:  # it has joined already; a message of a newer version
                 return

@@ -4,18 +4,24 @@ This module also finds the address of each rank, and lets no member exit before 
 """
 
 from muster.agent.rendezvous.consensus.actions import (
+    BeginDrain,
     BreakRound,
+    CommitDrain,
     CommitRound,
     EndJob,
     FailRendezvous,
     FormRound,
     Notify,
     SentAction,
+    WithdrawDrain,
 )
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobState, Running
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
 from muster.agent.rendezvous.protocol.leader_messages import (
+    DrainBegin,
+    DrainCommit,
+    DrainWithdrawal,
     Exit,
     JobEnd,
     LeaderMessage,
@@ -61,6 +67,17 @@ class OutgoingMessages:
                 self._send(action.ids, _build_round_break(action))
             case CommitRound():
                 self._send(tuple(state.assignments), RoundCommitted(round_number=action.round_number))
+            case BeginDrain():
+                begin = DrainBegin(round_number=action.round_number, drain=action.number, limit_s=action.limit_s)
+                self._send(action.ids, begin)
+            case CommitDrain():
+                commit = DrainCommit(round_number=action.round_number, drain=action.number, step=action.step)
+                self._send(action.ids, commit)
+            case WithdrawDrain():
+                withdrawal = DrainWithdrawal(
+                    round_number=action.round_number, drain=action.number, reason=action.reason
+                )
+                self._send(action.ids, withdrawal)
             case EndJob():
                 self._send_end(action)
             case FailRendezvous():
@@ -140,7 +157,10 @@ class OutgoingMessages:
         report = None if end.report is None else Shared(end.report)
         for member_id in end.ids:
             is_printer = member_id == end.printer_id
-            self._send((member_id,), JobEnd(succeeded=end.succeeded, report=report, prints_report=is_printer))
+            message = JobEnd(
+                succeeded=end.succeeded, report=report, prints_report=is_printer, is_drained=end.is_drained
+            )
+            self._send((member_id,), message)
         if self._unacknowledged is None:
             self._unacknowledged = set(end.ids)
             limit_s = ACKNOWLEDGE_SILENCES * self._options.silence_s

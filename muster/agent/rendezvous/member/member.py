@@ -10,6 +10,8 @@ from muster._processes import read_peak_bytes
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.consensus.events import (
+    DrainAsked,
+    DrainReported,
     Failed,
     Idle,
     Leaving,
@@ -20,6 +22,10 @@ from muster.agent.rendezvous.consensus.events import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    DrainBegun,
+    DrainCommitted,
+    DrainReport,
+    DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
     Lease,
@@ -120,10 +126,22 @@ class Member:
         if self._is_current(round_number):
             self._session.send(Idle(id=self._id, round_number=round_number, failures=failures))
 
-    def report_succeeded(self, round_number: int) -> None:
+    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
-            self._session.send(Succeeded(id=self._id, round_number=round_number))
+            self._session.send(Succeeded(id=self._id, round_number=round_number, drained_rank=drained_rank))
+
+    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number):
+            asked = DrainAsked(id=self._id, round_number=round_number, reason=reason, limit_s=limit_s)
+            self._session.send(asked)
+
+    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number):
+            reported = DrainReported(id=self._id, round_number=round_number, drain=drain, report=report)
+            self._session.send(reported)
 
     def report_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
@@ -229,6 +247,8 @@ class Member:
                 self._recovery.record_commit(message.round_number)
             case down.RoundBreak():
                 self._on_round_break(message)
+            case down.DrainBegin() | down.DrainCommit() | down.DrainWithdrawal():
+                self._on_drain(message)
             case down.JobEnd():
                 self._on_job_end(message)
             case down.Exit():
@@ -317,6 +337,20 @@ class Member:
         number, is_leader = self._round.number, self._session.is_leading
         self._post(RoundBroken(number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader))
 
+    def _on_drain(self, message: down.DrainBegin | down.DrainCommit | down.DrainWithdrawal) -> None:
+        number, drain = message.round_number, message.drain
+        if not self._is_current(number):
+            return
+        match message:
+            case down.DrainBegin():
+                self._post(DrainBegun(number=number, drain=drain, limit_s=message.limit_s))
+            case down.DrainCommit():
+                self._post(DrainCommitted(number=number, drain=drain, step=message.step))
+            case down.DrainWithdrawal():
+                self._post(DrainWithdrawn(number=number, drain=drain, reason=message.reason))
+            case _:
+                assert_never(message)
+
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _on_job_end(self, job_end: down.JobEnd) -> None:
@@ -332,14 +366,14 @@ class Member:
         self._end_wait()
         self._session.stop()
         report = None if job_end.report is None else job_end.report.value
-        self._post(
-            JobEnded(
-                succeeded=job_end.succeeded,
-                report=report,
-                prints_report=job_end.prints_report,
-                peak_bytes=self._peak_bytes,
-            )
+        ended = JobEnded(
+            succeeded=job_end.succeeded,
+            report=report,
+            prints_report=job_end.prints_report,
+            is_drained=job_end.is_drained,
+            peak_bytes=self._peak_bytes,
         )
+        self._post(ended)
 
     def fail(self, reason: str, *, usage: bool = False) -> None:
         """See `SessionOwner`."""

@@ -26,7 +26,7 @@ UNAUTHENTICATED_LIMIT_BYTES = 64 * 1024
 """Limit for a frame without a token, until its sender is a member."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 """The job's report with the stacks of thousands of ranks fits."""
-VERSION = 5
+VERSION = 6
 
 
 class ProtocolError(Exception):

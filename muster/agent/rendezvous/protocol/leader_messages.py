@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from muster._contract import StatusPageLayout
 from muster.agent.diagnosis.report import FinalFailure, Report
 from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
 from muster.agent.rendezvous.interface import BreakKind
@@ -15,12 +16,17 @@ from muster.agent.runtime.fields import (
     Name,
     Paragraph,
     Port,
+    Range,
     RoundNumber,
     Seconds,
     Shared,
     Size,
+    Step,
 )
 from muster.agent.runtime.records import record
+
+DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
+"""0: the drain that was asked for has not begun."""
 
 
 @record
@@ -133,12 +139,40 @@ class RoundBreak:
 
 
 @record
+class DrainBegin:
+    """Write a ceiling for the workers, and report it."""
+
+    round_number: RoundNumber
+    drain: DrainNumber
+    limit_s: Seconds
+
+
+@record
+class DrainCommit:
+    """All ranks that ask stop at this step."""
+
+    round_number: RoundNumber
+    drain: DrainNumber
+    step: Step
+
+
+@record
+class DrainWithdrawal:
+    """No step was agreed on."""
+
+    round_number: RoundNumber
+    drain: DrainNumber
+    reason: Line
+
+
+@record
 class JobEnd:
     """The job has ended."""
 
     succeeded: bool
     report: Shared[Report] | None
     prints_report: bool
+    is_drained: bool = False
 
 
 @record
@@ -186,6 +220,9 @@ JobMessage = (
     | Rank0Started
     | RoundCommitted
     | RoundBreak
+    | DrainBegin
+    | DrainCommit
+    | DrainWithdrawal
     | JobEnd
     | Exit
     | RendezvousFailure

@@ -3,6 +3,8 @@
 from typing import Annotated
 
 from muster.agent.rendezvous.consensus.events import (
+    DrainAsked,
+    DrainReported,
     Failed,
     Idle,
     Leaving,
@@ -68,7 +70,7 @@ class EndAcknowledged:
     """The peak memory of its largest worker; 0: not known (it is of an earlier version)."""
 
 
-MemberEvent = Leaving | Prepared | RoundAcknowledged | Failed | Idle | Succeeded | Stopped
+MemberEvent = Leaving | Prepared | RoundAcknowledged | Failed | Idle | Succeeded | Stopped | DrainAsked | DrainReported
 """What a member reports goes to `consensus.decisions` as it is."""
 
 MemberMessage = Join | Heartbeat | Started | EndAcknowledged | MemberEvent

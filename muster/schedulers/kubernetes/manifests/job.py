@@ -12,7 +12,13 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_INSTANCE,
 )
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
-from muster.schedulers.kubernetes.manifests.pod import DISRUPTION_RULE, EXIT_RULE, build_labels, build_pod_template
+from muster.schedulers.kubernetes.manifests.pod import (
+    DISRUPTION_RULE,
+    EXIT_RULE,
+    PREEMPTED_RULE,
+    build_labels,
+    build_pod_template,
+)
 from muster.schedulers.kubernetes.names import PodNaming
 
 
@@ -55,7 +61,7 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "backoffLimit": _compute_backoff_limit(role),
     }
     if role.runs_agent:
-        spec["podFailurePolicy"] = {"rules": [DISRUPTION_RULE, EXIT_RULE]}
+        spec["podFailurePolicy"] = {"rules": [DISRUPTION_RULE, PREEMPTED_RULE, EXIT_RULE]}
         if role.elastic:
             spec["successPolicy"] = {"rules": [{"succeededCount": 1}]}
         else:

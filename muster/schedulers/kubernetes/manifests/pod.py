@@ -7,9 +7,10 @@ of node 0 is a host name.
 import posixpath
 from typing import Any, Final
 
-from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, RoleKey
+from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, ExitCode, RoleKey
 from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_args
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.grace import build_drain_env
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.labels import (
     LABEL_COMPONENT,
@@ -49,6 +50,12 @@ _USER_ID: Final = 1000
 
 DISRUPTION_RULE: Final = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 """Preemption, drain and eviction do not count as retries. It comes first: the first rule that matches decides."""
+
+PREEMPTED_RULE: Final = {
+    "action": "Ignore",
+    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [int(ExitCode.TERMINATED)]},
+}
+"""When one pod is preempted, the agents of all pods end with this code: none of them uses a retry."""
 
 EXIT_RULE: Final = {
     "action": "FailJob",
@@ -227,6 +234,7 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
         Env.APP_ID: inputs.name,
         Env.LOG_DIR: posixpath.join(SCRATCH_DIR, "logs"),
         Env.TERMINATION_LOG: "/dev/termination-log",
+        **build_drain_env(role.role, inputs.options.grace_s),
     }
     if role.elastic:
         env[Env.LAST_CALL_S] = str(LAST_CALL_S)

@@ -12,7 +12,7 @@ one that runs the agent.
 
 from typing import Any, Final
 
-from muster._contract import NEVER_RETRY
+from muster._contract import NEVER_RETRY, ExitCode
 from muster.schedulers.kubernetes.kinds import VOLCANO_JOB
 from muster.schedulers.kubernetes.labels import TASK_INDEX_LABEL
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
@@ -73,10 +73,15 @@ def _build_task(
 
 
 def _build_policies(role: RoleInputs) -> list[dict[str, Any]]:
-    """What a failed pod means for the job. No policy for PodEvicted: Volcano replaces a drained pod anyway."""
+    """What a failed pod means for the job. No policy for PodEvicted: Volcano replaces a drained pod anyway.
+
+    Agents that were preempted (143) are started again even without retries. With retries, each start again counts
+    against `maxRetry`: Volcano has no rule that ignores an exit code.
+    """
     restart = "RestartPod" if role.runs_agent or role.role.retry_policy.value != "APPLICATION" else "RestartJob"
     policies: list[dict[str, Any]] = []
     if role.runs_agent:
         policies += [{"exitCode": code, "action": "TerminateJob"} for code in NEVER_RETRY]
+        policies.append({"exitCode": int(ExitCode.TERMINATED), "action": "RestartPod"})
     policies.append({"event": "PodFailed", "action": restart if role.role.max_retries else "TerminateJob"})
     return policies

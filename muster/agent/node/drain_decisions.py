@@ -1,0 +1,171 @@
+"""What one node does in a drain. Pure, a part of `decisions`; imported when a drain begins.
+
+    SIGTERM --AskDrain--> DrainBegun: ReadSlots, WriteCommand(ceiling) --LOOK--> ReadSlots ... ReportDrain
+        DrainCommitted: WriteCommand(step), the workers save and end, JobEnded(is_drained=True)
+        DrainWithdrawn: the workers go on; a node that is preempted leaves, which stops them on all nodes
+
+`rendezvous.consensus.ceiling` has the rule for the ceiling. Two waits have limits: a node that is preempted leaves when
+no step was agreed on in time, and ranks that were told the step get the grace period after that to save and to end,
+without a stop signal: they have been told. A second signal hastens: the node leaves at once.
+"""
+
+from typing import TypeAlias
+
+from muster._contract import name_signal
+from muster.agent.node.actions import (
+    Action,
+    AskDrain,
+    PrintLine,
+    ReadSlots,
+    ReportDrain,
+    StartTimer,
+    WithdrawCommand,
+    WriteCommand,
+    WriteDeadline,
+)
+from muster.agent.node.events import RoundTimer, SignalReceived, SlotsRead, TimerPurpose
+from muster.agent.node.state import NodeDrain, NodeState, Preemption, Running, Succeeded
+from muster.agent.node.worker_decisions import Decision
+from muster.agent.rendezvous.consensus.ceiling import (
+    LOOK_S,
+    Ceiling,
+    RankSlot,
+    build_ceiling,
+    build_report,
+    check_ceiling,
+    find_refusal,
+)
+from muster.agent.rendezvous.interface import DrainBegun, DrainCommitted, DrainReport, DrainWithdrawn
+from muster.agent.runtime.records import assert_never, replace
+
+DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
+"""As `Decision`, and whether a node that is preempted leaves now."""
+
+REPEAT_S = 1.0
+"""A signal within this time of the first is the same one: some senders reach the guard and the agent."""
+
+STRIDE_LOOK_S = 0.02
+"""Between two looks at a rank that has asked once: its stride is known when it asks again."""
+
+
+def on_preemption(state: NodeState, phase: Running, event: SignalReceived) -> Decision | None:
+    """Ask for a drain. None: the node leaves now."""
+    known = state.preemption
+    if known is not None:
+        return (state, ()) if event.at_s < known.at_s + REPEAT_S else None
+    limit_s = state.rules.drain_limit_s
+    if event.guard_died or limit_s <= 0.0 or phase.failures.unreported or phase.failures.reported:
+        return None
+    state = replace(state, preemption=Preemption(signum=event.signum, at_s=event.at_s))
+    cause = f"received {name_signal(event.signum)}"
+    timer = RoundTimer(purpose=TimerPurpose.DRAIN, number=phase.round.number)
+    return state, (
+        PrintLine(text=f"{cause}: asking all ranks to stop at one step, up to {limit_s:g} s"),
+        AskDrain(round=phase.round, reason=cause, limit_s=limit_s),
+        StartTimer(timer=timer, delay_s=limit_s),
+    )
+
+
+def decide_drain(
+    state: NodeState, event: DrainBegun | DrainCommitted | DrainWithdrawn | SlotsRead | RoundTimer
+) -> DrainDecision:
+    """Decide what follows. An event of another round or another drain changes nothing."""
+    phase = state.phase
+    if not isinstance(phase, Running | Succeeded) or event.number != phase.round.number:
+        return state, (), False
+    if isinstance(event, RoundTimer) and event.purpose is TimerPurpose.DRAIN:
+        return _on_time_over(state, phase)
+    if isinstance(phase, Succeeded):
+        is_told = phase.is_told or isinstance(event, DrainCommitted)
+        return replace(state, phase=replace(phase, is_told=is_told)), (), False
+    match event:
+        case DrainBegun():
+            return _begin(state, phase, event)
+        case DrainCommitted():
+            return _commit(state, phase, event)
+        case DrainWithdrawn():
+            return _withdraw(state, phase, event)
+        case SlotsRead():
+            return _look(state, phase, event)
+        case RoundTimer():
+            is_awaited = phase.drain is not None and phase.drain.ceiling is not None and not phase.drain.is_reported
+            return state, (ReadSlots(number=event.number),) if is_awaited else (), False
+        case _:
+            assert_never(event)
+
+
+def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision:
+    if phase.drain is not None and phase.drain.number >= event.drain:
+        return state, (), False
+    state = replace(state, phase=replace(phase, drain=NodeDrain(number=event.drain)))
+    timer = RoundTimer(purpose=TimerPurpose.DRAIN, number=event.number)
+    deadline = WriteDeadline(delay_s=event.limit_s + state.rules.shutdown_timeout_s)
+    is_asked_here = state.preemption is not None
+    timers = () if is_asked_here else (StartTimer(timer=timer, delay_s=event.limit_s),)
+    return state, (deadline, *timers, ReadSlots(number=event.number)), False
+
+
+def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
+    drain = phase.drain
+    if drain is None or drain.is_reported or drain.step is not None:
+        return state, (), False
+    if event.slots is None:
+        return _report(state, phase, drain, DrainReport(ceiling=0, refusal="a node has no status page"))
+    slots = _list_live_slots(phase, event)
+    refusal = find_refusal(slots)
+    if refusal is not None:
+        return _report(state, phase, drain, DrainReport(ceiling=0, refusal=refusal))
+    before = drain.ceiling
+    ceiling = build_ceiling(slots) if before is None else check_ceiling(before, slots)
+    report = build_report(ceiling, slots) if ceiling.is_verified else None
+    if report is not None:
+        return _report(state, phase, replace(drain, ceiling=ceiling), report)
+    drain = replace(drain, ceiling=ceiling)
+    look = RoundTimer(purpose=TimerPurpose.LOOK, number=phase.round.number)
+    timer = StartTimer(timer=look, delay_s=STRIDE_LOOK_S if ceiling.is_verified else LOOK_S)
+    write = () if ceiling.is_verified else (_build_write(drain, ceiling),)
+    return replace(state, phase=replace(phase, drain=drain)), (*write, timer), False
+
+
+def _build_write(drain: NodeDrain, ceiling: Ceiling) -> WriteCommand:
+    return WriteCommand(drain=drain.number, step=ceiling.step, is_committed=False)
+
+
+def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
+    """The ranks whose process lives: one that has ended holds nothing up, one that starts later sees the command."""
+    return [slot for local_rank, slot in enumerate(event.slots or ()) if local_rank in phase.alive]
+
+
+def _report(state: NodeState, phase: Running, drain: NodeDrain, report: DrainReport) -> DrainDecision:
+    state = replace(state, phase=replace(phase, drain=replace(drain, is_reported=True)))
+    return state, (ReportDrain(round=phase.round, drain=drain.number, report=report),), False
+
+
+def _commit(state: NodeState, phase: Running, event: DrainCommitted) -> DrainDecision:
+    drain = phase.drain
+    if drain is None or drain.number != event.drain or drain.step is not None:
+        return state, (), False
+    drain = replace(drain, step=event.step)
+    command = WriteCommand(drain=drain.number, step=event.step, is_committed=True)
+    return replace(state, phase=replace(phase, drain=drain)), (command,), False
+
+
+def _withdraw(state: NodeState, phase: Running, event: DrainWithdrawn) -> DrainDecision:
+    drain = phase.drain
+    if drain is None:
+        line = PrintLine(text=f"no common last step: {event.reason}")
+        return state, (line,) if state.preemption is not None else (), True
+    if drain.number != event.drain or drain.step is not None:
+        return state, (), False
+    state = replace(state, phase=replace(phase, drain=None))
+    return state, (WithdrawCommand(), WriteDeadline(delay_s=None)), True
+
+
+def _on_time_over(state: NodeState, phase: Running | Succeeded) -> DrainDecision:
+    drain = phase.drain if isinstance(phase, Running) else None
+    is_committed = phase.is_told if isinstance(phase, Succeeded) else drain is not None and drain.step is not None
+    if not is_committed:
+        line = PrintLine(text="no step was agreed on in time")
+        return state, (line,) if state.preemption is not None else (), True
+    grace = RoundTimer(purpose=TimerPurpose.GRACE, number=phase.round.number)
+    return state, (StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s),), False

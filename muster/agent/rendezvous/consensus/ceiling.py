@@ -1,0 +1,88 @@
+"""A member's part of a drain: find a ceiling that no rank of the node has passed. Pure.
+
+A rank publishes the step that it asks about before it reads the command. So a rank that has read the command before the
+ceiling was written has published its step by then, but for the moment that a store takes to reach other processors: the
+member looks again `LOOK_S` after each write. It raises the ceiling while a published step has reached it, with a margin
+that doubles, so that it ends however fast the ranks are. A ceiling that no published step has reached at the second
+look is verified: every rank will wait there. Ceilings only rise.
+
+A rank's stride is known once it has asked twice. Until then the member looks on: below the ceiling its ranks go on.
+"""
+
+from collections.abc import Sequence
+
+from muster._contract import StatusPageLayout
+from muster.agent.rendezvous.interface import AskingRank, DrainReport
+from muster.agent.runtime.records import record, replace
+
+LOOK_S = 0.002
+"""Between the write of a ceiling and the second look; a store is visible to all processors long before."""
+
+
+@record
+class RankSlot:
+    """What a rank whose process lives has published."""
+
+    global_rank: int
+    step: int | None
+    """The step last reported; None: none yet."""
+    asked: int | None
+    """The step last asked about; None: it has not asked, or asks about falling steps."""
+    stride: int
+    """The distance of the last two steps asked about; 0: it has asked at most once."""
+    is_asking: bool
+    """False for a rank that asked about falling steps."""
+
+
+@record
+class Ceiling:
+    """A member's ceiling of one drain. `step` has been written, or must be now."""
+
+    step: int
+    margin: int
+    """How far above the published steps it was set."""
+    is_verified: bool = False
+    """No rank has passed it, and none will before the drain is decided."""
+
+
+def find_refusal(slots: Sequence[RankSlot]) -> str | None:
+    """Why no step can be agreed on with one of these ranks; None: it can."""
+    for slot in slots:
+        if not slot.is_asking:
+            return f"rank {slot.global_rank} asked about falling steps"
+        if slot.asked is None and slot.step is not None:
+            return f"rank {slot.global_rank} has done step {slot.step} and never asked should_stop"
+    return None
+
+
+def build_ceiling(slots: Sequence[RankSlot]) -> Ceiling:
+    """The first ceiling: above every step that has been published."""
+    margin = max((slot.stride for slot in slots), default=0) or 1
+    highest = max((step for slot in slots for step in (slot.step, slot.asked) if step is not None), default=-1)
+    return Ceiling(step=_limit(highest + margin), margin=margin)
+
+
+def check_ceiling(ceiling: Ceiling, slots: Sequence[RankSlot]) -> Ceiling:
+    """Look again at what has been published: the ceiling is verified, or it is raised and must be written again."""
+    highest = max((slot.asked for slot in slots if slot.asked is not None), default=-1)
+    if ceiling.is_verified or highest < ceiling.step:
+        return replace(ceiling, is_verified=True)
+    margin = 2 * ceiling.margin
+    return Ceiling(step=_limit(highest + margin), margin=margin)
+
+
+def build_report(ceiling: Ceiling, slots: Sequence[RankSlot]) -> DrainReport | None:
+    """The report of a verified ceiling; None: the stride of a rank is not known yet."""
+    asking = [slot for slot in slots if slot.asked is not None]
+    if any(slot.stride <= 0 for slot in asking):
+        return None
+    ranks = [
+        AskingRank(global_rank=slot.global_rank, asked=slot.asked, stride=slot.stride)
+        for slot in asking
+        if slot.asked is not None
+    ]
+    return DrainReport(ceiling=ceiling.step, ranks=tuple(ranks), has_silent=len(asking) < len(slots))
+
+
+def _limit(step: int) -> int:
+    return min(step, StatusPageLayout.MAX_STEP)

@@ -1,0 +1,159 @@
+"""The leader's part of a drain: all ranks that ask stop at one step, or the drain is withdrawn as a whole. Pure.
+
+A rank asks `should_stop(i)` about rising steps, and waits once `i` has reached the ceiling of its node (`ceiling`).
+Each member reports its ceiling and how far its ranks have asked. From then on none of its ranks passes the ceiling, so
+that every rank can still stop at any step at or above all ceilings:
+
+- Once all members have reported, or their workers have ended, the leader commits to the smallest such step that every
+  asking rank will ask about: its last step plus a multiple of its stride.
+- A rank that has not asked yet is taken to ask about the steps that all others ask about. It may start late: it sees
+  the committed step.
+- The leader withdraws the drain if there is no such step, or if a member says that none can be agreed on with a rank.
+- The member that asked for the drain ends it at the deadline: it leaves, and that breaks the round.
+- A member that is lost ends the round, and the drain with it. There is no other way out: no rank waits by a clock of
+  its own, because ranks that give up one by one stop at different steps.
+"""
+
+from collections.abc import Iterable
+from math import gcd
+
+from muster._contract import StatusPageLayout
+from muster.agent.rendezvous.consensus.actions import Action, BeginDrain, CommitDrain, Notify, WithdrawDrain
+from muster.agent.rendezvous.consensus.events import DrainAsked, DrainReported, Succeeded
+from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, Running, describe_member
+from muster.agent.rendezvous.interface import DrainReport
+from muster.agent.runtime.persistent import PersistentSet
+from muster.agent.runtime.records import replace
+
+NO_COMMON_STEP = "there is no step that all ranks will ask about"
+
+
+def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision:
+    """Begin a drain, unless one has begun already: then its answer serves this member, too."""
+    phase = state.phase
+    if event.round_number != state.round_number or event.id not in state.assignments:
+        return state, ()
+    if not isinstance(phase, Running) or phase.drain is not None or event.id in phase.succeeded:
+        return state, ()  # the round has ended, and its members know or will
+    number = phase.drains + 1
+    reason = f"{describe_member(state, state.members[event.id])} {event.reason}"
+    if number > StatusPageLayout.MAX_DRAIN:
+        withdrawal = WithdrawDrain(
+            ids=(event.id,), round_number=state.round_number, number=0, reason="too many drains in one round"
+        )
+        return state, (withdrawal,)
+    ids = tuple(each for each in state.assignments if each not in phase.succeeded)
+    drain = Drain(number=number, reason=reason, begun_s=now_s, ids=PersistentSet(ids))
+    begin = BeginDrain(ids=ids, round_number=state.round_number, number=number, limit_s=event.limit_s)
+    return replace(state, phase=replace(phase, drain=drain, drains=number)), (begin,)
+
+
+def on_drain_reported(state: JobState, event: DrainReported, now_s: float) -> Decision:
+    """Record a member's report, and decide the drain if it was the last one."""
+    phase = state.phase
+    if not isinstance(phase, Running) or event.round_number != state.round_number or phase.drain is None:
+        return state, ()
+    drain = phase.drain
+    if event.drain != drain.number or event.id not in drain.ids or drain.step is not None:
+        return state, ()
+    drain = replace(drain, reports=drain.reports.with_item(event.id, event.report))
+    return _decide_drain(replace(state, phase=replace(phase, drain=drain)), now_s)
+
+
+def on_workers_ended(state: JobState, phase: Running, event: Succeeded, now_s: float) -> Decision:
+    """All workers of a member have ended during a drain: they hold nothing up.
+
+    Args:
+        state: before the event.
+        phase: with the event applied.
+        event: which member, and its rank that ended last.
+        now_s: now.
+    """
+    drain = phase.drain
+    if drain is None:
+        return replace(state, phase=phase), ()
+    if event.drained_rank is not None:
+        drain = replace(drain, last_rank=event.drained_rank)
+    state = replace(state, phase=replace(phase, drain=drain))
+    if drain.step is None:
+        return _decide_drain(state, now_s)
+    if drain.last_rank is None or len(phase.succeeded) < len(state.assignments):
+        return state, ()
+    took_s = now_s - drain.begun_s
+    line = f"all ranks have stopped at step {drain.step} and ended, {took_s:.1f} s after the drain began; "
+    return state, (Notify(text=f"{line}rank {drain.last_rank} was the last"),)
+
+
+def _decide_drain(state: JobState, now_s: float) -> Decision:
+    """Commit or withdraw the drain once that can be decided."""
+    phase = state.phase
+    if not isinstance(phase, Running) or phase.drain is None:
+        return state, ()
+    drain = phase.drain
+    refusal = next((each.refusal for each in drain.reports.values() if each.refusal is not None), None)
+    if refusal is not None:
+        return _withdraw(state, phase, drain, refusal)
+    if any(each not in drain.reports and each not in phase.succeeded for each in drain.ids):
+        return state, ()
+    if not _list_live(phase, drain):
+        return replace(state, phase=replace(phase, drain=None)), ()
+    reports = [report for each, report in drain.reports.items() if each not in phase.succeeded]
+    step = choose_step(reports)
+    if step is None:
+        return _withdraw(state, phase, drain, NO_COMMON_STEP)
+    commit = CommitDrain(ids=tuple(state.assignments), round_number=state.round_number, number=drain.number, step=step)
+    line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s)
+    return replace(state, phase=replace(phase, drain=replace(drain, step=step))), (commit, Notify(text=line))
+
+
+def _withdraw(state: JobState, phase: Running, drain: Drain, reason: str) -> Decision:
+    withdrawal = WithdrawDrain(
+        ids=_list_live(phase, drain), round_number=state.round_number, number=drain.number, reason=reason
+    )
+    actions: tuple[Action, ...] = (withdrawal, Notify(text=f"{drain.reason}, but {reason}: no common last step"))
+    return replace(state, phase=replace(phase, drain=None)), actions
+
+
+def _list_live(phase: Running, drain: Drain) -> tuple[str, ...]:
+    return tuple(each for each in drain.ids if each not in phase.succeeded)
+
+
+def describe_commit(reason: str, step: int, reports: Iterable[DrainReport], took_s: float) -> str:
+    """The line about a committed drain: why, the step, how long the agreement took, and which rank is behind."""
+    last = min((rank for report in reports for rank in report.ranks), key=lambda rank: rank.asked, default=None)
+    behind = "" if last is None else f"; rank {last.global_rank} is the last, at step {last.asked}"
+    return f"{reason}: all ranks stop at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
+
+
+def choose_step(reports: Iterable[DrainReport]) -> int | None:
+    """The smallest step at or above every ceiling that every asking rank will ask about; None: there is none.
+
+    A rank asks about its last step plus multiples of its stride, so all of them meet where these congruences do.
+    """
+    found = list(reports)
+    ranks = [rank for report in found for rank in report.ranks]
+    if not ranks:
+        return None
+    remainder, modulus = 0, 1
+    cadences = dict.fromkeys((each.asked % each.stride, each.stride) for each in ranks)
+    if len(cadences) > 1 and any(report.has_silent for report in found):
+        return None
+    for cadence in cadences:
+        merged = _merge(remainder, modulus, *cadence)
+        if merged is None:
+            return None
+        remainder, modulus = merged
+    least = max(*(report.ceiling for report in found), *(rank.asked for rank in ranks))
+    step = least + (remainder - least) % modulus
+    return step if step <= StatusPageLayout.MAX_STEP else None
+
+
+def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: int) -> tuple[int, int] | None:
+    """Merge two congruences into one (the Chinese remainder theorem); None: no number satisfies both."""
+    common = gcd(modulus, other_modulus)
+    if (other_remainder - remainder) % common:
+        return None
+    factor = other_modulus // common
+    times = (other_remainder - remainder) // common * pow(modulus // common, -1, factor) % factor
+    product = modulus * factor
+    return (remainder + times * modulus) % product, product

@@ -1,0 +1,104 @@
+"""A node of a real job is preempted: every rank saves the same step, all agents exit 143, the next run continues."""
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree
+
+PROGRAM = str(Path(__file__).parent.parent / "programs" / "drain_trains.py")
+NODES, NPROC, ACCUMULATE = 3, 2, 4
+LONG, LIMIT_S = 40_000, 150.0
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.torch,
+    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
+]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def start_job(
+    folder: Path, total: int, *words: str, nodes: int = NODES, flags: tuple[str, ...] = ()
+) -> Iterator[list[Tree]]:
+    place = ["--standalone"] if nodes == 1 else ["--nnodes", str(nodes), "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    agent = [sys.executable, "-m", "muster.agent", *place, "--nproc-per-node", str(NPROC), "--shutdown-timeout", "20"]
+    with contextlib.ExitStack() as stack:
+        trees = []
+        for index in range(nodes):
+            rank = [] if nodes == 1 else ["--node-rank", str(index), "--rdzv-id", "drain"]
+            command = [*agent, *rank, *flags, "--tee", "3", "--log-dir", str(folder / f"logs{index}")]
+            trees.append(stack.enter_context(Tree([*command, PROGRAM, str(folder), str(total), *words])))
+        yield trees
+
+
+def wait_for_all(trees: list[Tree]) -> list[Outcome]:
+    return [tree.wait(LIMIT_S) for tree in trees]
+
+
+def explain(outcomes: list[Outcome]) -> str:
+    return "\n".join(outcome.explain() for outcome in outcomes)
+
+
+def read_checkpoints(folder: Path, nodes: int = NODES) -> list[dict[str, int]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(nodes * NPROC)]
+
+
+def compute_weight(last: int, nodes: int = NODES) -> int:
+    """What an undisturbed job has after a step: the sum of all batches of all ranks."""
+    return sum(range(last + 1)) * sum(range(1, nodes * NPROC + 1))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path, victim: int) -> None:
+    with start_job(tmp_path, LONG) as trees:
+        for tree in trees:
+            tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+        trees[victim].send(signal.SIGTERM)
+        outcomes = wait_for_all(trees)
+    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(143, ())] * NODES, explain(outcomes)
+    saved = read_checkpoints(tmp_path)
+    [step] = {each["step"] for each in saved}
+    assert (step + 1) % ACCUMULATE == 0
+    assert {each["weight"] for each in saved} == {compute_weight(step)}
+    console = "".join(outcome.stderr for outcome in outcomes)
+    assert f"received SIGTERM: all ranks stop at step {step}, agreed in " in " ".join(console.split())
+    assert f"all ranks have stopped at step {step} and ended" in console
+    total = step + 1 + 10 * ACCUMULATE
+    with start_job(tmp_path, total) as trees:
+        outcomes = wait_for_all(trees)
+    assert [each.exit_code for each in outcomes] == [0] * NODES, explain(outcomes)
+    for outcome in outcomes:
+        assert outcome.stdout.count(f"resumes at step {step + 1}") == NPROC, explain(outcomes)
+    assert {each["weight"] for each in read_checkpoints(tmp_path)} == {compute_weight(total - 1)}
+
+
+def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
+    with start_job(tmp_path, LONG, nodes=1, flags=("--preempt-signal", "USR1")) as [tree]:
+        tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+        tree.send(signal.SIGUSR1)
+        outcome = tree.wait(LIMIT_S)
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+    [step] = {each["step"] for each in read_checkpoints(tmp_path, 1)}
+    assert f"all ranks stop at step {step}, agreed in" in " ".join(outcome.stderr.split()), outcome.explain()
+    assert outcome.stdout.count(f"stopped at step {step}, deadline") == NPROC
+
+
+def test_a_program_that_never_asks_gets_the_stop_signal_at_once(tmp_path: Path) -> None:
+    with start_job(tmp_path, LONG, "quiet", nodes=1) as [tree]:
+        tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait(LIMIT_S)
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+    assert "received SIGTERM: stopping, up to 20 s" in " ".join(outcome.stderr.split()), outcome.explain()
+    assert not list(tmp_path.glob("rank*.json"))

@@ -1,0 +1,333 @@
+"""A drain as one node sees it: its actions, in order."""
+
+import signal
+
+import pytest
+
+from muster._contract import ExitCode
+from muster.agent.node.actions import (
+    AskDrain,
+    Finish,
+    KillWorkers,
+    LeaveJob,
+    PrintLine,
+    ReadSlots,
+    ReportDrain,
+    ReportSucceeded,
+    SettleFailure,
+    SignalWorkers,
+    StartTimer,
+    WithdrawCommand,
+    WriteCommand,
+    WriteDeadline,
+)
+from muster.agent.node.decisions import decide
+from muster.agent.node.events import (
+    RoundTimer,
+    SignalReceived,
+    SlotsRead,
+    TimerExpired,
+    TimerPurpose,
+    WorkerExited,
+    WorkersGone,
+)
+from muster.agent.node.state import Ended, NodeRules, NodeState, Running, Stopping, Succeeded
+from muster.agent.rendezvous.consensus.ceiling import RankSlot
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    DrainBegun,
+    DrainCommitted,
+    DrainReport,
+    DrainWithdrawn,
+    JobEnded,
+    RoundBroken,
+)
+from muster.agent.round import Round
+from muster.agent.runtime.records import replace
+
+ROUND = Round(
+    number=3,
+    attempt=0,
+    restarts_left=0,
+    group_rank=1,
+    group_world_size=2,
+    rank_offset=2,
+    world_size=4,
+    role_rank_offset=2,
+    role_world_size=4,
+    master_addr="a",
+    master_port=1,
+)
+BEGUN = DrainBegun(number=3, drain=1, limit_s=8.0)
+COMMITTED = DrainCommitted(number=3, drain=1, step=12)
+WITHDRAWN = DrainWithdrawn(number=3, drain=1, reason="no")
+
+
+def slot(asked: int | None, *, stride: int = 1, step: int | None = None, is_asking: bool = True) -> RankSlot:
+    return RankSlot(global_rank=0, step=step, asked=asked, stride=stride, is_asking=is_asking)
+
+
+def read(*slots: RankSlot) -> SlotsRead:
+    ranked = (replace(each, global_rank=2 + local_rank) for local_rank, each in enumerate(slots))
+    return SlotsRead(number=3, slots=tuple(ranked))
+
+
+def exited(local_rank: int, code: int = 0, asked: int | None = 12) -> WorkerExited:
+    return WorkerExited(number=3, local_rank=local_rank, code=code, asked=asked)
+
+
+def expired(purpose: TimerPurpose, number: int = 3) -> TimerExpired:
+    return TimerExpired(timer=RoundTimer(purpose=purpose, number=number))
+
+
+def term(at_s: float = 0.0, *, is_asked: bool = True, signum: int = signal.SIGTERM) -> SignalReceived:
+    return SignalReceived(signum=signum, is_asked=is_asked, at_s=at_s)
+
+
+class Node:
+    """A node whose two workers run."""
+
+    def __init__(self, **rules) -> None:
+        own = NodeRules(nproc=2, shutdown_timeout_s=20.0, **rules)
+        self.state = NodeState(rules=own, phase=Running(round=ROUND, awaited=frozenset(), alive=frozenset({0, 1})))
+
+    def send(self, *events):
+        actions = ()
+        for event in events:
+            self.state, actions = decide(self.state, event)
+        return list(actions)
+
+    def commit(self):
+        return self.send(
+            BEGUN, read(slot(10), slot(9)), expired(TimerPurpose.LOOK), read(slot(10), slot(10)), COMMITTED
+        )
+
+
+def kinds(actions) -> list[type]:
+    return [type(each) for each in actions]
+
+
+def test_a_preempted_node_asks_for_a_drain_and_its_workers_run_on():
+    node = Node()
+    line, ask, timer = node.send(term())
+    assert line.text == "received SIGTERM: asking all ranks to stop at one step, up to 10 s"
+    assert ask == AskDrain(round=ROUND, reason="received SIGTERM", limit_s=10.0)
+    assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.DRAIN, 10.0)
+    assert isinstance(node.state.phase, Running)
+
+
+@pytest.mark.parametrize(
+    ("event", "rules"),
+    [
+        (term(is_asked=False), {}),
+        (term(signum=signal.SIGINT), {}),
+        (term(signum=signal.SIGHUP), {}),
+        (term(), {"drain_limit_s": 0.0}),
+        (SignalReceived(signum=signal.SIGTERM, is_asked=True, guard_died=True), {}),
+    ],
+)
+def test_what_is_no_preemption_stops_the_workers_at_once(event, rules):
+    node = Node(**rules)
+    node.send(event)
+    assert isinstance(node.state.phase, Stopping)
+    assert node.state.phase.then.code == 128 + event.signum
+
+
+def test_another_signal_may_announce_a_preemption():
+    node = Node(preempt_signals=frozenset({signal.SIGTERM, signal.SIGUSR1}))
+    assert AskDrain in kinds(node.send(term(signum=signal.SIGUSR1)))
+    unasked = Node(preempt_signals=frozenset({signal.SIGTERM, signal.SIGUSR1}))
+    actions = unasked.send(term(signum=signal.SIGUSR1, is_asked=False))
+    assert SignalWorkers(signum=signal.SIGUSR1) in actions
+    assert unasked.state.phase.then.code == ExitCode.TERMINATED
+
+
+def test_a_second_signal_hastens_but_not_a_copy_of_the_first():
+    node = Node()
+    node.send(term(5.0))
+    assert node.send(term(5.5)) == []
+    actions = node.send(term(6.5))
+    assert SignalWorkers(signum=signal.SIGTERM) in actions
+    assert LeaveJob in kinds(actions)
+
+
+def test_the_ceiling_is_written_looked_at_again_and_reported():
+    node = Node()
+    deadline, timer, look = node.send(BEGUN)
+    assert deadline == WriteDeadline(delay_s=28.0)
+    assert (timer.timer.purpose, timer.delay_s, look) == (TimerPurpose.DRAIN, 8.0, ReadSlots(number=3))
+    write, wait = node.send(read(slot(10), slot(9)))
+    assert write == WriteCommand(drain=1, step=11, is_committed=False)
+    assert wait.timer.purpose is TimerPurpose.LOOK
+    assert node.send(expired(TimerPurpose.LOOK)) == [ReadSlots(number=3)]
+    write, wait = node.send(read(slot(11), slot(9)))
+    assert (write.step, wait.timer.purpose) == (13, TimerPurpose.LOOK)
+    [report] = node.send(read(slot(12), slot(9)))
+    assert isinstance(report, ReportDrain)
+    assert report.report.ceiling == 13
+    assert [(rank.global_rank, rank.asked) for rank in report.report.ranks] == [(2, 12), (3, 9)]
+    assert node.send(expired(TimerPurpose.LOOK)) == []
+    assert node.send(COMMITTED) == [WriteCommand(drain=1, step=12, is_committed=True)]
+    assert node.send(WITHDRAWN) == [], "a committed drain cannot be withdrawn"
+    assert node.send(DrainCommitted(number=3, drain=1, step=14)) == []
+
+
+def test_a_rank_that_asked_once_is_looked_at_again_until_its_stride_is_known():
+    node = Node()
+    node.send(BEGUN, read(slot(0, stride=0), slot(4, stride=4)))
+    [wait] = node.send(read(slot(0, stride=0), slot(4, stride=4)))
+    assert isinstance(wait, StartTimer)
+    [report] = node.send(read(slot(4, stride=4), slot(4, stride=4)))
+    assert [rank.stride for rank in report.report.ranks] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("event", "refusal"),
+    [
+        (read(slot(3), slot(None, is_asking=False)), "rank 3 asked about falling steps"),
+        (read(slot(3), slot(None, step=3)), "rank 3 has done step 3 and never asked should_stop"),
+        (SlotsRead(number=3, slots=None), "a node has no status page"),
+    ],
+)
+def test_a_rank_with_which_no_step_can_be_agreed_on_is_reported(event, refusal):
+    node = Node()
+    [action] = node.send(BEGUN, event)
+    assert action == ReportDrain(round=ROUND, drain=1, report=DrainReport(ceiling=0, refusal=refusal))
+
+
+def test_ranks_that_have_ended_are_left_out():
+    node = Node()
+    node.send(exited(0, asked=None), BEGUN, read(slot(50), slot(9)))
+    [report] = node.send(read(slot(50), slot(9)))
+    assert report.report.ceiling == 10
+    assert [rank.global_rank for rank in report.report.ranks] == [3]
+
+
+def test_events_of_other_rounds_and_drains_change_nothing():
+    node = Node()
+    other_round = DrainBegun(number=2, drain=1, limit_s=1.0)
+    assert node.send(other_round) == []
+    assert node.send(COMMITTED) == [], "none has begun"
+    assert node.send(BEGUN, DrainCommitted(number=3, drain=2, step=4)) == []
+    assert node.send(DrainWithdrawn(number=3, drain=9, reason="old")) == []
+    assert node.send(BEGUN) == []
+    assert node.send(expired(TimerPurpose.DRAIN, number=2)) == []
+
+
+def test_withdrawn_the_workers_go_on_and_the_preempted_node_leaves():
+    other = Node()
+    other.send(BEGUN, read(slot(3), slot(3)))
+    assert other.send(WITHDRAWN) == [WithdrawCommand(), WriteDeadline(delay_s=None)]
+    assert isinstance(other.state.phase, Running)
+    node = Node()
+    node.send(term(), BEGUN, read(slot(3), slot(3)))
+    actions = node.send(WITHDRAWN)
+    assert kinds(actions)[:2] == [WithdrawCommand, WriteDeadline]
+    assert SignalWorkers(signum=signal.SIGTERM) in actions
+    assert LeaveJob(reason="received SIGTERM") in actions
+    assert node.state.phase.then == Finish(code=143)
+
+
+def test_a_backend_that_cannot_agree_answers_at_once():
+    node = Node()
+    node.send(term())
+    actions = node.send(DrainWithdrawn(number=3, drain=0, reason="--rdzv-backend x cannot agree on a step"))
+    assert actions[0] == PrintLine(text="no common last step: --rdzv-backend x cannot agree on a step")
+    assert SignalWorkers(signum=signal.SIGTERM) in actions
+
+
+def test_without_a_step_in_time_the_preempted_node_leaves_and_the_others_wait_for_that():
+    other = Node()
+    other.send(BEGUN, read(slot(3), slot(3)))
+    assert other.send(expired(TimerPurpose.DRAIN)) == []
+    node = Node()
+    node.send(term())
+    actions = node.send(expired(TimerPurpose.DRAIN))
+    assert actions[0] == PrintLine(text="no step was agreed on in time")
+    assert SignalWorkers(signum=signal.SIGTERM) in actions
+
+
+@pytest.mark.parametrize("kind", [BreakKind.MEMBERSHIP, BreakKind.FENCED, BreakKind.FAILURE])
+def test_when_the_round_ends_the_preempted_node_leaves(kind):
+    node = Node()
+    node.send(term(), BEGUN)
+    actions = node.send(RoundBroken(number=3, kind=kind, reason="node 0 was lost"))
+    assert LeaveJob in kinds(actions)
+    assert (KillWorkers in kinds(actions)) == (kind is BreakKind.FENCED)
+    assert node.state.phase.then == Finish(code=143)
+
+
+def test_workers_that_end_after_the_step_end_the_drain_whatever_their_code():
+    node = Node()
+    node.commit()
+    [line] = node.send(exited(1, code=1))
+    assert line.text == "rank 3 ended with 1 after it was told to stop at step 12: it may not have saved"
+    assert node.send(exited(0)) == [ReportSucceeded(round=ROUND, drained_rank=2)]
+    assert node.state.phase == Succeeded(round=ROUND, is_told=True)
+    actions = node.send(JobEnded(succeeded=False, is_drained=True), WorkersGone(number=3))
+    assert actions[-1].code == 143
+    assert isinstance(node.state.phase, Ended)
+
+
+def test_workers_that_end_before_the_step_have_succeeded_or_failed_as_ever():
+    node = Node()
+    node.commit()
+    assert node.send(exited(1, asked=11)) == []
+    assert node.send(exited(0, asked=None)) == [ReportSucceeded(round=ROUND)]
+    failing = Node()
+    failing.commit()
+    assert SettleFailure in kinds(failing.send(exited(1, code=1, asked=11)))
+
+
+def test_ranks_that_were_told_the_step_get_the_grace_period_and_no_signal():
+    node = Node()
+    node.commit()
+    [timer] = node.send(expired(TimerPurpose.DRAIN))
+    assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.GRACE, 20.0)
+    actions = node.send(expired(TimerPurpose.GRACE))
+    assert kinds(actions) == [PrintLine, KillWorkers]
+    assert node.state.phase.then == Finish(code=143)
+
+
+def test_a_node_whose_ranks_have_stopped_waits_for_the_others_as_long():
+    node = Node()
+    node.commit()
+    node.send(exited(0), exited(1))
+    [timer] = node.send(expired(TimerPurpose.DRAIN))
+    assert isinstance(node.state.phase, Succeeded)
+    assert timer.delay_s == 20.0
+    assert KillWorkers in kinds(node.send(expired(TimerPurpose.GRACE)))
+    assert node.state.phase.then == Finish(code=143)
+
+
+def test_step_0_is_a_step():
+    node = Node()
+    node.send(BEGUN, read(slot(None), slot(None)), read(slot(None), slot(None)))
+    node.send(DrainCommitted(number=3, drain=1, step=0))
+    node.send(exited(0, asked=0))
+    assert node.send(exited(1, asked=0)) == [ReportSucceeded(round=ROUND, drained_rank=3)]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_when_the_round_ends_after_the_step_was_committed_every_node_exits_with_143(has_ended):
+    node = Node()
+    node.commit()
+    if has_ended:
+        node.send(exited(0), exited(1))
+    actions = node.send(RoundBroken(number=3, kind=BreakKind.MEMBERSHIP, reason="node 0 was lost"))
+    assert LeaveJob(reason="its ranks were told to stop") in actions
+    assert node.state.phase.then == Finish(code=143)
+
+
+def test_a_job_that_has_failed_for_good_is_reported_as_ever():
+    node = Node()
+    node.commit()
+    actions = node.send(RoundBroken(number=3, kind=BreakKind.FINAL, reason="rank 0 failed"))
+    assert LeaveJob not in kinds(actions)
+
+
+def test_a_node_whose_workers_ended_before_is_told_too():
+    node = Node()
+    node.send(BEGUN, exited(0, asked=3), exited(1, asked=3))
+    assert node.send(COMMITTED) == []
+    assert node.state.phase == Succeeded(round=ROUND, is_told=True)

@@ -1,0 +1,279 @@
+"""The leader's and the members' rules of a drain, one by one; `test_drain_simulation` has the histories."""
+
+import itertools
+import random
+
+import pytest
+
+from muster._contract import StatusPageLayout
+from muster.agent.rendezvous.consensus.actions import BeginDrain, BreakRound, CommitDrain, EndJob, Notify, WithdrawDrain
+from muster.agent.rendezvous.consensus.ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
+from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.drain import choose_step
+from muster.agent.rendezvous.consensus.events import (
+    DrainAsked,
+    DrainReported,
+    Failed,
+    Joined,
+    LeaseChecked,
+    Prepared,
+    Succeeded,
+)
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.state import Running, build_initial_state
+from muster.agent.rendezvous.consensus.waits import find_next_due_s
+from muster.agent.rendezvous.interface import AskingRank, DrainReport
+
+
+def report(ceiling: int, *ranks: tuple[int, int], first: int = 0, refusal: str | None = None) -> DrainReport:
+    asking = tuple(
+        AskingRank(global_rank=number, asked=asked, stride=stride)
+        for number, (asked, stride) in enumerate(ranks, first)
+    )
+    return DrainReport(ceiling=ceiling, ranks=asking, refusal=refusal)
+
+
+class TestChooseStep:
+    def test_the_smallest_step_that_all_ranks_ask_about(self):
+        rng = random.Random(4)
+        for _ in range(2000):
+            ranks = [(rng.randrange(40), rng.choice((1, 1, 2, 3, 4, 6, 10))) for _ in range(rng.randrange(1, 5))]
+            ceiling = rng.randrange(60)
+            lowest = max(ceiling, *(asked for asked, _ in ranks))
+            period = 60  # every stride divides it
+            found = [
+                step
+                for step in range(lowest, lowest + period)
+                if all((step - asked) % stride == 0 for asked, stride in ranks)
+            ]
+            assert choose_step([report(ceiling, *ranks)]) == (found[0] if found else None)
+
+    def test_every_nodes_ceiling_counts(self):
+        assert choose_step([report(12, (9, 1)), report(20, (18, 2)), report(3, (2, 1))]) == 20
+
+    def test_a_rank_that_has_not_asked_is_taken_to_ask_as_all_others_do(self):
+        silent = DrainReport(ceiling=0, has_silent=True)
+        assert choose_step([report(9, (4, 4), (8, 4)), silent]) == 12
+        assert choose_step([report(9, (4, 4), (8, 2)), silent]) is None
+
+    def test_no_rank_asks(self):
+        assert choose_step([report(0)]) is None
+
+    def test_a_step_beyond_what_a_command_holds(self):
+        most = StatusPageLayout.MAX_STEP
+        assert choose_step([report(most, (most - 2, 3))]) is None
+
+
+def slot(rank: int, asked: int | None, *, stride: int = 1, step: int | None = None, is_asking: bool = True) -> RankSlot:
+    return RankSlot(global_rank=rank, step=step, asked=asked, stride=stride, is_asking=is_asking)
+
+
+class TestCeiling:
+    def test_it_is_above_every_published_step_and_verified_at_the_second_look(self):
+        slots = [slot(0, 10), slot(1, 7, stride=3), slot(2, None, stride=0)]
+        ceiling = build_ceiling(slots)
+        assert (ceiling.step, ceiling.is_verified) == (13, False)
+        checked = check_ceiling(ceiling, slots)
+        assert (checked.step, checked.is_verified) == (13, True)
+        asking = ((0, 10, 1), (1, 7, 3))
+        built = build_report(checked, slots)
+        assert [(rank.global_rank, rank.asked, rank.stride) for rank in built.ranks] == list(asking)
+
+    def test_it_rises_with_a_margin_that_doubles_while_a_published_step_has_reached_it(self):
+        ceiling = build_ceiling([slot(0, 10)])
+        steps = []
+        for asked in (11, 13, 17):
+            ceiling = check_ceiling(ceiling, [slot(0, asked)])
+            steps.append(ceiling.step)
+            assert not ceiling.is_verified
+        assert steps == [13, 17, 25]
+        assert check_ceiling(ceiling, [slot(0, 24)]).is_verified
+
+    def test_a_verified_ceiling_stays(self):
+        ceiling = check_ceiling(build_ceiling([slot(0, 10)]), [slot(0, 10)])
+        assert check_ceiling(ceiling, [slot(0, 11)]) == ceiling, "a rank that waits there has published it"
+
+    def test_no_report_before_every_stride_is_known(self):
+        ceiling = check_ceiling(build_ceiling([slot(0, 0, stride=0)]), [slot(0, 0, stride=0)])
+        assert build_report(ceiling, [slot(0, 0, stride=0)]) is None
+        assert build_report(ceiling, [slot(0, 4, stride=4)]) is not None
+
+    @pytest.mark.parametrize(
+        ("slots", "reason"),
+        [
+            ([slot(0, 3), slot(1, None, is_asking=False)], "rank 1 asked about falling steps"),
+            ([slot(0, 3), slot(2, None, step=5)], "rank 2 has done step 5 and never asked should_stop"),
+            ([slot(0, 3), slot(2, None)], None),
+        ],
+    )
+    def test_ranks_with_which_no_step_can_be_agreed_on(self, slots, reason):
+        assert find_refusal(slots) == reason
+
+
+class Job:
+    """A leader with a running round of three members."""
+
+    def __init__(self, *, min_nodes: int = 3, max_nodes: int = 3) -> None:
+        rules = ConsensusRules(
+            run_id="r",
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            max_restarts=0,
+            join_timeout_s=600,
+            last_call_s=1,
+            rejoin_wait_s=5,
+        )
+        self.now_s = 0.0
+        self.state = build_initial_state(rules, 0.0, takeover=False)
+        for index in range(3):
+            self.join(index)
+        if not isinstance(self.state.phase, Running):
+            self.now_s = 10.0
+            from muster.agent.rendezvous.consensus.events import TimerFired
+
+            self.send(TimerFired(round_number=0))
+        self.send(LeaseChecked(is_held=True))
+        assert isinstance(self.state.phase, Running)
+
+    def join(self, index: int, *, is_prepared: bool = True):
+        member = MemberRecord(
+            id=f"m{index}",
+            index=index,
+            nproc=1,
+            role="r",
+            host=f"h{index}",
+            port=1,
+            is_leader=index == 0,
+            is_prepared=is_prepared,
+        )
+        return self.send(Joined(member=member))
+
+    def send(self, event):
+        self.state, actions = decide(self.state, event, self.now_s)
+        return [each for each in actions if not type(each).__name__.startswith("SetTimer")]
+
+    @property
+    def number(self) -> int:
+        return self.state.round_number
+
+    def ask(self, index: int = 1, number: int | None = None):
+        return self.send(
+            DrainAsked(id=f"m{index}", round_number=number or self.number, reason="received SIGTERM", limit_s=10)
+        )
+
+    def report(self, index: int, own: DrainReport, drain: int = 1):
+        return self.send(DrainReported(id=f"m{index}", round_number=self.number, drain=drain, report=own))
+
+    def succeed(self, index: int, drained_rank: int | None = None):
+        return self.send(Succeeded(id=f"m{index}", round_number=self.number, drained_rank=drained_rank))
+
+
+def kinds(actions) -> list[type]:
+    return [type(each) for each in actions]
+
+
+class TestLeader:
+    def test_a_drain_is_committed_when_all_have_reported(self):
+        job = Job()
+        [begin] = job.ask()
+        assert begin == BeginDrain(ids=("m0", "m1", "m2"), round_number=job.number, number=1, limit_s=10)
+        assert job.ask(2) == [], "one drain serves both"
+        assert job.report(0, report(11, (10, 1))) == []
+        assert job.report(1, report(12, (8, 2), first=1)) == []
+        job.now_s += 0.015
+        commit, line = job.report(2, report(13, (12, 1), first=2))
+        assert commit == CommitDrain(ids=("m0", "m1", "m2"), round_number=job.number, number=1, step=14)
+        assert line.text == (
+            "node 1 (h1) received SIGTERM: all ranks stop at step 14, agreed in 15 ms; rank 1 is the last, at step 8"
+        )
+        assert job.report(2, report(99, (12, 1))) == [], "a committed step stays"
+
+    def test_the_job_has_not_succeeded_when_a_rank_stopped_at_the_step(self):
+        job = Job()
+        job.ask()
+        for index in range(3):
+            job.report(index, report(5, (4, 1), first=index))
+        job.succeed(0, 0)
+        job.now_s += 2
+        job.succeed(2, 2)
+        line, end = job.succeed(1, 1)
+        assert line.text.endswith("ended, 2.0 s after the drain began; rank 1 was the last")
+        assert isinstance(end, EndJob)
+        assert (end.succeeded, end.is_drained, end.report) == (False, True, None)
+
+    def test_the_job_has_succeeded_when_its_ranks_ended_before_the_step(self):
+        job = Job()
+        job.ask()
+        for index in range(3):
+            job.report(index, report(5, (4, 1), first=index))
+        job.succeed(0)
+        job.succeed(1)
+        [end] = job.succeed(2)
+        assert (end.succeeded, end.is_drained) == (True, False)
+
+    def test_workers_that_have_ended_hold_nothing_up(self):
+        job = Job()
+        job.succeed(2)
+        [begin] = job.ask()
+        assert begin.ids == ("m0", "m1")
+        job.report(0, report(5, (4, 1)))
+        job.report(1, report(9, (8, 1), first=1))
+        job2 = Job()
+        job2.ask()
+        job2.report(0, report(5, (4, 1)))
+        job2.report(1, report(7, (6, 1), first=1))
+        commit, _ = job2.succeed(2)
+        assert (commit.step, commit.ids) == (7, ("m0", "m1", "m2")), "the third must know how the job ends"
+
+    @pytest.mark.parametrize(
+        ("own", "reason"),
+        [
+            (report(0, refusal="rank 2 asked about falling steps"), "rank 2 asked about falling steps"),
+            (report(9, (4, 2), first=2), "there is no step that all ranks will ask about"),
+        ],
+    )
+    def test_a_drain_without_a_common_step_is_withdrawn_as_a_whole(self, own, reason):
+        job = Job()
+        job.ask()
+        job.report(0, report(5, (4, 1)))
+        job.report(1, report(6, (5, 2), first=1))
+        withdrawal, line = job.report(2, own)
+        assert withdrawal == WithdrawDrain(ids=("m0", "m1", "m2"), round_number=job.number, number=1, reason=reason)
+        assert isinstance(line, Notify)
+        assert job.report(1, report(6, (5, 2))) == []
+        assert job.ask()[0].number == 2, "late reports of the first one do not count for the second"
+        assert job.report(1, report(6, (5, 1)), drain=1) == []
+
+    def test_a_failure_ends_the_round_and_the_drain_with_it(self):
+        job = Job(min_nodes=2)
+        job.ask()
+        job.report(0, report(5, (4, 1)))
+        job.send(Failed(id="m2", round_number=job.number, failures=()))
+        job.now_s += 1
+        from muster.agent.rendezvous.consensus.events import TimerFired
+
+        actions = job.send(TimerFired(round_number=job.number))
+        assert BreakRound in kinds(actions)
+        assert job.report(1, report(5, (4, 1))) == []
+
+    def test_events_of_other_rounds_and_members_change_nothing(self):
+        job = Job()
+        assert job.ask(number=7) == []
+        assert job.ask(9) == []
+        assert job.report(0, report(5, (4, 1))) == [], "no drain has begun"
+        job.ask()
+        assert job.report(0, report(5, (4, 1)), drain=4) == []
+
+    def test_a_node_that_joins_does_not_break_a_drain(self):
+        job = Job(min_nodes=2, max_nodes=4)
+        job.ask()
+        job.now_s += 100
+        assert job.join(3) == []
+        assert job.send(Prepared(id="m3")) == []
+        assert find_next_due_s(job.state, job.now_s) > job.now_s
+
+
+def test_numbers_of_kinds_of_ranks_do_not_matter():
+    """Any order of reports gives the same step."""
+    reports = [report(5, (4, 2)), report(9, (1, 3), first=1), report(7, (2, 1), first=2)]
+    assert len({choose_step(list(order)) for order in itertools.permutations(reports)}) == 1

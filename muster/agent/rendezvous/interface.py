@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from muster._contract import StatusPageLayout
 from muster.agent.round import Round
-from muster.agent.runtime.fields import MOST_PROCESSES, Count, Limit, Line, Range, Step
+from muster.agent.runtime.fields import Count, Limit, Line, Range, Step
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:  # only a failure loads the report
@@ -111,7 +111,7 @@ class DrainReport:
 
     ceiling: Step
     """No rank of this node goes on with this step, or a later one, before the drain is decided."""
-    ranks: Annotated[tuple[AskingRank, ...], Limit(most=MOST_PROCESSES)] = ()
+    ranks: Annotated[tuple[AskingRank, ...], Limit(most=1 << 16)] = ()
     """The ranks that ask. Those that have ended, or have done no step, are left out: they hold nothing up."""
     has_silent: bool = False
     """A rank lives, and has neither done a step nor asked."""

@@ -197,7 +197,7 @@ def test_our_flags_never_shadow_an_abbreviation_of_torchruns() -> None:
     assert find_flag("--star").name == "start-method"
     assert find_flag("--start").name == "start"
     assert find_flag("--rank0").name == "rank0-env"
-    assert find_flag("--pre").name == "preload"
+    assert find_flag("--prel").name == "preload"
 
 
 def test_help_has_every_flag_and_what_has_no_effect() -> None:

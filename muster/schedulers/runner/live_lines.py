@@ -32,6 +32,8 @@ class LiveLines:
         self._bars: ProgressBars | None = None
         self._file: TextIO | None = None
         self._is_closed = False
+        self.has_printed = False
+        """Whether TorchX's command line has printed lines of a job, and with them what its workers wrote."""
 
     def show(
         self, lines: Iterable[str], role: str, index: int, environ: Mapping[str, str] = os.environ
@@ -45,6 +47,7 @@ class LiveLines:
             environ: this process's environment.
         """
         file = find_printer()
+        self.has_printed = self.has_printed or file is not None
         if file is None or not file.isatty() or environ.get("TERM", "dumb") == "dumb":
             return _unmark(lines)
         with self._lock:

@@ -13,6 +13,7 @@
 
 import abc
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -168,6 +169,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         response = self.describe_app(app_id)
         if response is None and callers.needs_app():
             raise self._build_unknown(app_id)
+        if response is not None and self._live_lines.has_printed and response.structured_error_msg != NONE:
+            response.structured_error_msg = remove_traceback(response.structured_error_msg)
         return response
 
     def delete(self, app_id: str) -> None:
@@ -180,6 +183,16 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def _delete_existing(self, app_id: str) -> None:
         self.delete_app(app_id)
+
+
+def remove_traceback(error: str) -> str:
+    """An error in torch's format without its traceback, for a command that has printed the job's lines, too."""
+    data = json.loads(error)
+    message = data.get("message") if isinstance(data, dict) else None
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    if isinstance(extra, dict):
+        extra.pop("py_callstack", None)
+    return json.dumps(data)
 
 
 def get_workspace_path(workspace: str) -> str:

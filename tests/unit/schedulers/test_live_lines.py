@@ -1,6 +1,7 @@
 """What `torchx run` and `torchx log` show: colours and live bars on a terminal, plain lines to all others."""
 
 import io
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from muster.agent.logs.lines import build_prefix
 from muster.agent.round import Round
 from muster.schedulers.runner import live_lines
 from muster.schedulers.runner.live_lines import LiveLines
+from muster.schedulers.runner.versions import remove_traceback
 
 ROUND = Round(
     number=1,
@@ -71,6 +73,24 @@ def test_people_get_colours(screen: Screen) -> None:
         "[x] y\n",
         "plain\n",
     ]
+
+
+def test_it_is_known_whether_people_have_seen_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = LiveLines()
+    list(lines.show(LINES, "main", 0, XTERM))
+    assert not lines.has_printed
+    monkeypatch.setattr(live_lines, "find_printer", io.StringIO)
+    list(lines.show(LINES, "main", 0, XTERM))
+    assert lines.has_printed
+
+
+def test_a_status_does_not_repeat_the_traceback() -> None:
+    extra = {"py_callstack": "Traceback", "timestamp": "1"}
+    error = {"message": {"message": "ValueError: x", "errorCode": 1, "extraInfo": extra}}
+    shorter = {"message": {"message": "ValueError: x", "errorCode": 1, "extraInfo": {"timestamp": "1"}}}
+    assert json.loads(remove_traceback(json.dumps(error))) == shorter
+    for other in ({"message": "text"}, {}, []):
+        assert json.loads(remove_traceback(json.dumps(other))) == other
 
 
 @pytest.mark.parametrize("environ", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}, {}])

@@ -25,7 +25,10 @@ from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
 if TYPE_CHECKING:
+    from muster.agent.logs import LogRouter
     from muster.agent.placement.affinity import WorkerPlacement
+    from muster.agent.runtime.event_log import EventLog
+    from muster.agent.runtime.signals import ChildWatch
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """The machine has run out of descriptors, memory or processes: not a bug in muster."""
@@ -117,46 +120,61 @@ def _run_supervisor(
     from muster.agent.logs import LogRouter
     from muster.agent.node.supervisor import AgentParts, Supervisor
     from muster.agent.rendezvous.backends.selection import create_rendezvous
-    from muster.agent.runtime.event_log import EventLog, open_sinks
     from muster.agent.runtime.signals import ChildWatch
-    from muster.agent.workers.cold import CommandStarter
-    from muster.agent.workers.warm.starter import TemplateStarter
 
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
-    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
-    if config.control_fd is not None:
-        from muster.agent.control_socket import ControlSink
-
-        event_log.add_sink(ControlSink(config.control_fd))
+    event_log = _open_event_log(config, loop, logs)
     children = ChildWatch(loop)
-    starter: WorkerStarter
-    if warm is None:
-        starter = CommandStarter(on_record=event_log.write)
-    else:
-        starter = TemplateStarter(
-            loop,
-            children,
-            CommandStarter(),
-            warm,
-            on_notice=logs.print_notice,
-            on_record=event_log.write,
-            early=template,
-        )
     parts = AgentParts(
         loop=loop,
         lease=lease,
         logs=logs,
         event_log=event_log,
         children=children,
-        starter=starter,
+        starter=_build_starter(loop, children, logs, event_log, warm, template),
         placements=placements,
         connect=lambda post: create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name, post
         ),
     )
     return Supervisor(config, parts).run()
+
+
+def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":
+    from muster.agent.runtime.event_log import EventLog, open_sinks
+
+    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
+    if config.control_fd is not None:
+        from muster.agent.control_socket import ControlSink
+
+        event_log.add_sink(ControlSink(config.control_fd))
+    return event_log
+
+
+def _build_starter(
+    loop: Loop,
+    children: "ChildWatch",
+    logs: "LogRouter",
+    event_log: "EventLog",
+    warm: TemplateOptions | None,
+    template: TemplateHandle | None,
+) -> WorkerStarter:
+    from muster.agent.workers.cold import CommandStarter
+    from muster.agent.workers.warm.starter import TemplateStarter
+
+    if warm is None:
+        return CommandStarter(on_record=event_log.write)
+    return TemplateStarter(
+        loop,
+        children,
+        CommandStarter(),
+        warm,
+        on_notice=logs.print_notice,
+        on_record=event_log.write,
+        early=template,
+    )
 
 
 def _check_program(config: AgentConfig) -> None:

@@ -16,7 +16,11 @@ from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.runtime.loop import Loop
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(300),  # six processes import torch: a minute where seven others wait for each core
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
+]
 LIMIT_S = 90.0
 SUMS = Path(__file__).parents[2] / "programs" / "rendezvous_sum.py"
 
@@ -179,7 +183,7 @@ def test_torchrun_with_our_backend_restarts_after_a_crash(tmp_path: Path) -> Non
         for _ in range(2)
     ]
     try:
-        outputs = [agent.communicate(timeout=150)[0] for agent in agents]
+        outputs = [agent.communicate(timeout=280)[0] for agent in agents]
     finally:
         for agent in agents:
             if agent.poll() is None:

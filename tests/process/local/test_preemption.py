@@ -1,0 +1,33 @@
+"""A node of a local_cwd job is preempted: all ranks stop at one step, and the job goes on there without a retry."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from harness import run_tree
+
+pytestmark = [
+    pytest.mark.torchx,
+    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
+]
+
+PROGRAM = str(Path(__file__).parents[2] / "programs" / "drain_steps.py")
+TORCHX = Path(sys.executable).with_name("torchx")
+
+
+def test_a_preempted_job_goes_on_without_retries(tmp_path: Path) -> None:
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "VIRTUAL_ENV": str(TORCHX.parent.parent)}
+    command = [str(TORCHX), "run", "-s", "local_cwd", "dist.ddp", "-j", "2x2", "--script", PROGRAM, "--start", "cold"]
+    outcome = run_tree([*command, "--", str(tmp_path), "300"], env=env, cwd=tmp_path, timeout_s=110)
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    console = outcome.stdout + outcome.stderr
+    stops = re.findall(r"rank \d stops at step (\d+)", console)
+    assert len(stops) == 4, outcome.explain()
+    [step] = set(stops)
+    assert re.search(
+        rf"received SIGTERM: all ranks stop at step {step}, agreed in \d+ ms; rank \d is the last", console
+    )
+    assert len(re.findall(rf"rank \d begins at step {int(step) + 1}\b", console)) == 4, outcome.explain()
+    assert len(re.findall(r"rank \d is done", console)) == 4

@@ -19,7 +19,7 @@ from muster.agent.node.state import NodeRules, NodeState, Running
 from muster.agent.rendezvous import interface
 from muster.agent.rendezvous.consensus import actions as leader_actions
 from muster.agent.rendezvous.consensus import events as leader_events
-from muster.agent.rendezvous.consensus.ceiling import RankSlot
+from muster.agent.rendezvous.consensus.ceiling import LOOK_S, RankSlot
 from muster.agent.rendezvous.consensus.decisions import decide as decide_leader
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import build_initial_state
@@ -93,9 +93,13 @@ class DrainWorld:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self.leader_lines: list[str] = []
+        self.on_next_ask: Callable[[], None] | None = None
+        """Called once, at the moment that a rank publishes a step."""
         self.commits: list[int] = []
         self.is_broken = False
         self.delay_s = self.random.choice((0.0002, 0.002, 0.02))
+        self.visible_s = self.random.choice((0.0005, 0.9 * LOOK_S))
+        """A published step is visible to the agent after at most this time."""
         numbers = itertools.count()
         world_size = sum(map(len, plans))
         self.leader = self._form_round(plans)
@@ -178,7 +182,9 @@ class DrainWorld:
                 yield plan.evaluates_s
             if rank.outcome != "runs":
                 return
-            rank.done = rank.step = i
+            rank.done = i
+            if not (plan.asks and i % plan.stride == 0):
+                rank.step = i  # else it becomes visible together with the question
             if i == plan.fails_at:
                 self._end(node, local_rank, rank, "failed", 1)
                 return
@@ -205,13 +211,16 @@ class DrainWorld:
         return rank.outcome != "runs" or any(each.done < i - 1 for each in others)
 
     def _ask(self, rank: Rank, node: Node, i: int) -> Iterator[float]:
+        if (on_ask := self.on_next_ask) is not None:
+            self.on_next_ask = None
+            self.at(self.now_s, on_ask)
         stride = i - rank.own_asked if rank.own_asked is not None else 0
         rank.own_asked, rank.own_stride = i, stride
 
         def publish() -> None:
-            rank.asked, rank.stride = rank.own_asked, rank.own_stride
+            rank.step, rank.asked, rank.stride = rank.own_asked, rank.own_asked, rank.own_stride
 
-        self.at(self.now_s + self.random.uniform(0.0, 0.0005), publish)
+        self.at(self.now_s + self.random.uniform(0.0, self.visible_s), publish)
         if self.random.random() < 0.3:
             yield self.random.choice((1e-6, 0.0001, 0.003))  # the kernel runs another process
         rank.is_waiting, wait_s = True, 0.0002

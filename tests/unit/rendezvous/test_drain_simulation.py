@@ -27,7 +27,7 @@ class Story:
         self.trouble = rng.choice(TROUBLES) if rng.random() < 0.35 else ""
         self.stride = rng.choice((1, 1, 1, 4, 10))
         step_s = rng.choice((0.0003, 0.003, 0.03, 0.1))
-        nodes = rng.choice((1, 2, 3, 3, 5))
+        nodes = rng.choice((1, 1, 2, 3, 3, 5))
         self.is_mixed = not self.is_coupled and rng.random() < 0.5
         """Ranks ask about different steps: agreed on only once all have asked."""
         plans = [[self.build_plan(step_s) for _ in range(rng.choice((1, 2, 4)))] for _ in range(nodes)]
@@ -56,7 +56,10 @@ class Story:
     def play(self) -> None:
         world, rng = self.world, self.random
         preempted = rng.choice(world.nodes)
-        world.at(self.preempted_s, lambda: self.preempt(preempted))
+        if rng.random() < 0.4:  # a question is on its way when the node learns that it is preempted
+            world.at(self.preempted_s, lambda: setattr(world, "on_next_ask", lambda: self.preempt(preempted)))
+        else:
+            world.at(self.preempted_s, lambda: self.preempt(preempted))
         for node in world.nodes:
             if rng.random() < 0.3:
                 for_s = rng.choice((0.005, 0.05, 1.0))

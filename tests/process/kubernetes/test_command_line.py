@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -57,6 +58,24 @@ def test_a_job_that_is_cancelled(cluster, torchx):
     handle = next(word for word in shown.split() if word.startswith("kubernetes://"))
     torchx("cancel", handle)
     assert "CANCELLED" in torchx("status", handle).stdout
+
+
+def test_ctrl_c_prints_no_traceback(cluster, tmp_path):
+    (tmp_path / "main.py").write_text("print('hello')\n")
+    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "kubernetes", "--wait", "dist.ddp", "-j", "1x1"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        [*command, "--script", "main.py"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        said = []
+        for line in waiting.stderr:
+            said.append(line)
+            if "Waiting for the app to finish" in line:
+                break
+        waiting.send_signal(signal.SIGINT)
+        said.append(waiting.communicate(timeout=90)[1])
+    assert waiting.returncode == -signal.SIGINT, "as shells expect it"
+    assert "Traceback" not in "".join(said)
 
 
 def test_a_wrong_option_is_one_line(cluster, torchx):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,4 +46,26 @@ def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
     assert outcome.exit_code == 1, outcome.explain()
     assert "torch.distributed.elastic.multiprocessing.errors.ChildFailedError" in outcome.stderr, outcome.explain()
     assert "ValueError: the text" in outcome.stderr
+    assert outcome.leftovers == (), outcome.explain()
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    find_spec("torchrunx") is None, reason="torchrunx is not a test dependency: it brings an SSH client"
+)
+@pytest.mark.parametrize(
+    ("scenario", "line"),
+    [
+        ("sum", "{'localhost': [(0, 21, True), (1, 21, True)]}"),
+        ("fail", "ValueError the text"),
+        ("exit", "WorkerFailedError To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"),
+    ],
+)
+def test_torchrunx(scenario: str, line: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(PROGRAMS / "start_up"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(PROGRAMS / "torchrunx_job.py"), scenario]
+    outcome = run_tree(command, env=env, cwd=tmp_path, timeout_s=300, settle_s=20)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.splitlines()[-1] == line, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()

@@ -208,7 +208,8 @@ def test_the_others_go_on_beside_a_worker_that_cannot_be_killed(
         outcomes = wait_for_success(*nodes)
         freezer.thaw()
         outcome = left.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (69, ()), outcome.explain()
+    # It leaves the frozen process, and no other; that one has ended since: the freezer waits for it.
+    assert (outcome.exit_code, {left[0] for left in outcome.leftovers} <= {pid}) == (69, True), outcome.explain()
     assert f"cannot end process {pid}" in outcome.stderr, outcome.explain()
     assert [f"sum 2 of 2 rank {rank} attempt 1" in each.stdout for rank, each in enumerate(outcomes)] == [True, True]
 

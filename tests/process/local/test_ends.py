@@ -46,7 +46,7 @@ def pipeline(scheduler="local_cwd", cfg=None, *words):
 def only_app(tmp_path, scheduler="local_cwd"):
     """The folder of the one app that was submitted."""
     registry = AppRegistry(tmp_path / "state" / "muster", scheduler)
-    wait_until(lambda: list(registry), what="the app")
+    wait_until(lambda: list(registry), timeout_s=90, what="the app")
     (app_id,) = registry
     return AppFolder(registry.find(app_id))
 
@@ -55,7 +55,10 @@ def wait_for_trees(tmp_path, scheduler="local_cwd"):
     folder = only_app(tmp_path, scheduler)
     (role,) = folder.read_spec().roles
     logs = [folder.path / role.name / str(k) / "stdout.log" for k in range(2)]
-    wait_until(lambda: all(log.exists() and TREE_UP in log.read_text() for log in logs), what="both trees")
+    # `torchx` alone takes many seconds to start when all cores are busy.
+    wait_until(
+        lambda: all(log.exists() and TREE_UP in log.read_text() for log in logs), timeout_s=90, what="both trees"
+    )
     return folder
 
 

@@ -60,7 +60,7 @@ class Driver:
     def run(self) -> None:
         _processes.become_subreaper()
         watch = SignalWatch(self.loop, self.children, handled=(), on_signal=lambda _: None, on_stacks=lambda: None)
-        self.starter.prepare(lambda: None)
+        self.starter.prepare(lambda: None, lambda: None)
         while self.request.get("hold"):  # until it is killed
             self.loop.turn()
         rounds = [self.run_round(number) for number in range(int(self.request.get("rounds", 1)))]

@@ -23,6 +23,8 @@ class Round:
     master_addr: str
     master_port: int
     use_agent_store: bool = False
-    """TORCHELASTIC_USE_AGENT_STORE; True only behind torch's own handlers that host a store in the agent."""
+    """TORCHELASTIC_USE_AGENT_STORE: an agent hosts the store, and all workers are its clients."""
+    hosts_store: bool = False
+    """This agent must host it; False also behind those of torch's handlers that do so themselves."""
     node_index: int = 0
     """The index this node joined with (--node-rank), which decides the order of ranks."""

@@ -227,14 +227,28 @@ class FakeStarter:
         self.prepare_s = 0.0
         self.start_s = 0.01
         self.parked = 0
+        self.stores: list[tuple[int, int]] = []
+        """Port and number of workers, of the one there is."""
+        self.lose_store: Callable[[str], None] | None = None
         self._batch = itertools.count()
         self._current = -1
 
-    def prepare(self, on_prepared: Callable[[], None]) -> None:
+    def prepare(self, on_read: Callable[[], None], on_prepared: Callable[[], None]) -> None:
         if self.prepare_s:
             self._bench.loop.call_later(self.prepare_s, on_prepared)
         else:
             on_prepared()
+        on_read()
+
+    def can_host_store(self) -> bool:
+        return True
+
+    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+        self.stores.append((port, world_size))
+        self.lose_store = on_lost
+
+    def end_store(self) -> None:
+        self.stores.clear()
 
     def start(
         self,
@@ -252,9 +266,6 @@ class FakeStarter:
 
     def park(self, count: int) -> None:
         self.parked += 1
-
-    def run_after_head_start(self, then: Callable[[], None]) -> None:
-        then()
 
     def cancel(self) -> None:
         self._current = -1
@@ -275,7 +286,7 @@ class FakeRendezvous:
     def _record(self, name: str, number: int | None = None, detail: Any = None) -> None:
         self._bench.record_call(name, number, detail)
 
-    def join(self, *, is_prepared: bool = True) -> None:
+    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
         self._record("join", detail=is_prepared)
 
     def report_prepared(self) -> None:
@@ -377,7 +388,9 @@ class Bench:
         """Do something when the agent calls rendezvous so."""
         self.answers[name, number] = lambda: (act(), None)[1]
 
-    def form(self, number: int = 1, attempt: int = 0, *, is_held: bool = False) -> None:
+    def form(
+        self, number: int = 1, attempt: int = 0, *, is_held: bool = False, hosts_store: bool = False
+    ) -> None:
         self.newest = number
         nproc = self.supervisor._config.nproc
         formed = Round(
@@ -392,6 +405,8 @@ class Bench:
             role_world_size=nproc,
             master_addr="127.0.0.1",
             master_port=29500,
+            use_agent_store=hosts_store,
+            hosts_store=hosts_store,
         )
         self.post(RoundFormed(round=formed, is_held=is_held))
 

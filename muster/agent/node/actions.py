@@ -32,8 +32,6 @@ class StartWorkers:
     """Start all workers of the round."""
 
     round: Round
-    store_rank: int | None = None
-    """The local rank of the worker that hosts the round's store for the others; None: no worker of this node does."""
 
 
 @record

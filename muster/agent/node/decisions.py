@@ -40,6 +40,7 @@ from muster.agent.node.events import (
     SpawnFailed,
     StacksCollected,
     StacksRequested,
+    StoreLost,
     TimerExpired,
     TimerPurpose,
     WorkerExited,
@@ -73,6 +74,7 @@ from muster.agent.node.worker_decisions import (
     on_spawn_failed,
     on_stacks_collected,
     on_stacks_requested,
+    on_store_lost,
     on_worker_exited,
     on_worker_started,
 )
@@ -130,6 +132,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return on_worker_exited(state, event)
         case SpawnFailed():
             return on_spawn_failed(state, event)
+        case StoreLost():
+            return on_store_lost(state, event)
         case FailureSettled():
             return on_failure_settled(state, event)
         case WorkersIdle() | WorkersActive():
@@ -179,9 +183,12 @@ def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
 
 
 def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    """Start the workers, or first wait: for global rank 0, whose node backs off for all, or for the own back-off."""
-    is_held = is_held and state.rank0_started < new.number
+    """Start the workers, or first wait: for global rank 0, whose node backs off for all, or for the own back-off.
+
+    Where an agent hosts the store, it listens already: then only a back-off is waited for.
+    """
     delay_s = state.rules.find_longest_backoff_s(new.attempt)
+    is_held = is_held and state.rank0_started < new.number and (delay_s > 0.0 or not new.use_agent_store)
     actions: tuple[Action, ...] = (BeginRound(round=new),)
     if is_held:
         delay_s += HOLD_S
@@ -198,8 +205,7 @@ def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
 
 def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()) -> Decision:
     phase = Running(round=new, awaited=frozenset(range(state.rules.nproc)))
-    hosts_store = new.rank_offset == 0 and new.world_size > 1 and not new.use_agent_store  # global rank 0 does
-    return replace(state, phase=phase), (*before, StartWorkers(round=new, store_rank=0 if hosts_store else None))
+    return replace(state, phase=phase), (*before, StartWorkers(round=new))
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:

@@ -41,7 +41,7 @@ class RoundTimer:
 
 @record
 class AgentStarted:
-    """The agent is ready to take part in the job."""
+    """The agent is ready to take part in the job: it knows whether it could host a store."""
 
 
 @record
@@ -79,6 +79,14 @@ class SpawnFailed:
     reason: str
     errno: int | None = None
     """Of the call that failed; None where no system call has."""
+
+
+@record
+class StoreLost:
+    """The agent hosts the store of round `number`, and it has none (any more); `reason` is a clause about rank 0."""
+
+    number: int
+    reason: str
 
 
 @record
@@ -167,6 +175,7 @@ Event: TypeAlias = (
     | WorkerStarted
     | WorkerExited
     | SpawnFailed
+    | StoreLost
     | FailureSettled
     | WorkersIdle
     | WorkersActive

@@ -65,6 +65,8 @@ class RoundWorkers:
         self._hang: HangWatch | None = None
         self._fencings = 0
         """The guard's count when the workers were started."""
+        self._store_problem = ""
+        """Why there is no store; "" while nothing is wrong with it."""
         self._page_failed = False
         self._is_draining = False
         """A command was written for this round."""
@@ -84,12 +86,31 @@ class RoundWorkers:
         return self._pool.live
 
     def prepare(self) -> None:
-        """Start what needs no ranks; posts `WorkersPrepared`, perhaps before this returns."""
-        self._starter.prepare(lambda: self._post(events.WorkersPrepared()))
+        """Start what needs no ranks; posts `AgentStarted` and `WorkersPrepared`, perhaps before this returns."""
+        self._starter.prepare(
+            lambda: self._post(events.AgentStarted()), lambda: self._post(events.WorkersPrepared())
+        )
 
-    def run_after_head_start(self, then: Callable[[], None]) -> None:
+    def can_host_store(self) -> bool:
         """See `spec.WorkerStarter`."""
-        self._starter.run_after_head_start(then)
+        return self._starter.can_host_store()
+
+    def begin_round(self, formed: Round) -> None:
+        """End the last round's store, and open this one's if this agent hosts it: other nodes' workers may come now."""
+        self.end_store()
+        if formed.hosts_store:
+            self._starter.start_store(
+                formed.master_port, formed.world_size, lambda reason: self._on_store_lost(formed, reason)
+            )
+
+    def _on_store_lost(self, formed: Round, reason: str) -> None:
+        self._store_problem = reason
+        self._post(events.StoreLost(number=formed.number, reason=reason))
+
+    def end_store(self) -> None:
+        """End the store of the round, if this agent hosts it."""
+        self._store_problem = ""
+        self._starter.end_store()
 
     def act(self, action: actions.WorkerAction) -> None:
         """Carry out one action."""
@@ -132,17 +153,19 @@ class RoundWorkers:
         self._opening = None
         local_rank = 0
         specs: list[WorkerSpec] = []
+        if self._store_problem:  # it was lost before the round's workers could fail of it
+            self._on_spawn_failed(formed.number, local_rank, SpawnError(self._store_problem))
+            return
         try:
             for local_rank in range(self._config.nproc):
-                hosts_store = local_rank == action.store_rank
-                specs.append(self._build_spec(formed, local_rank, hosts_store=hosts_store))
+                specs.append(self._build_spec(formed, local_rank))
         except SpawnError as error:  # no descriptors left for its output
             self._close_child_ends()
             self._on_spawn_failed(formed.number, local_rank, error)
             return
         self._pool.start(formed.number, specs)
 
-    def _build_spec(self, formed: Round, local_rank: int, *, hosts_store: bool) -> WorkerSpec:
+    def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
         streams = self.streams[local_rank] = self._logs.open_worker(formed, local_rank)
         placement = self._placements[local_rank] if self._placements else None
         env = build_worker_env(self._config, formed, local_rank, error_file=streams.error_file)
@@ -155,7 +178,6 @@ class RoundWorkers:
             cpus=placement.cpus if placement else None,
             command_prefix=placement.command_prefix if placement else (),
             error_file=streams.error_file,
-            store_port=formed.master_port if hosts_store else None,
             stack_file=streams.stack_file,
         )
 

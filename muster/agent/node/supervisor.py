@@ -116,7 +116,6 @@ class Supervisor:
         try:
             self._event_log.write("agent_started", pid=os.getpid(), start=self._config.start)
             self._workers.prepare()
-            self._events.append(events.AgentStarted())
             code = self._handle_events()
             while code is None:
                 self._loop.turn()
@@ -233,12 +232,12 @@ class Supervisor:
         rendezvous = self._rendezvous
         match action:
             case actions.JoinJob():
-                rendezvous.join(is_prepared=action.is_prepared)
+                rendezvous.join(is_prepared=action.is_prepared, can_host_store=self._workers.can_host_store)
             case actions.ReportPrepared():
                 rendezvous.report_prepared()
             case actions.ReportStarted(round=started):
                 self._transition_log.write_started(started, self._config.nproc)
-                self._workers.run_after_head_start(lambda: rendezvous.report_started(started.number))
+                rendezvous.report_started(started.number)
                 # What a failure needs costs some 20 ms to load: then they would be part of the recovery.
                 self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
             case actions.ReportFailed():
@@ -269,6 +268,8 @@ class Supervisor:
         return self._read_evidence().collect_idle(action.round, action.local_ranks, action.reason)
 
     def _report_stopped(self, action: actions.ReportStopped) -> None:
+        if self._config.rendezvous.lends_endpoint:
+            self._workers.end_store()  # the leader listens there again
         failures = self._collect_failures(action.round, action.late)
         if not action.stacks:
             self._rendezvous.report_stopped(action.round.number, failures)
@@ -283,6 +284,7 @@ class Supervisor:
                 expired = events.TimerExpired(timer=action.timer)
                 self._loop.call_later(action.delay_s, lambda: self._events.append(expired))
             case actions.BeginRound():
+                self._workers.begin_round(action.round)
                 self._logs.open_round(action.round)
                 self._transition_log.open_file(self._logs.run_dir)
                 self._transition_log.write_round(action.round)

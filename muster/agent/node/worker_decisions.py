@@ -33,6 +33,7 @@ from muster.agent.node.events import (
     RoundTimer,
     SpawnFailed,
     StacksCollected,
+    StoreLost,
     TimerPurpose,
     WorkerExited,
     WorkersActive,
@@ -136,6 +137,16 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno)
     awaited = phase.awaited - {event.local_rank}
     phase = replace(phase, awaited=awaited, failures=_add_failure(phase.failures, failure))
+    return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
+
+
+def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
+    """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it else."""
+    phase = state.phase
+    if not isinstance(phase, Running) or event.number != phase.round.number:
+        return state, ()
+    failure = LocalFailure(local_rank=0, reason=event.reason)
+    phase = replace(phase, failures=_add_failure(phase.failures, failure))
     return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
 
 

@@ -55,8 +55,9 @@ class RoundFormed:
 
     round: Round
     is_held: bool = False
-    """Start them only after GlobalRank0Started: a worker that connects to its store sooner is refused, and torch tries
-    again a quarter to a whole second later. Limit the wait: the node of global rank 0 may have more to prepare."""
+    """Start them only after GlobalRank0Started, if global rank 0's worker hosts the store: a worker that connects sooner
+    is refused, and torch tries again a quarter to a whole second later. Limit the wait: that node may have more to
+    prepare."""
 
 
 @record
@@ -196,10 +197,12 @@ class Lease(Protocol):
 class Rendezvous(Protocol):
     """What the supervisor calls. No call blocks; none raises for faults of the network."""
 
-    def join(self, *, is_prepared: bool = True) -> None:
+    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
         """Find the leader, or lead, and ask to take part.
 
         Args:
+            can_host_store: whether this node's agent would host the store of a round in which it has global rank 0;
+                called for every round. The default is False.
             is_prepared: False while workers could not start at once if a round were formed now: a job that has as
                 many nodes as it needs continues without this one until `report_prepared` is called.
         """

@@ -1,5 +1,6 @@
 """A port that no other program can take while it is reserved."""
 
+import errno
 import socket
 
 
@@ -11,7 +12,7 @@ class PortReservation:
     """
 
     def __init__(self) -> None:
-        self._socket = _bind_wildcard()
+        self._socket = bind_wildcard()
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
@@ -19,21 +20,30 @@ class PortReservation:
         self._socket.close()
 
 
-def _bind_wildcard() -> socket.socket:
-    """A dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4."""
+def bind_wildcard(port: int = 0) -> socket.socket:
+    """A dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        OSError: it is not free.
+    """
     try:
-        return _bind_family(socket.AF_INET6, "::")
-    except OSError:
-        return _bind_family(socket.AF_INET, "")
+        return _bind_family(socket.AF_INET6, "::", port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        return _bind_family(socket.AF_INET, "", port)
 
 
-def _bind_family(family: socket.AddressFamily, host: str) -> socket.socket:
+def _bind_family(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind((host, 0))
+        bound.bind((host, port))
     except OSError:
         bound.close()
         raise

@@ -36,9 +36,21 @@ class CommandStarter:
         """
         self._on_record = on_record
 
-    def prepare(self, on_prepared: Callable[[], None]) -> None:
+    def prepare(self, on_read: Callable[[], None], on_prepared: Callable[[], None]) -> None:
         """Do nothing: a cold start needs the ranks."""
         on_prepared()
+        on_read()
+
+    def can_host_store(self) -> bool:
+        """False: this starter imports no torch, so global rank 0's worker hosts the store."""
+        return False
+
+    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+        """Not called, because of `can_host_store`."""
+        raise NotImplementedError
+
+    def end_store(self) -> None:
+        """Do nothing: there is none."""
 
     def start(
         self,
@@ -63,10 +75,6 @@ class CommandStarter:
 
     def park(self, count: int) -> None:
         """Do nothing: a cold start needs the ranks."""
-
-    def run_after_head_start(self, then: Callable[[], None]) -> None:
-        """Call at once: cold workers get no head start, because their own imports take seconds and differ by tenths."""
-        then()
 
     def cancel(self) -> None:
         """Do nothing: starts happen at once."""

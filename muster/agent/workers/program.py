@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from muster.agent.workers.spec import Program
-    from muster.agent.workers.warm.early_end import EarlyEnd
 
 WORKER_FLAG = "--muster-worker"
 """First argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
 
 TEMPLATE = "template"
 """In place of a worker's kind: become a template."""
+STORE = "store"
+"""Likewise: become the store's process."""
 _FLAGS_WITH_VALUE = "XW"
 _LAST_FLAGS = "cm"
 _DROPPED_FLAGS = "ixhV?"
@@ -120,12 +121,14 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 
 
 def main(argv: "list[str]") -> None:
-    """Run as a worker, or as the template that forks them. `argv` is what follows `WORKER_FLAG`."""
+    """Run as a worker, the template that forks them, or the store. `argv` is what follows `WORKER_FLAG`."""
     interpreter_argv = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
     own_root = _remove_own_folder(sys.argv[0])
     record_code = None
+    if argv[0] == STORE:
+        _import_own(own_root, "store").serve_cold(int(argv[1]))
     if argv[0] == TEMPLATE:
-        serve = _import_template(own_root)
+        serve = _import_own(own_root, "template").serve
         launch, early_end = serve(argv[1:], prepare_main=prepare_main, rename_process=rename_process)
         kind, error_file, stack_signum, stack_file, crash_file, target, args = launch
         record_code = early_end.record_code
@@ -146,13 +149,13 @@ def _remove_own_folder(entry: str) -> str:
     return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
 
 
-def _import_template(own_root: str) -> "Callable[..., tuple[tuple[str, str, int, str, str, str, list[str]], EarlyEnd]]":
+def _import_own(own_root: str, name: str) -> "Any":
+    """Import a module of the package `warm`."""
     sys.path.insert(0, own_root)
     try:
-        from muster.agent.workers.warm.template import serve
+        return __import__(f"muster.agent.workers.warm.{name}", fromlist=[name])
     finally:
         sys.path.remove(own_root)
-    return serve
 
 
 def run(

@@ -60,9 +60,6 @@ class WorkerSpec:
     """Words put before the command (numactl ...); cold workers only."""
     error_file: str | None = None
     """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE."""
-    store_port: int | None = None
-    """Where this worker, which has global rank 0, will listen for the others; None: it has another rank, it is the only
-    worker, or another process listens."""
     stack_file: str | None = None
     """Where the worker appends its Python stacks when it receives `get_stack_signal()`."""
 
@@ -80,12 +77,32 @@ class WorkerStarter(Protocol):
     `ChildWatch` collects workers; a starter never does.
     """
 
-    def prepare(self, on_prepared: Callable[[], None]) -> None:
+    def prepare(self, on_read: Callable[[], None], on_prepared: Callable[[], None]) -> None:
         """Start what needs no ranks (the template's imports). Returns at once.
 
         Args:
+            on_read: called once, possibly before this returns; from then on `can_host_store` is known.
             on_prepared: called once, possibly before this returns; from then on workers start at once.
         """
+        ...
+
+    def can_host_store(self) -> bool:
+        """Whether this node would host the round's store in a process of its own, if it had global rank 0."""
+        ...
+
+    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+        """Listen on MASTER_PORT at once and have a process serve the round's store; ends the one before.
+
+        Args:
+            port: MASTER_PORT.
+            world_size: how many workers the round has.
+            on_lost: called at most once, on the loop, possibly before this returns, with a clause about the round's
+                rank 0: there is no store (any more).
+        """
+        ...
+
+    def end_store(self) -> None:
+        """End the store's process, if there is one: no worker of its round is left on any node."""
         ...
 
     def start(
@@ -106,10 +123,6 @@ class WorkerStarter(Protocol):
 
     def park(self, count: int) -> None:
         """Prepare a start of `count` workers that will come soon, as far as it needs no ranks."""
-        ...
-
-    def run_after_head_start(self, then: Callable[[], None]) -> None:
-        """Call `then` when no started worker has a head start any more: usually at once."""
         ...
 
     def cancel(self) -> None:

@@ -4,8 +4,8 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -22,8 +22,8 @@ from muster.agent.runtime.ports import PortReservation
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
-from muster.agent.workers.warm import head_start
 from muster.agent.workers.warm.starter import TemplateStarter
+from muster.agent.workers.warm.store_handle import AGAIN_LINE
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
@@ -70,16 +70,13 @@ class Agent:
     def ways(self) -> list[object]:
         return [record["how"] for record in self.records if record["what"] == "worker_released"]
 
-    def start(
-        self, nproc: int = 2, *, env: Mapping[str, str] = ENV, store_port: int | None = None, **changes: object
-    ) -> None:
+    def start(self, nproc: int = 2, *, env: Mapping[str, str] = ENV, **changes: object) -> None:
         self.started.clear()
         specs = [
             WorkerSpec(
                 local_rank=rank,
                 program=self.program,
                 env={**env, "RANK": str(rank)},
-                store_port=None if rank else store_port,
                 **changes,  # type: ignore[arg-type]
             )
             for rank in range(nproc)
@@ -104,7 +101,7 @@ def make_agent() -> Iterator[Callable[..., Agent]]:
 
     def make(script: str, **options: object) -> Agent:
         agents.append(Agent(script, **options))  # type: ignore[arg-type]
-        agents[-1].starter.prepare(lambda: None)
+        agents[-1].starter.prepare(lambda: None, lambda: None)
         return agents[-1]
 
     yield make
@@ -214,94 +211,137 @@ def test_no_descriptor_left_is_a_failed_start_and_the_next_one_is_warm(
     assert agent.ways == ["warm"] * 4
 
 
-LISTENS = """
-import os, socket, sys, time
-if os.environ["RANK"] == "0":
-    time.sleep(float(sys.argv[1]))
-    server = socket.create_server(("", int(os.environ["MASTER_PORT"])))
-    print("listens", flush=True)
-    server.accept()
-else:
-    socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+CLIENT = """
+import os, sys, time
+from torch.distributed import TCPStore
+time.sleep(float(sys.argv[1]) * int(os.environ["RANK"]))
+for _ in range(int(sys.argv[2])):
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False)
+    store.add("came", 1)
+    if _:
+        time.sleep(3)
+sys.exit(0 if store.get("came") else 1)
 """
 
 
-@pytest.fixture
-def store_port() -> Iterator[int]:
-    """Held as the agent holds a MASTER_PORT."""
-    reservation = PortReservation()
-    yield reservation.port
-    reservation.close()
+class StoreUser:
+    """An agent whose round's workers are clients of its store."""
+
+    def __init__(self, agent: Agent, tmp_path: Path, *, apart_s: float = 0.0, times: int = 1) -> None:
+        self.agent = agent
+        self.lost: list[str] = []
+        self.reservation = PortReservation()  # as the agent holds a MASTER_PORT
+        self.port = self.reservation.port
+        (tmp_path / "main.py").write_text(CLIENT)
+        agent.program = replace(agent.program, args=(str(apart_s), str(times)))
+
+    def begin_round(self) -> None:
+        self.agent.starter.start_store(self.port, 2, self.lost.append)
+        self.agent.start(env={**ENV, "MASTER_PORT": str(self.port)})
+
+    @property
+    def pid(self) -> int:
+        assert self.agent.starter._store is not None
+        return self.agent.starter._store.pid
 
 
 @pytest.fixture
-def make_listeners(make_agent: Callable[..., Agent], tmp_path: Path, store_port: int) -> Iterator[Callable[..., Agent]]:
-    """An agent that starts workers: rank 0 listens after a time; the others fail if they connect before."""
-    agents: list[Agent] = []
+def make_user(make_agent: Callable[..., Agent], tmp_path: Path) -> Iterator[Callable[..., StoreUser]]:
+    users: list[StoreUser] = []
 
-    def make(late_s: float, *, preload: str = "torch", nproc: int = 3) -> Agent:
-        (tmp_path / "main.py").write_text(LISTENS)
-        agent = make_agent(str(tmp_path / "main.py"), preload=preload, nproc=nproc)
-        agent.program = replace(agent.program, args=(str(late_s),))
-        agents.append(agent)
-        agent.turn_until(lambda: agent.has("workers_parked"))
-        agent.start(nproc, store_port=store_port, env={**ENV, "MASTER_PORT": str(store_port)})
-        return agent
+    def make(*, preload: str = "auto", **options: float) -> StoreUser:
+        script = tmp_path / "main.py"
+        script.write_text("import torch\n")
+        users.append(StoreUser(make_agent(str(script), preload=preload), tmp_path, **options))  # type: ignore[arg-type]
+        return users[-1]
 
     yield make
-    for agent in agents:
-        _processes.send_signal([pid for pid in agent.started.values() if pid not in agent.ended], signal.SIGKILL)
+    for user in users:
+        user.agent.starter.end_store()
+        user.reservation.close()
 
 
-def test_the_others_wait_until_global_rank_0_listens(
-    make_listeners: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+def test_the_store_of_a_round_is_a_process_of_its_own(make_user: Callable[..., StoreUser]) -> None:
+    """Also while the template still imports, and for a second round at the same port."""
+    user = make_user(apart_s=1.0)
+    user.begin_round()
+    stores = []
+    for _ in range(2):
+        assert user.agent.wait_for_end() == [0, 0]
+        stores.append(user.pid)
+        assert os.getsid(user.pid) == os.getsid(user.agent.template_pid) != os.getsid(0)
+        assert user.pid in user.agent.starter.list_own_pids()
+        assert user.pid not in user.agent.started.values()
+        user.begin_round()
+    assert user.agent.wait_for_end() == [0, 0]
+    user.agent.turn_until(lambda: not set(stores) & user.agent.children._callbacks.keys())
+    assert (user.lost, user.agent.notices) == ([], [])
+    assert user.agent.ways == ["warm"] * 6
+
+
+def test_the_store_listens_at_once(make_user: Callable[..., StoreUser]) -> None:
+    user = make_user()
+    user.agent.starter.start_store(user.port, 2, user.lost.append)
+    for host in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+        socket.create_connection((host, user.port)).close()
+    user.agent.starter.end_store()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", user.port))
+
+
+def test_without_a_template_the_store_starts_cold(make_user: Callable[..., StoreUser], tmp_path: Path) -> None:
+    """The round had promised it before the template ended."""
+    (tmp_path / "fatal.py").write_text("import os\nos._exit(9)\n")
+    user = make_user(preload="torch,fatal")
+    user.agent.turn_until(user.agent.starter.can_host_store)
+    user.begin_round()
+    assert user.agent.wait_for_end() == [0, 0]
+    assert user.agent.ways == ["cold", "cold"]
+    assert user.pid in user.agent.starter.list_own_pids()
+    assert not user.agent.starter.can_host_store()
+    assert user.lost == []
+
+
+def test_the_end_of_the_store_is_reported(make_user: Callable[..., StoreUser]) -> None:
+    user = make_user(times=2)
+    user.begin_round()
+    user.agent.turn_until(lambda: len(user.agent.started) == 2)
+    os.kill(user.pid, signal.SIGKILL)
+    user.agent.turn_until(lambda: user.lost)
+    assert user.lost == ["lost its store: the store's process was killed by SIGKILL"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", user.port))
+    assert 0 not in user.agent.wait_for_end()
+
+
+def test_a_port_that_is_taken_is_reported(make_user: Callable[..., StoreUser]) -> None:
+    user = make_user()
+    with socket.create_server(("", 0)) as taken:
+        user.port = taken.getsockname()[1]
+        user.agent.starter.start_store(user.port, 2, user.lost.append)
+    assert user.lost == [f"has no store: cannot listen on MASTER_PORT {user.port}: Address already in use"]
+
+
+def test_workers_that_connect_again_are_told_which_switch_helps(make_user: Callable[..., StoreUser]) -> None:
+    user = make_user(times=2)
+    user.begin_round()
+    assert user.agent.wait_for_end() == [0, 0]
+    assert [notice for notice in user.agent.notices if "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in notice] == [AGAIN_LINE]
+
+
+def test_the_user_can_switch_the_shared_store_off(
+    make_user: Callable[..., StoreUser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_start, "LIMIT_S", 60.0)
-    agent, called = make_listeners(0.3), []
-    agent.starter.run_after_head_start(lambda: called.append(len(agent.started)))
-    assert (list(agent.started), called) == ([0], [])
-    assert agent.wait_for_end(3)[1:] == [0, 0]  # neither was refused
-    assert called == [1]
-    agent.starter.run_after_head_start(lambda: called.append(3))
-    assert called == [1, 3]
+    monkeypatch.setitem(ENV, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    user = make_user()
+    user.agent.turn_until(lambda: user.agent.has("template_ready"))
+    assert not user.agent.starter.can_host_store()
 
 
-def test_a_head_start_is_short(make_listeners: Callable[..., Agent]) -> None:
-    agent, started_s = make_listeners(1000.0), time.monotonic()
-    agent.turn_until(lambda: len(agent.started) == 3)
-    assert 0.09 < time.monotonic() - started_s < 5.0
-    assert agent.ways == ["warm"] * 3
-
-
-def test_workers_cancelled_during_a_head_start_do_not_start(make_listeners: Callable[..., Agent]) -> None:
-    agent, called = make_listeners(1000.0), []
-    agent.starter.run_after_head_start(lambda: called.append(True))
-    agent.starter.cancel()
-    over: list[bool] = []
-    agent.loop.call_later(0.3, lambda: over.append(True))
-    agent.turn_until(lambda: over)
-    assert (list(agent.started), called) == ([0], [])
-    agent.starter.run_after_head_start(lambda: called.append(True))
-    assert called == [True]
-
-
-def test_a_head_start_ends_with_its_round(
-    make_listeners: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one worker on the node there is no start to cancel when the round ends."""
-    monkeypatch.setattr(head_start, "LIMIT_S", 60.0)
-    agent, called = make_listeners(1000.0, nproc=1), []
-    agent.starter.run_after_head_start(lambda: called.append(True))
-    (first,) = agent.started.values()
-    _processes.send_signal([first], signal.SIGKILL)
-    agent.turn_until(lambda: first not in agent.children._callbacks)
-    agent.start(2)
-    agent.turn_until(lambda: len(agent.started) == 2)
-    assert not called
-
-
-def test_without_torch_there_is_no_head_start(make_listeners: Callable[..., Agent]) -> None:
-    assert len(make_listeners(1000.0, preload="json").started) == 3
+def test_a_program_without_torch_needs_no_store(make_agent: Callable[..., Agent], script: str) -> None:
+    agent = make_agent(script)
+    agent.turn_until(lambda: agent.has("template_ready"))
+    assert not agent.starter.can_host_store()
 
 
 def test_cancelled_starts_do_not_happen(make_agent: Callable[..., Agent], script: str) -> None:

@@ -19,7 +19,6 @@ from muster.agent.node.actions import (
     ReportFailed,
     ReportStopped,
     StartTimer,
-    StartWorkers,
 )
 from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
@@ -32,6 +31,7 @@ from muster.agent.node.events import (
     SpawnFailed,
     StacksCollected,
     StacksRequested,
+    StoreLost,
     TimerExpired,
     TimerPurpose,
     WorkerExited,
@@ -574,12 +574,38 @@ def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bo
 
 
 @pytest.mark.parametrize(
-    ("changes", "store_rank"),
-    [({}, 0), ({"rank_offset": 2}, None), ({"world_size": 1}, None), ({"use_agent_store": True}, None)],
+    ("attempt", "use_agent_store", "is_delayed"), [(0, False, True), (0, True, False), (3, True, True)]
 )
-def test_the_worker_of_global_rank_0_hosts_the_store_where_there_is_one(changes, store_rank: int | None) -> None:
-    _, [actions] = run(RoundFormed(round=replace(make_round(), **changes)))
-    assert [action.store_rank for action in actions if isinstance(action, StartWorkers)] == [store_rank]
+def test_where_an_agent_hosts_the_store_only_a_back_off_is_waited_for(
+    attempt: int, use_agent_store: bool, is_delayed: bool
+) -> None:
+    event = RoundFormed(round=replace(make_round(1, attempt), use_agent_store=use_agent_store), is_held=True)
+    state, _ = run(event, state=new_state(restart_backoff_s=2.0))
+    assert isinstance(state.phase, Delaying if is_delayed else Running)
+
+
+# -- the store -----------------------------------------------------------------------------------------------------------
+
+
+def lost(number: int = 1) -> StoreLost:
+    return StoreLost(number=number, reason="lost its store")
+
+
+LOST = LocalFailure(local_rank=0, reason="lost its store")
+
+
+@pytest.mark.parametrize(
+    ("events", "prompt", "late"),
+    [
+        pytest.param((*RUNNING, lost(), settled(0), exited(0, 1), settled(0), broken(), gone()), [LOST], [], id="once"),
+        pytest.param((formed(), lost(), settled(0)), [LOST], [], id="before the workers have started"),
+        pytest.param((*RUNNING, lost(0), settled(0)), [], [], id="of an older round"),
+        pytest.param((*RUNNING, exited(0), exited(1), lost(), settled(0)), [], [], id="after the success"),
+        pytest.param((*RUNNING, broken(), lost(), exited(0), exited(1), gone()), [], [], id="during a stop"),
+    ],
+)
+def test_a_lost_store_is_a_failure_of_rank_0_while_workers_run(events, prompt: list, late: list) -> None:
+    assert list_reports(*events) == (prompt, late)
 
 
 # -- fencing -----------------------------------------------------------------------------------------------------------
@@ -608,6 +634,7 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(fenced, rank, number),
         st.builds(settled, rank, number),
         st.builds(lambda n, r: SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
+        st.builds(lost, number),
         st.builds(hung, number),
         st.builds(active, number),
         st.builds(stacks, number),

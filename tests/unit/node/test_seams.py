@@ -272,6 +272,39 @@ def test_held_workers_start_with_global_rank_0(build: Build) -> None:
     assert len(bench.processes) == 2
 
 
+def test_the_store_is_there_before_the_workers_and_until_the_next_round(build: Build) -> None:
+    bench = build()
+    seen: list[list[tuple[int, int]]] = []
+
+    def look() -> None:
+        seen.append(list(bench.starter.stores))
+
+    bench.on("join", None, lambda: bench.form(hosts_store=True))
+    bench.at(0.0, look)
+    bench.on("started", 1, lambda: (look(), bench.break_round(1)))
+    bench.on("stopped", 1, lambda: (look(), bench.form(2)))
+    bench.on("started", 2, lambda: (look(), bench.at(1.0, send_to_self(signal.SIGTERM))))
+    assert bench.run() == 143
+    assert seen == [[(29500, 2)]] * 3 + [[]]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_lost_store_is_reported_once_as_a_failure_of_rank_0(build: Build, is_late: bool) -> None:
+    bench = build()
+
+    def lose() -> None:
+        assert bench.starter.lose_store is not None
+        bench.starter.lose_store("lost its store: the store's process was killed by SIGKILL")
+
+    bench.on("join", None, lambda: bench.form(hosts_store=True))
+    bench.at(1.0 if is_late else 0.0, lose)
+    fail_for_good(bench, 1)
+    assert bench.run() == 1
+    [[failure]] = bench.details("failed")
+    assert (failure.global_rank, failure.reason.partition(":")[0]) == (0, "lost its store")
+    assert bench.details("stopped") == [((), ())]
+
+
 def test_a_round_that_breaks_during_the_back_off_starts_no_worker(build: Build) -> None:
     bench = build(restart_backoff_s=8.0)
     bench.on("join", None, lambda: bench.form(1, attempt=2))

@@ -60,6 +60,12 @@ def test_auto(folder: Path, source: str, modules: tuple[str, ...]) -> None:
         "os.environ.update({'OMP_NUM_THREADS': '4'})",
         "os.putenv('OMP_NUM_THREADS', '4')",
         "environ['OMP_NUM_THREADS'] = '4'",
+        "os.environ |= {'OMP_NUM_THREADS': '4'}",
+        "os.environ |= dict(OMP_NUM_THREADS='4')",
+        "for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):\n    os.environ[name] = '4'",
+        "for name, value in {'OMP_NUM_THREADS': '4'}.items():\n    os.environ.setdefault(name, value)",
+        "threads = {'OMP_NUM_THREADS': '4'}\nos.environ.update(threads)",
+        "threads = {'OMP_NUM_THREADS': '4'}\nos.environ.update({**threads})",
     ],
 )
 def test_a_program_that_sets_what_torch_reads_gets_no_torch(folder: Path, line: str) -> None:
@@ -93,3 +99,33 @@ def test_a_module_and_a_package_are_found_without_importing(folder: Path) -> Non
     assert choose_modules("auto", kind="module", target="no_such").modules == ()
     assert choose_modules("auto", kind="script", target="no_such.py").modules == ()
     assert choose_modules("auto", kind="script", target="pack").modules == ("torch", "torch.nn")
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "setter"),
+    [
+        ("pack.run", "", "pack/__init__.py"),
+        ("pack.run", "", "pack/deep/__init__.py"),
+        ("pack.run", "from . import settings", "pack/settings.py"),
+        ("pack.run", "from .deep.settings import x", "pack/deep/settings.py"),
+        ("pack.deep.run", "from .. import settings", "pack/settings.py"),
+        ("pack.deep.run", "from pack import settings", "pack/settings.py"),
+    ],
+)
+def test_what_packages_and_their_modules_set_is_found(folder: Path, target: str, source: str, setter: str) -> None:
+    (folder / "pack" / "deep").mkdir(parents=True)
+    for name in ("pack/__init__.py", "pack/deep/__init__.py"):
+        (folder / name).touch()
+    (folder / setter).write_text("import os\nos.environ['OMP_NUM_THREADS'] = '4'\n")
+    extra = "import pack.deep\n" if setter == "pack/deep/__init__.py" else ""
+    (folder / f"{target.replace('.', '/')}.py").write_text(f"{source}\n{extra}import torch\n")
+    chosen = choose_modules("auto", kind="module", target=target)
+    assert (chosen.modules, chosen.notice.partition(",")[0]) == (
+        (),
+        f"torch is not preloaded: {Path(setter).name} sets OMP_NUM_THREADS",
+    )
+
+
+def test_a_loop_over_other_variables_changes_nothing(folder: Path) -> None:
+    source = "import os, torch\nfor name in ('MASTER_ADDR', 'RANK'):\n    os.environ[name] = '1'\nprint('Python')\n"
+    assert choose(folder, source) == ("torch",)

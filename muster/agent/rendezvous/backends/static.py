@@ -4,6 +4,7 @@ Neither needs torch, a connection, or the import of leader and member, which cos
 more than one node `member` implements `static`: no node can know alone whether the job has succeeded.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
@@ -28,10 +29,12 @@ class StaticRendezvous:
         self._clock = loop.clock
         self._drain: LocalDrain | None = None
         """Of the current round."""
+        self._can_host_store: Callable[[], bool] = bool
         self._policy = LocalRestartPolicy(loop.clock, post, run_id=config.run_id, max_restarts=config.max_restarts)
 
-    def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
+    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
         """See `Rendezvous`."""
+        self._can_host_store = can_host_store
         self._form()
 
     def report_prepared(self) -> None:
@@ -44,6 +47,7 @@ class StaticRendezvous:
         self._policy.begin_round()
         self._drain = None
         master_addr, master_port = self._find_master()
+        hosts_store = self._nproc > 1 and self._can_host_store()
         self._post(
             RoundFormed(
                 round=Round(
@@ -58,6 +62,8 @@ class StaticRendezvous:
                     role_world_size=self._nproc,
                     master_addr=master_addr,
                     master_port=master_port,
+                    use_agent_store=hosts_store,
+                    hosts_store=hosts_store,
                 )
             )
         )

@@ -149,8 +149,8 @@ class TorchRendezvous:
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
-    def join(self, *, is_prepared: bool = True) -> None:  # noqa: ARG002
-        """See `Rendezvous`."""
+    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
+        """See `Rendezvous`. torch's handlers decide about the store."""
         self._thread.start()
         self._thread.send_command("next")
 

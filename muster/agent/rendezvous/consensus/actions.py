@@ -16,6 +16,8 @@ class FormRound:
     restarts_left: int
     world_size: int
     master_port: int
+    use_agent_store: bool
+    """Rank 0's agent hosts the store. Not for a single worker, which has no other to wait for."""
     assignments: tuple[RankAssignment, ...]
     """In order of group rank."""
     quorum_rounds: tuple[QuorumRound, ...]

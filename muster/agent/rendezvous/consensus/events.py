@@ -114,6 +114,7 @@ class Stopped:
     id: Name
     round_number: RoundNumber
     port: Port
+    can_host_store: bool = False
     failures: Failures = ()
     stacks: Stacks = ()
 

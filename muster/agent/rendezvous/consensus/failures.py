@@ -144,13 +144,14 @@ def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
         return state, actions + more
     if not isinstance(phase, Forming) or event.id not in phase.stopping:
         return state, ()
+    member = replace(member, port=event.port, can_host_store=event.can_host_store)
     failures = replace(state.failures, stacks=state.failures.stacks + event.stacks)
     if phase.is_new_attempt or phase.final is not None:
         failures = replace(failures, seen=failures.seen + _date_failures(event.failures, now_s))
     return replace(
         state,
         phase=replace(phase, stopping=phase.stopping.without(event.id), since_s=now_s),
-        members=state.members.with_item(event.id, replace(member, port=event.port)),
+        members=state.members.with_item(event.id, member),
         quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds),
         failures=failures,
     ), ()

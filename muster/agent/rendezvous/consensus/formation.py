@@ -87,13 +87,15 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
         node_indices=list_node_indices(assignments),
         connected=PersistentMap({each.id: each.group_rank for each in assignments}),
     )
-    last = state.members[assignments[-1].id]
+    first, last = state.members[assignments[0].id], state.members[assignments[-1].id]
+    world_size = assignments[-1].rank_offset + last.nproc
     form = FormRound(
         round_number=round_number,
         attempt=attempt,
         restarts_left=state.rules.max_restarts - attempt,
-        world_size=assignments[-1].rank_offset + last.nproc,
-        master_port=state.members[assignments[0].id].port,
+        world_size=world_size,
+        master_port=first.port,
+        use_agent_store=first.can_host_store and world_size > 1,
         assignments=assignments,
         quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
         startup_signature=state.startup_signature,

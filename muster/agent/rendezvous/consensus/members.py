@@ -64,6 +64,8 @@ class MemberRecord:
     host: str
     port: int
     """The MASTER_PORT it reserved for the next round, used when it gets rank 0."""
+    can_host_store: bool = False
+    """Its agent would host the store of the next round, if it gets rank 0."""
     is_leader: bool = False
     is_leaving: bool = False
     """It announced that it leaves; it gets no assignment any more."""

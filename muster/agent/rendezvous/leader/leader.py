@@ -123,6 +123,7 @@ class Leader:
             role=join.role,
             host=join.host,
             port=join.port,
+            can_host_store=join.can_host_store,
             is_leader=connection.is_local,
             recovery_state=join.recovery_state,
             is_prepared=join.is_prepared,

@@ -204,6 +204,7 @@ def _build_facts(form: FormRound, master_addr: str, successors: tuple[Successor,
         world_size=form.world_size,
         master_addr=master_addr,
         master_port=form.master_port,
+        use_agent_store=form.use_agent_store,
     )
 
 

@@ -91,15 +91,17 @@ class Member:
         self._has_ended = False
         self._closed = False
         self._has_reported_spare = False
+        self._can_host_store: Callable[[], bool] = bool
         self._is_prepared = True
         self._has_reported_prepared = True
         """The leader knows it, or will with the next join."""
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
-    def join(self, *, is_prepared: bool = True) -> None:
+    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
         """See `Rendezvous`."""
         self._is_prepared = is_prepared
+        self._can_host_store = can_host_store
         self._ports.offer()
         self._begin_wait()
         self._session.start()
@@ -224,6 +226,7 @@ class Member:
             local_addr=self._config.local_addr or None,
             rules=build_job_rules(self._config),
             is_prepared=self._is_prepared,
+            can_host_store=self._can_host_store(),
             stop_limit_s=min(self._config.stop_limit_s, 1e7),
             recovery_state=replace(self._recovery.state, leader_id=self._recovery.leader_id),
         )
@@ -296,14 +299,22 @@ class Member:
             role_world_size=start.role_world_size,
             master_addr=config.master_addr if config.lends_endpoint else facts.master_addr,
             master_port=config.master_port if config.lends_endpoint else facts.master_port,
+            use_agent_store=facts.use_agent_store,
+            hosts_store=facts.use_agent_store and start.group_rank == 0,
             node_index=config.node_index or 0,
         )
 
     def _build_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
     ) -> Stopped:
-        port = self._ports.offered
-        return Stopped(id=self._id, round_number=round_number, port=port, failures=failures, stacks=stacks)
+        return Stopped(
+            id=self._id,
+            round_number=round_number,
+            port=self._ports.offered,
+            can_host_store=self._can_host_store(),
+            failures=failures,
+            stacks=stacks,
+        )
 
     @staticmethod
     def _hosts_rank_0(round_: Round) -> bool:

@@ -73,6 +73,8 @@ class RoundFacts:
     world_size: Size
     master_addr: Host
     master_port: Port
+    use_agent_store: bool = False
+    """The agent with group rank 0 hosts the store: all workers are its clients."""
 
 
 @record

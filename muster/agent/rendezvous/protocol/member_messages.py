@@ -42,6 +42,8 @@ class Join:
     recovery_state: RecoveryState
     is_prepared: bool = True
     """False while it still imports what its workers need."""
+    can_host_store: bool = False
+    """Its agent would host the round's store, if it gets rank 0."""
     stop_limit_s: Duration = 60.0
     """How long it takes at most to stop its workers, by its own configuration."""
 

@@ -1,10 +1,11 @@
 """Warm workers: forked in milliseconds from a template process that has imported the program's modules.
 
-In the agent: `starter` starts workers from templates, `template_handle` controls one template process, `head_start`
-lets global rank 0 run first. In the template: `template` is the process, `preload` and `import_sites` choose what it
-imports and how, `fork_safety` checks whether it may be forked. In a forked worker: `forked_worker` and `thread_pools`
-make it equal to a cold worker, `early_end` ends it without tearing down what the template had imported.
+In the agent: `starter` starts workers from templates, `template_handle` controls one template process, `store_handle`
+one round's store. In the template: `template` is the process, `preload` and `import_sites` choose what it imports and
+how, `fork_safety` checks whether it may be forked. In a forked worker: `forked_worker` and `thread_pools` make it equal
+to a cold worker, `early_end` ends it without tearing down what the template had imported. `store` is what the store's
+process runs, another fork.
 
-From outside, import `starter.TemplateStarter` and `template_handle`; `workers.program` imports `template` and
+From outside, import `starter.TemplateStarter` and `template_handle`; `workers.program` imports `template`, `store` and
 `early_end`.
 """

@@ -24,6 +24,7 @@ import os
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -56,6 +57,7 @@ class EarlyEnd:
         self._template_modules: dict[str, ModuleType] = {}
         self._libraries: frozenset[bytes] = frozenset()
         self._streams: tuple[Any, ...] = ()
+        self._before: Callable[[], None] = bool
         atexit.register(self._end)
 
     def record_template(self) -> None:
@@ -63,8 +65,9 @@ class EarlyEnd:
         self._template_modules = dict(sys.modules)
         self._libraries = _list_libraries()
 
-    def record_start(self) -> None:
-        """Record the program's standard streams; in the worker, when it has them."""
+    def record_start(self, before: Callable[[], None]) -> None:
+        """Record the program's standard streams, and what to call first at the end; in the worker."""
+        self._before = before
         self._streams = (sys.stdout, sys.stderr)
 
     def record_code(self, code: int | None) -> None:
@@ -72,6 +75,7 @@ class EarlyEnd:
         self._code = code
 
     def _end(self) -> None:
+        self._before()
         if self._code is None or not self._can_end_early():
             return
         own = self._remove_own_modules()

@@ -6,7 +6,7 @@ Only used in the template process: the agent does not pay for `ast` and the pars
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from muster.agent.workers.warm.fork_safety import is_read_early
@@ -33,10 +33,13 @@ class Preload:
 
     modules: tuple[str, ...]
     notice: str = ""
+    files: tuple[str, ...] = ()
+    """The program, the packages it lies in, and the modules beside it that it imports; empty without "auto"."""
 
 
 @dataclass
 class _Findings:
+    files: list[str] = field(default_factory=list)
     torch_modules: list[str] = field(default_factory=list)
     early_variable: str = ""
     """The first variable that the program sets itself and that is read at import, and where."""
@@ -62,7 +65,13 @@ def choose_modules(requested: str, *, kind: str, target: str) -> Preload:
         notice = f"torch is not preloaded: {findings.early_variable}, which torch reads when it is imported"
         return Preload(modules=tuple(named), notice=notice)
     compiler = [_COMPILER] if findings.torch_modules and findings.needs_compiler else []
-    return Preload(modules=tuple(dict.fromkeys([*findings.torch_modules, *compiler, *named])))
+    modules = tuple(dict.fromkeys([*findings.torch_modules, *compiler, *named]))
+    return Preload(modules=modules, files=tuple(findings.files))
+
+
+def brings_torch(modules: Iterable[str]) -> bool:
+    """Whether the import of one of these modules imports torch."""
+    return any(name.partition(".")[0] in BRING_TORCH | {"torch"} for name in modules)
 
 
 def find_source(kind: str, target: str) -> str | None:
@@ -86,18 +95,10 @@ def find_module(name: str, folders: list[str]) -> str | None:
 
 
 def _search_program(path: str | None) -> _Findings:
-    """Search the program and the modules beside it that it imports."""
+    """Search all that `_walk_files` finds."""
     findings = _Findings()
-    todo = [path] if path else []
-    seen: set[str] = set()
-    while todo and len(seen) < MAX_FILES:
-        current = todo.pop(0)
-        if current in seen:
-            continue
-        seen.add(current)
-        tree = parse(current)
-        if tree is None:
-            continue
+    for current, tree in _walk_files(path):
+        findings.files.append(current)
         variable = next(_list_early_variables(tree), "")
         if variable and not findings.early_variable:
             findings.early_variable = f"{os.path.basename(current)} sets {variable}"
@@ -106,9 +107,54 @@ def _search_program(path: str | None) -> _Findings:
             root = name.partition(".")[0]
             if root == "torch" or root in BRING_TORCH:
                 findings.torch_modules += ["torch", *([name] if root == "torch" else [])]
-            elif (local := find_module(name, sys.path[:1])) is not None:
-                todo.append(local)
     return findings
+
+
+def _walk_files(path: str | None) -> Iterator[tuple[str, ast.Module]]:
+    todo = [path] if path else []
+    seen: set[str] = set()
+    while todo and len(seen) < MAX_FILES:
+        current = os.path.abspath(todo.pop(0))
+        if current in seen:
+            continue
+        seen.add(current)
+        tree = parse(current)
+        if tree is not None:
+            yield current, tree
+            todo += [*_list_packages(current), *_list_local_files(tree, current)]
+
+
+def _list_packages(path: str) -> Iterator[str]:
+    """The `__init__.py` of every package that a file beside the program lies in: they run before it."""
+    root = os.path.abspath(sys.path[0] if sys.path else "")
+    folder = os.path.dirname(path)
+    while folder.startswith(f"{root}{os.sep}"):
+        candidate = os.path.join(folder, "__init__.py")
+        if os.path.isfile(candidate):
+            yield candidate
+        folder = os.path.dirname(folder)
+
+
+def _list_local_files(tree: ast.Module, path: str) -> Iterator[str]:
+    """Files beside the program that a file imports, also by `from . import x`."""
+    for node in _walk_executed(tree):
+        if isinstance(node, ast.Import):
+            found = [find_module(alias.name, sys.path[:1]) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            folders = [_find_parent(path, node.level)] if node.level else sys.path[:1]
+            stem = [node.module] if node.module else []
+            names = [".".join([*stem, alias.name]) for alias in node.names]
+            found = [find_module(name, folders) for name in (*stem, *names)]
+        else:
+            continue
+        yield from (each for each in found if each is not None)
+
+
+def _find_parent(path: str, level: int) -> str:
+    """The folder that a relative import of this level begins in."""
+    for _ in range(level):
+        path = os.path.dirname(path)
+    return path
 
 
 def parse(path: str) -> ast.Module | None:
@@ -160,33 +206,50 @@ def is_type_checking(test: ast.expr) -> bool:
 
 
 def _list_early_variables(tree: ast.Module) -> Iterator[str]:
-    """Variables that the program sets in its own environment and that modules read when they are imported."""
+    """Variables that the program sets in its own environment and that modules read when they are imported.
+
+    Where it sets variables whose names are not written there (a loop, a dict), every such name in the file counts.
+    """
+    computes = False
     for node in ast.walk(tree):
-        yield from (name for name in _list_set_variables(node) if is_read_early(name))
+        for key in _list_keys(node):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield from [key.value] if is_read_early(key.value) else []
+            else:
+                computes = True
+    if computes:
+        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        names = (text for text in texts if isinstance(text, str) and text.isidentifier() and text.isupper())
+        names_in_calls = (node.arg or "" for node in ast.walk(tree) if isinstance(node, ast.keyword))
+        yield from filter(is_read_early, (*names, *filter(str.isupper, names_in_calls)))
 
 
-def _list_set_variables(node: ast.AST) -> Iterator[str]:
-    """Keys of `os.environ["X"] = ...`, `os.environ.setdefault`, `os.environ.update` and `os.putenv`."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
+def _list_keys(node: ast.AST) -> Iterator[ast.expr]:
+    """Keys of `os.environ["X"] = ...`, `setdefault`, `update`, `|=` and `os.putenv`; the whole where it has no keys."""
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
-                yield from _list_texts([target.slice])
+                yield target.slice
+            elif isinstance(node, ast.AugAssign) and _is_environ(target):
+                yield from _list_dict_keys(node.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if (node.func.attr == "setdefault" and _is_environ(node.func.value)) or node.func.attr == "putenv":
-            yield from _list_texts(node.args[:1])
+            yield from node.args[:1]
         elif node.func.attr == "update" and _is_environ(node.func.value):
-            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+            for keyword in node.keywords:
+                yield ast.Constant(value=keyword.arg) if keyword.arg else keyword.value
             for argument in node.args:
-                if isinstance(argument, ast.Dict):
-                    yield from _list_texts(key for key in argument.keys if key is not None)
+                yield from _list_dict_keys(argument)
+
+
+def _list_dict_keys(node: ast.expr) -> Iterator[ast.expr]:
+    """Keys of a dict display; the expression itself for anything else, and for what `**` brings into one."""
+    if isinstance(node, ast.Dict):
+        yield from (key or value for key, value in zip(node.keys, node.values, strict=True))
+    else:
+        yield node
 
 
 def _is_environ(node: ast.expr) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name == "environ"
-
-
-def _list_texts(nodes: "Iterator[ast.expr] | list[ast.expr]") -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value

@@ -25,8 +25,8 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
-if TYPE_CHECKING:  # only when torch was imported
-    from muster.agent.workers.warm.head_start import HeadStart
+if TYPE_CHECKING:  # only a program with torch needs a store
+    from muster.agent.workers.warm.store_handle import StoreHandle
 
 _MAX_TEMPLATE_ENDS = 3
 """After so many ends of a template no new one is started."""
@@ -114,6 +114,7 @@ class TemplateStarter:
         self._options = options
         self._on_notice = on_notice
         self._on_record = on_record
+        self._on_read: Callable[[], None] | None = None
         self._on_prepared: Callable[[], None] | None = None
         self._notices: set[str] = set()
         self._phase = TemplatePhase.ABSENT
@@ -122,16 +123,16 @@ class TemplateStarter:
         self._parked: deque[_Parked] = deque()
         self._released: set[int] = set()
         self._waiting: deque[_Start] = deque()
-        self._has_torch = False
-        self._head_start: HeadStart | None = None
-        self._after_head_start: list[Callable[[], None]] = []
+        self._brings_torch = False
+        self._store: StoreHandle | None = None
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
-    def prepare(self, on_prepared: Callable[[], None]) -> None:
-        """Start the template, which then imports."""
+    def prepare(self, on_read: Callable[[], None], on_prepared: Callable[[], None]) -> None:
+        """Start the template, which then reads the program's source and imports."""
+        self._on_read = on_read
         self._on_prepared = on_prepared
         if self._options.program.kind is ProgramKind.COMMAND:
             self._switch_to_cold(f"{self._options.program.target} is not run by this Python")
@@ -148,7 +149,6 @@ class TemplateStarter:
     ) -> None:
         """See `spec.WorkerStarter`. While the first template still imports, starts wait for it."""
         self._released.clear()
-        self._cancel_head_start()  # of an older round: with one worker on the node no start was left to cancel
         reason = self._find_obstacle(specs)
         if reason is not None:
             self._start_cold(specs, on_started, on_failed, reason)
@@ -157,7 +157,13 @@ class TemplateStarter:
         self._release_waiting()
 
     def park(self, count: int) -> None:
-        """Have `count` workers forked and parked for a start that will come soon, if the template is ready."""
+        """Have `count` workers forked and parked for a start that will come soon, if the template is ready.
+
+        And one for the store, if this node hosts the store now: it most likely will again.
+        """
+        self._request_forks(count + (self._store is not None))
+
+    def _request_forks(self, count: int) -> None:
         if self._template is not None and self._phase is TemplatePhase.READY:
             pending = len(self._template.pending_sockets)
             reason = self._template.request_forks(count - len(self._parked) - pending)
@@ -165,32 +171,59 @@ class TemplateStarter:
             if reason is not None:
                 self._fail_waiting(reason)  # none waits when this was early: then the start requests again
 
-    def run_after_head_start(self, then: Callable[[], None]) -> None:
-        """See `spec.WorkerStarter`."""
-        if self._head_start is None:
-            then()
+    def can_host_store(self) -> bool:
+        """See `spec.WorkerStarter`. The user's switch is torchrun's: each process group then has its own store."""
+        is_shared = self._options.env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+        return self._brings_torch and is_shared and self._phase is not TemplatePhase.GONE
+
+    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+        """See `spec.WorkerStarter`. A parked worker becomes its process."""
+        from muster.agent.workers.warm.store_handle import AGAIN_LINE, StoreHandle
+
+        self.end_store()
+        try:
+            self._store = StoreHandle(
+                self._loop,
+                self._children,
+                port=port,
+                world_size=world_size,
+                on_again=lambda: self._notify_once(AGAIN_LINE),
+                on_lost=on_lost,
+            )
+        except OSError as error:
+            on_lost(f"has no store: cannot listen on MASTER_PORT {port}: {error.strerror}")
+            return
+        if self._phase is TemplatePhase.GONE:
+            self._start_store_cold()
         else:
-            self._after_head_start.append(then)
+            self._release_store()
+
+    def end_store(self) -> None:
+        """See `spec.WorkerStarter`."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def cancel(self) -> None:
         """See `spec.WorkerStarter`. Workers already forked stay parked for the next start."""
         self._waiting.clear()
-        self._cancel_head_start()
         self._cold.cancel()
 
     def list_own_pids(self) -> Container[int]:
-        """See `spec.WorkerStarter`: the template, parked workers, and those that are being forked."""
+        """See `spec.WorkerStarter`: the template, parked workers, those that are being forked, and the store."""
         known = frozenset(one.pid for one in self._parked)
+        if self._store is not None:
+            known |= {self._store.pid}
         if self._template is None:
             return known
         return _OwnPids(known=known, session=self._template.pid, released=frozenset(self._released))
 
     def close(self) -> None:
-        """Kill the template and all parked workers: they have nothing to clean up."""
+        """Kill the template, all parked workers and the store: they have nothing to clean up."""
         own = self.list_own_pids()
         pids = [pid for pid in _processes.list_parents() if pid in own] if self._template or self._parked else []
         self._waiting.clear()
-        self._cancel_head_start()
+        self.end_store()
         self._phase = TemplatePhase.GONE
         if self._template is not None:
             self._template.close()
@@ -215,7 +248,10 @@ class TemplateStarter:
         template.watch(self._handle_message)
 
     def _handle_message(self, message: dict[str, Any]) -> None:
-        if "ready" in message and self._template is not None:
+        if "brings_torch" in message:
+            self._brings_torch = message["brings_torch"]
+            self._call_on_read()
+        elif "ready" in message and self._template is not None:
             self._handle_ready(message["ready"], self._template.started_s)
         elif "forked" in message:
             self._handle_forked(message)
@@ -226,9 +262,9 @@ class TemplateStarter:
 
     def _handle_ready(self, about: dict[str, Any], started_s: float) -> None:
         self._phase = TemplatePhase.READY
-        self._has_torch = about["has_torch"]
         import_s = round(self._loop.clock.now_s() - started_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **about["memory"])
+        self._release_store()
         if self._waiting:
             self._release_waiting()
         elif self._template_ends == 0:
@@ -263,8 +299,15 @@ class TemplateStarter:
         self._phase = TemplatePhase.GONE
         self.cold_reason = reason
         self._close_parked()
+        self._start_store_cold()
         self._start_waiting_cold(reason)
         self._call_on_prepared()
+        self._call_on_read()
+
+    def _call_on_read(self) -> None:
+        on_read, self._on_read = self._on_read, None
+        if on_read is not None:
+            on_read()
 
     def _call_on_prepared(self) -> None:
         on_prepared, self._on_prepared = self._on_prepared, None
@@ -275,7 +318,7 @@ class TemplateStarter:
 
     def _release_waiting(self) -> None:
         """Release a parked worker for each waiting start; request forks when there are too few."""
-        while self._waiting and self._parked and self._head_start is None:
+        while self._waiting and self._parked:
             start, parked = self._waiting.popleft(), self._parked.popleft()
             try:
                 if not release_worker(parked.socket, start.spec):
@@ -287,28 +330,29 @@ class TemplateStarter:
             self._released.add(parked.pid)
             self._on_record("worker_released", how="warm", local_rank=start.spec.local_rank, pid=parked.pid)
             start.on_started(start.spec.local_rank, parked.pid)
-            if start.spec.store_port is not None and self._has_torch:
-                from muster.agent.workers.warm.head_start import HeadStart
-
-                self._head_start = HeadStart(self._loop, start.spec.store_port, self._end_head_start)
         if self._waiting:
-            self.park(len(self._waiting))
+            self._request_forks(len(self._waiting) + (self._store is not None and self._store.waits))
         else:
             self._close_parked()
 
-    def _end_head_start(self) -> None:
-        self._head_start = None
-        then, self._after_head_start = self._after_head_start, []
-        for call in then:
-            call()
-        if self._waiting:
-            self._release_waiting()
+    def _release_store(self) -> None:
+        """Make a parked worker the store's process; it comes before all workers. Request a fork when there is none."""
+        store = self._store
+        while store is not None and store.waits:
+            if not self._parked:
+                self._request_forks(1)
+                return
+            parked = self._parked.popleft()
+            store.hand_over(parked.socket, parked.pid)
 
-    def _cancel_head_start(self) -> None:
-        self._after_head_start.clear()
-        if self._head_start is not None:
-            self._head_start.close()
-            self._head_start = None
+    def _start_store_cold(self) -> None:
+        store = self._store
+        if store is None or not store.waits:
+            return
+        try:
+            store.start_cold(self._options)
+        except (OSError, SpawnError) as error:
+            store.fail(str(error))
 
     def _handle_forked(self, message: dict[str, Any]) -> None:
         if self._template is None:
@@ -322,6 +366,7 @@ class TemplateStarter:
         for unused in sockets[len(pids) :]:
             unused.close()
         self._on_record("workers_parked", count=len(pids), duration_s=round(message["duration_s"], 4))
+        self._release_store()
         if message["error"]:
             self._fail_waiting(message["error"])
         elif self._waiting:
@@ -337,6 +382,8 @@ class TemplateStarter:
         self._children.watch(parked.pid, remove)
 
     def _fail_waiting(self, reason: str) -> None:
+        if self._store is not None and self._store.waits:
+            self._store.fail(reason)
         waiting = list(self._waiting)
         self._waiting.clear()
         for start in waiting:

@@ -7,9 +7,10 @@ Runs from `program.main`; `serve` returns in each worker, in the interpreter's o
     agent    ------- release, over its own socket ------> worker runs the program
 
 Control is a SOCK_SEQPACKET pair, one JSON object per message; from the agent {"fork": n} with n sockets attached, to
-the agent {"ready": {...}}, {"unsafe": reason}, {"notice": text}, {"asked": n, "forked": [pids], "error": text}. A
-release is one byte with three descriptors: a memory file with JSON, standard output, standard error. On end of file the
-template and parked workers exit.
+the agent {"brings_torch": bool}, {"ready": {...}}, {"unsafe": reason}, {"notice": text}, {"asked": n, "forked": [pids], "error":
+text}. A release is one byte with three descriptors: a memory file with JSON, standard output, standard error. A release
+with one descriptor makes it the store's process instead, see `store`. On end of file the template and parked workers
+exit.
 """
 
 import ctypes
@@ -25,10 +26,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.agent.workers.warm import fork_safety, forked_worker
+from muster.agent.workers.warm import fork_safety, forked_worker, store
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
-from muster.agent.workers.warm.preload import choose_modules
+from muster.agent.workers.warm.late_changes import LateChanges, find_inserted
+from muster.agent.workers.warm.preload import brings_torch, choose_modules
 
 Launch = tuple[str, str, int, str, str, str, list[str]]
 """kind, error file, stack signal, stack file, crash file, target, arguments."""
@@ -69,15 +71,15 @@ def serve(
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, requested, kind, target)
     early_end.record_template()
-    about = {"modules": modules, "has_torch": "torch" in sys.modules, "pid": os.getpid(), "memory": _read_memory()}
-    _send(control, ready=about)
+    _send(control, ready={"modules": modules, "pid": os.getpid(), "memory": _read_memory()})
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
-    release = _wait_for_release(parked)
+    release = _wait_for_release(parked, rename_process)
+    forked_worker.become_worker(release)
+    late_changes = LateChanges(says=release.spec["env"].get("RANK", "0") == "0")
     if first_folder in sys.path:
         sys.path.remove(first_folder)
-    forked_worker.become_worker(release)
-    early_end.record_start()
+    early_end.record_start(late_changes.check_path)
     spec = release.spec
     launch = (
         spec["kind"],
@@ -116,6 +118,7 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
         _exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
+    _send(control, brings_torch=brings_torch(preload.modules))
     imported = []
     for name in preload.modules:
         failure = _import(name, sites.find(name))
@@ -126,6 +129,9 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
         if failure.partial:
             _exit_unsafe(control, f"the import of {name} failed half-way")
     _resume_collections(thresholds)
+    shadowed = find_inserted(preload.files)
+    if shadowed is not None:
+        _exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and torch has another module")
     reason = fork_safety.find_hazard(known)
     if reason is not None:
         _exit_unsafe(control, reason)
@@ -279,9 +285,14 @@ def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
     _exit_with_agent(agent_pid)
 
 
-def _wait_for_release(parked: socket.socket) -> forked_worker.Release:
-    """Sleep until the agent sends the release."""
-    message, fds, _flags, _address = socket.recv_fds(parked, 1, 3)
+def _wait_for_release(
+    parked: socket.socket, rename_process: Callable[[list[str]], None]
+) -> forked_worker.Release:
+    """Sleep until the agent sends the release. Does not return in the store's process."""
+    message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
+    if len(fds) == 1:
+        rename_process(["muster-store"])
+        store.serve(parked, int.from_bytes(message, "big"), fds[0])
     if not message or len(fds) != 3:
         os._exit(0)  # not needed any more
     parked.close()

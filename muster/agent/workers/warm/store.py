@@ -1,0 +1,95 @@
+"""The store's process: serves one round's TCPStore on a listening socket that the agent has opened.
+
+A parked worker of the template becomes it, or a process of its own where there is no template any more. It runs no line
+of the user's, writes nothing, and stays in the template's session, which no stop of the workers touches. It ends when
+the agent closes its socket or kills it, or dies.
+
+Protocol, over the socket that the worker was parked on: the agent sends the number of workers, four bytes in network
+order, with the listening socket attached; the process answers with one byte when more clients have come than there are
+workers.
+"""
+
+import os
+import select
+import socket
+from typing import Any, NoReturn
+
+_POLL_S = 1.0
+"""How soon it is noticed that workers have connected again; one request to its own store each time."""
+_COUNTER = "init/"
+"""Every client that is made with the number of workers adds 1 to this key.
+
+Source: TCPStore::waitForWorkers in torch's torch/csrc/distributed/c10d/TCPStore.cpp.
+"""
+
+
+def serve_cold(control_fd: int) -> NoReturn:
+    """Be the store's process from scratch: wait for the socket, then import torch."""
+    control = socket.socket(fileno=control_fd)
+    message, fds, _flags, _address = socket.recv_fds(control, 4, 1)
+    if len(fds) != 1:
+        os._exit(0)  # not needed any more
+    serve(control, int.from_bytes(message, "big"), fds[0])
+
+
+def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
+    """Serve until the agent closes its end of `control`. Exit code 0 also where there is no torch: none needs a store.
+
+    Args:
+        control: to the agent.
+        world_size: how many workers the round has.
+        listen_fd: the listening socket.
+    """
+    code = 1
+    try:
+        _silence()
+        store = _open_store(listen_fd)
+        code = 0 if store is None else _watch(control, store, world_size)
+    finally:
+        os._exit(code)  # the template's exit handlers are the workers' alone
+
+
+def _silence() -> None:
+    """The template's streams are what its workers print first: nothing of this process may come there."""
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null_fd, fd)
+
+
+def _open_store(listen_fd: int) -> Any:
+    """The TCPStore on this socket; None: no program on this machine can import torch's stores."""
+    try:
+        import torch
+        from torch.distributed import TCPStore
+    except ImportError:
+        return None
+    return TCPStore(
+        "127.0.0.1",  # where its own client connects to
+        _find_port(listen_fd),
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+        # Before torch 2.8 that implementation cannot take a listening socket over.
+        use_libuv=_parse_version(torch.__version__) >= (2, 8),
+    )
+
+
+def _find_port(listen_fd: int) -> int:
+    with socket.socket(fileno=os.dup(listen_fd)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def _parse_version(text: str) -> tuple[int, ...]:
+    """The first two numbers: "2.13.0+cpu" -> (2, 13)."""
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def _watch(control: socket.socket, store: Any, world_size: int) -> int:
+    """Wait for the agent to close the socket, and tell it once when more clients than workers have connected."""
+    pause_s: float | None = _POLL_S
+    while not select.select([control], (), (), pause_s)[0]:
+        if store.add(_COUNTER, 0) > world_size:
+            pause_s = None
+            control.send(b"!")
+    return 0

@@ -1,0 +1,170 @@
+"""One round's store as the agent of global rank 0 holds it: the listening socket, and the process that serves it.
+
+The socket is open before any worker of the round runs: a client that comes before the process serves waits in the
+backlog. torch's client that is refused would try again a quarter to a whole second later.
+"""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from muster._contract import name_signal
+from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.ports import bind_wildcard
+from muster.agent.runtime.signals import ChildWatch
+from muster.agent.workers import program
+from muster.agent.workers.cold import spawn
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
+from muster.agent.workers.warm.template_handle import TemplateOptions
+
+_BACKLOG = 4096
+"""All workers of the job may come at once; the kernel has its own limit, usually this."""
+
+AGAIN_LINE = (
+    "a worker has connected to the round's store a second time: a second init_process_group in one attempt can meet "
+    "the keys of the first; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each a store of its own"
+)
+
+
+class StoreHandle:
+    """One round's store. Close it when no worker of the round is left on any node."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        children: ChildWatch,
+        *,
+        port: int,
+        world_size: int,
+        on_again: Callable[[], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """Listen; a process follows with `hand_over` or `start_cold`.
+
+        Args:
+            loop: the agent's.
+            children: tells the end of the process.
+            port: MASTER_PORT.
+            world_size: how many workers the round has.
+            on_again: called once when more clients than workers have connected.
+            on_lost: called once with a reason when the process has ended before `close`.
+
+        Raises:
+            OSError: the port is not free.
+        """
+        self._loop = loop
+        self._children = children
+        self._world_size = world_size
+        self._on_again = on_again
+        self._on_lost = on_lost
+        self.pid = 0
+        """The process; 0: there is none yet."""
+        self._control: socket.socket | None = None
+        self._closed = False
+        self._listener = bind_wildcard(port)
+        try:
+            self._listener.listen(_BACKLOG)
+        except OSError:
+            self._listener.close()
+            raise
+
+    @property
+    def waits(self) -> bool:
+        """True while no process serves it."""
+        return not self.pid and not self._closed
+
+    def hand_over(self, control: socket.socket, pid: int) -> bool:
+        """Make a parked worker the store's process; False when it has ended."""
+        try:
+            socket.send_fds(control, [self._world_size.to_bytes(4, "big")], [self._listener.fileno()])
+        except ConnectionError:
+            control.close()
+            return False
+        self.pid, self._control = pid, control
+        control.setblocking(False)
+        self._loop.watch_readable(control.fileno(), self._receive)
+        self._children.watch(pid, self._handle_end)
+        return True
+
+    def start_cold(self, options: TemplateOptions) -> None:
+        """Start a process that imports torch by itself: the workers of this round count on the store.
+
+        Args:
+            options: of the template that there is none of any more.
+
+        Raises:
+            OSError: there are no descriptors left.
+            SpawnError: it cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                pid = spawn(_build_spec(options, theirs.fileno()), keep_fd=theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        self.hand_over(ours, pid)
+
+    def _receive(self) -> None:
+        """The process has counted too many clients, or has ended."""
+        control = self._control
+        if control is None:
+            return
+        try:
+            received = control.recv(1)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            received = b""
+        if received:
+            self._on_again()
+        else:
+            self._close_control()  # the reaper says how it ended
+
+    def _handle_end(self, status: int) -> None:
+        """A store that ended by itself has found no torch: no worker can need it."""
+        if not self._closed:
+            self.close()
+            if status:
+                how = f"was killed by {name_signal(-status)}" if status < 0 else f"exited with code {status}"
+                self._on_lost(f"lost its store: the store's process {how}")
+
+    def fail(self, reason: str) -> None:
+        """No process can be started for it."""
+        if not self._closed:
+            self.close()
+            self._on_lost(f"has no store: {reason}")
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            self._loop.unwatch(self._control.fileno())
+            self._control.close()
+            self._control = None
+
+    def close(self) -> None:
+        """Stop listening at once, and kill the process. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._close_control()
+        with suppress(OSError):
+            # The process has the socket, too: without this the next round could not listen on the same port.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _build_spec(options: TemplateOptions, control_fd: int) -> WorkerSpec:
+    words = (program.find_entry_path(), program.WORKER_FLAG, program.STORE, str(control_fd))
+    flags = program.list_interpreter_flags(sys.orig_argv)
+    return WorkerSpec(
+        local_rank=-1,
+        program=Program(kind=ProgramKind.COMMAND, target=sys.executable, args=(*flags, *words)),
+        env=options.env,
+        cpus=options.cpus,
+    )

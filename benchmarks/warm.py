@@ -1,23 +1,33 @@
 """The gain of a warm start: one import per node at launch, none at restart, shared pages. Two and four workers, gloo.
 
-    python benchmarks/warm.py [--count N] [import] [crash] [train] [memory]
+    python benchmarks/warm.py [--count N] [import] [crash] [apart] [train] [memory]
 
 The crash is `os._exit(1)` in one worker of a formed process group, timed from the call until the last rank has finished
-its first all-reduce of the next attempt; the agent's event records give a breakdown of it. "train" is the same
-with a first step of DistributedDataParallel and Adam, which make torch import its compiler, in place of the all-reduce.
+its first all-reduce of the next attempt; the agent's event records give a breakdown of it. "bare" is what nobody can
+save: a fork of a process with torch, gloo's process group and an all-reduce, beside a fork that hosts the store.
+"apart" is the crash with ranks that reach the process group up to two seconds apart, on one node and on two, timed from
+the last rank that reaches it. "train" is the crash with a first step of DistributedDataParallel and Adam, which make
+torch import its compiler, in place of the all-reduce.
 """
 
 import json
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import _launching
 from _launching import LAUNCHERS, MUSTER, MUSTER_COLD, TORCHRUN, Command, Job, build_standalone_flags, launched
 from _sampling import SampleFailed, Samples, build_parser, sample_in_turn, show
+
+STOP = ("detect", "decide", "stop")
+"""Parts of a restart that end the old workers."""
+LATE_S = 0.25
+"""A refused client of torch's store sleeps for so long at least."""
 
 IMPORT = """
 import json, os, time
@@ -29,7 +39,7 @@ if os.environ.get("STAY"):
 """
 
 CRASH = """
-import json, os, time
+import json, os, random, time
 import torch, torch.distributed as dist
 fd = os.open(os.environ["MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -37,6 +47,8 @@ def mark(what):
     line = {"t": time.monotonic(), "what": what, "rank": int(os.environ["RANK"]), "attempt": attempt}
     os.write(fd, (json.dumps(line) + "\\n").encode())
 mark("started")
+time.sleep(random.uniform(0.0, float(os.environ.get("APART_S", "0"))))
+mark("reached")
 dist.init_process_group("gloo")
 value = torch.ones(1)
 dist.all_reduce(value)
@@ -62,6 +74,33 @@ model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 """,
 )
+
+BARE = """
+import os, signal, socket, time
+import torch, torch.distributed as dist
+listener = socket.create_server(("127.0.0.1", 0))
+port = listener.getsockname()[1]
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", TORCHELASTIC_USE_AGENT_STORE="True")
+began = time.monotonic()
+pids = []
+for rank in (-1, 0, 1):
+    pids.append(os.fork())
+    if pids[-1]:
+        continue
+    if rank < 0:
+        fd = listener.fileno()
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+        time.sleep(60)
+    os.environ["RANK"] = str(rank)
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    print(time.monotonic() - began, flush=True)
+    dist.destroy_process_group()
+    os._exit(0)
+for pid in pids[1:]:
+    os.waitpid(pid, 0)
+os.kill(pids[0], signal.SIGKILL)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +153,36 @@ def recover(launcher: Command, folder: Path, source: str) -> Recovery:
         crash_s=reduced_s - crashed_s,
         parts={} if launcher == TORCHRUN else break_down(logs, crashed_s, started_s, reduced_s),
     )
+
+
+def recover_apart(folder: Path, nodes: int) -> float:
+    """A crash and the recovery where ranks reach the process group up to 2 s apart.
+
+    Args:
+        folder: for marks.
+        nodes: 1 with two workers, or 2 with one each.
+
+    Returns:
+        Seconds from the last rank that reaches the process group of the next attempt to the end of its all-reduce.
+    """
+    endpoint = f"127.0.0.1:{_launching.find_port()}"
+    flags = ["--nnodes", str(nodes), "--nproc-per-node", str(2 // nodes), "--max-restarts", "1"]
+    flags += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "bench"]
+    with ExitStack() as stack:
+        job = stack.enter_context(launched(MUSTER, folder, CRASH, flags, APART_S="2"))
+        if nodes > 1:
+            other = _launching.start([*MUSTER, *flags, str(folder / "script.py")], MARKS=str(job.marks), APART_S="2")
+            stack.callback(_launching.stop, other)
+        _launching.wait_for(lambda: len(list_times(job, "reduced", 1)) >= 2 or job.process.poll() is not None, 60.0)
+        if len(list_times(job, "reduced", 1)) < 2:
+            raise SampleFailed
+    return max(list_times(job, "reduced", 1)) - max(list_times(job, "reached", 1))
+
+
+def bare_s() -> float:
+    """The fork, gloo and all-reduce of two ranks without a launcher."""
+    run = subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True, timeout=60.0)
+    return max(map(float, run.stdout.split()))
 
 
 def list_times(job: Job, what: str, attempt: int) -> list[float]:
@@ -172,8 +241,22 @@ def show_crash(count: int, folder: Path) -> None:
     for sample in sampled["muster"].values:
         for name, value in sample.parts.items():
             parts.setdefault(name, []).append(value)
+    stops = Samples(values=[sum(sample.parts[name] for name in STOP) for sample in sampled["muster"].values])
+    bare = sample_in_turn(count, {"bare": bare_s})["bare"]
+    limit_s = statistics.median(stops.values) + statistics.median(bare.values)
+    show("    bare fork, process group and all-reduce", {"bare": bare})
+    print(f"    muster / (stop + bare): {statistics.median(series['muster'].values) / limit_s:.3f} (goal 1.15)")
     for name, values in parts.items():
         print(f"    {name}: {statistics.median(values) * 1000:.1f} ms (at most {max(values) * 1000:.1f})")
+
+
+def show_apart(count: int, folder: Path) -> None:
+    """No rank waits for a store: none comes before it listens."""
+    for nodes in (1, 2):
+        samples = sample_in_turn(count, {"muster": lambda n=nodes: recover_apart(folder, n)})["muster"]
+        late = sum(value > LATE_S for value in samples.values)
+        show(f"ranks up to 2 s apart, {nodes} node(s): last rank there until the all-reduce", {"muster": samples})
+        print(f"    over {LATE_S} s: {late} of {len(samples.values)} (goal 0)")
 
 
 def show_train(count: int, folder: Path) -> None:
@@ -193,7 +276,7 @@ def show_memory(count: int, folder: Path) -> None:
     show("memory of the whole tree, 4 workers (PSS)", series, unit="MB", limit=0.7)
 
 
-PARTS = {"import": show_imports, "crash": show_crash, "train": show_train, "memory": show_memory}
+PARTS = {"import": show_imports, "crash": show_crash, "apart": show_apart, "train": show_train, "memory": show_memory}
 
 
 def main() -> None:

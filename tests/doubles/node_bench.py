@@ -388,9 +388,7 @@ class Bench:
         """Do something when the agent calls rendezvous so."""
         self.answers[name, number] = lambda: (act(), None)[1]
 
-    def form(
-        self, number: int = 1, attempt: int = 0, *, is_held: bool = False, hosts_store: bool = False
-    ) -> None:
+    def form(self, number: int = 1, attempt: int = 0, *, is_held: bool = False, hosts_store: bool = False) -> None:
         self.newest = number
         nproc = self.supervisor._config.nproc
         formed = Round(

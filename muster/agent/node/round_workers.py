@@ -87,9 +87,7 @@ class RoundWorkers:
 
     def prepare(self) -> None:
         """Start what needs no ranks; posts `AgentStarted` and `WorkersPrepared`, perhaps before this returns."""
-        self._starter.prepare(
-            lambda: self._post(events.AgentStarted()), lambda: self._post(events.WorkersPrepared())
-        )
+        self._starter.prepare(lambda: self._post(events.AgentStarted()), lambda: self._post(events.WorkersPrepared()))
 
     def can_host_store(self) -> bool:
         """See `spec.WorkerStarter`."""

@@ -55,8 +55,8 @@ class RoundFormed:
 
     round: Round
     is_held: bool = False
-    """Start them only after GlobalRank0Started, if global rank 0's worker hosts the store: a worker that connects sooner
-    is refused, and torch tries again a quarter to a whole second later. Limit the wait: that node may have more to
+    """Start them only after GlobalRank0Started, if global rank 0's worker hosts the store: one that connects sooner is
+    refused, and torch tries again a quarter to a whole second later. Limit the wait: that node may have more to
     prepare."""
 
 

@@ -19,6 +19,7 @@ from muster.agent.node.actions import (
     ReportFailed,
     ReportStopped,
     StartTimer,
+    StartWorkers,
 )
 from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
@@ -584,7 +585,7 @@ def test_where_an_agent_hosts_the_store_only_a_back_off_is_waited_for(
     assert isinstance(state.phase, Delaying if is_delayed else Running)
 
 
-# -- the store -----------------------------------------------------------------------------------------------------------
+# -- the store ---------------------------------------------------------------------------------------------------------
 
 
 def lost(number: int = 1) -> StoreLost:

@@ -57,7 +57,7 @@ class EarlyEnd:
         self._template_modules: dict[str, ModuleType] = {}
         self._libraries: frozenset[bytes] = frozenset()
         self._streams: tuple[Any, ...] = ()
-        self._before: Callable[[], None] = bool
+        self._before: Callable[[], object] = bool
         atexit.register(self._end)
 
     def record_template(self) -> None:
@@ -65,7 +65,7 @@ class EarlyEnd:
         self._template_modules = dict(sys.modules)
         self._libraries = _list_libraries()
 
-    def record_start(self, before: Callable[[], None]) -> None:
+    def record_start(self, before: Callable[[], object]) -> None:
         """Record the program's standard streams, and what to call first at the end; in the worker."""
         self._before = before
         self._streams = (sys.stdout, sys.stderr)

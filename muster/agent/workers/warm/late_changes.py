@@ -3,8 +3,8 @@
 The template imports torch, and what torch needs, before the program's first line. Two changes come too late for that: a
 variable that modules read when they are imported, set before the program's own `import torch`, and a folder inserted
 into `sys.path` that holds another module of an imported name. What the source shows is found before: then torch is not
-preloaded (`preload`), or workers start cold (`find_inserted`). `LateChanges` notices the rest in the worker, and says it
-in one line on its stderr.
+preloaded (`preload`), or workers start cold (`find_inserted`). `LateChanges` notices the rest in the worker, and says
+it in one line on its stderr.
 """
 
 import ast
@@ -133,7 +133,7 @@ class LateChanges:
             self._say(f"sets {name}, which torch reads when it is imported, and the warm start has imported it before")
 
     def _has_imported_torch(self, frame: FrameType | None) -> bool:
-        """Whether the program has imported torch itself: a fresh process would not read the variable any more either."""
+        """Whether the program has imported torch itself: then no fresh process would read the variable any more."""
         scopes = [
             module.__dict__
             for name, module in list(sys.modules.items())
@@ -164,7 +164,7 @@ class LateChanges:
 
 
 def _is_of_torch(value: object) -> bool:
-    """True for torch, its modules, classes and functions. No attribute of anything else is asked: it may act on that."""
+    """True for torch, its modules, classes and functions. No attribute of anything else is read: it may act on that."""
     kind = type(value)
     if issubclass(kind, ModuleType):
         name = object.__getattribute__(value, "__dict__").get("__name__")

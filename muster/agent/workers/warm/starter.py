@@ -264,11 +264,12 @@ class TemplateStarter:
         self._phase = TemplatePhase.READY
         import_s = round(self._loop.clock.now_s() - started_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **about["memory"])
-        self._release_store()
         if self._waiting:
             self._release_waiting()
         elif self._template_ends == 0:
-            self.park(self._options.nproc)
+            self._request_forks(self._options.nproc + self.can_host_store())
+        elif self._store is not None:
+            self._release_store()
         self._call_on_prepared()
 
     def _handle_template_end(self, template: TemplateHandle, status: int) -> None:

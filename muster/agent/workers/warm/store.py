@@ -12,14 +12,20 @@ workers.
 import os
 import select
 import socket
+import struct
+from contextlib import suppress
 from typing import Any, NoReturn
 
 _POLL_S = 1.0
 """How soon it is noticed that workers have connected again; one request to its own store each time."""
-_COUNTER = "init/"
-"""Every client that is made with the number of workers adds 1 to this key.
+_ASK_LIMIT_S = 5.0
+_VALIDATE = struct.pack("=BI", 0, 0x3C85F7CE)
+_COUNT = struct.pack("=BQ5sq", 4, 5, b"init/", 0)
+"""The store's first message on a connection, and the request to add 0 to a key, which answers with its value. Every
+client that is made with the number of workers adds 1 to this key, which Python's TCPStore cannot name (it puts a slash
+before each).
 
-Source: TCPStore::waitForWorkers in torch's torch/csrc/distributed/c10d/TCPStore.cpp.
+Source: QueryType in torch's TCPStoreBackend.hpp, and TCPStore::waitForWorkers in TCPStore.cpp, torch 2.4 to 2.13.
 """
 
 
@@ -44,7 +50,11 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
     try:
         _silence()
         store = _open_store(listen_fd)
-        code = 0 if store is None else _watch(control, store, world_size)
+        if store is not None:
+            with suppress(OSError):
+                _watch(control, store.port, world_size)
+            control.recv(1)  # until the agent closes it
+        code = 0
     finally:
         os._exit(code)  # the template's exit handlers are the workers' alone
 
@@ -85,11 +95,17 @@ def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def _watch(control: socket.socket, store: Any, world_size: int) -> int:
-    """Wait for the agent to close the socket, and tell it once when more clients than workers have connected."""
-    pause_s: float | None = _POLL_S
-    while not select.select([control], (), (), pause_s)[0]:
-        if store.add(_COUNTER, 0) > world_size:
-            pause_s = None
-            control.send(b"!")
-    return 0
+def _watch(control: socket.socket, port: int, world_size: int) -> None:
+    """Tell the agent once when more clients than workers have connected; returns then, or when it closes the socket.
+
+    Raises:
+        OSError: this torch's store does not answer as expected.
+    """
+    with socket.create_connection(("127.0.0.1", port), _ASK_LIMIT_S) as connection:
+        connection.sendall(_VALIDATE)
+        while not select.select([control], (), (), _POLL_S)[0]:
+            connection.sendall(_COUNT)
+            (count,) = struct.unpack("=q", connection.recv(8, socket.MSG_WAITALL).ljust(8, b"\0"))
+            if count > world_size:
+                control.send(b"!")
+                return

@@ -7,10 +7,10 @@ Runs from `program.main`; `serve` returns in each worker, in the interpreter's o
     agent    ------- release, over its own socket ------> worker runs the program
 
 Control is a SOCK_SEQPACKET pair, one JSON object per message; from the agent {"fork": n} with n sockets attached, to
-the agent {"brings_torch": bool}, {"ready": {...}}, {"unsafe": reason}, {"notice": text}, {"asked": n, "forked": [pids], "error":
-text}. A release is one byte with three descriptors: a memory file with JSON, standard output, standard error. A release
-with one descriptor makes it the store's process instead, see `store`. On end of file the template and parked workers
-exit.
+the agent {"brings_torch": bool}, {"ready": {...}}, {"unsafe": reason}, {"notice": text}, {"asked": n, "forked": [pids],
+"error": text}. A release is one byte with three descriptors: a memory file with JSON, standard output, standard error.
+One with a single descriptor makes it the store's process instead, see `store`. On end of file the template and parked
+workers exit.
 """
 
 import ctypes
@@ -131,7 +131,7 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     _resume_collections(thresholds)
     shadowed = find_inserted(preload.files)
     if shadowed is not None:
-        _exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and torch has another module")
+        _exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and another is imported")
     reason = fork_safety.find_hazard(known)
     if reason is not None:
         _exit_unsafe(control, reason)
@@ -285,9 +285,7 @@ def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
     _exit_with_agent(agent_pid)
 
 
-def _wait_for_release(
-    parked: socket.socket, rename_process: Callable[[list[str]], None]
-) -> forked_worker.Release:
+def _wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
     """Sleep until the agent sends the release. Does not return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
     if len(fds) == 1:

@@ -1,0 +1,125 @@
+"""The round's store, and what ends while workers use it: the job goes on, and what succeeds is quiet."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree, run_tree, wait_until
+from subreaper import list_processes
+
+PROGRAM = str(Path(__file__).parent.parent / "programs" / "store_points.py")
+AGENT = [sys.executable, "-m", "muster.agent", "--max-restarts", "1", "--shutdown-timeout", "2", "--redirects", "3"]
+POINTS = ("init", "new_group", "reduce", "destroy")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux"),
+]
+
+
+def build_agent(log_dir: Path, *flags: str, nproc: int = 3) -> list[str]:
+    return [*AGENT, "--nproc-per-node", str(nproc), "--log-dir", str(log_dir), *flags]
+
+
+def find_store(tree: Tree) -> int | None:
+    """The store's process in this tree."""
+    for pid in tree.descendants():
+        try:
+            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.startswith(b"muster-store"):
+            return pid
+    return None
+
+
+def read_quiet(log_dir: Path, attempt: int) -> dict[str, str]:
+    """What the workers of an attempt wrote on their stderr, without those that wrote nothing."""
+    files = sorted(log_dir.glob(f"*/attempt_{attempt}/*/stderr.log"))
+    assert files
+    return {str(path): path.read_text() for path in files if path.read_text()}
+
+
+def check(outcome: Outcome, log_dir: Path, attempt: int = 1) -> None:
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    assert read_quiet(log_dir, attempt) == {}
+    assert "unexpected" not in outcome.stderr
+
+
+@pytest.mark.parametrize("words", [["none"], ["none", "apart"]], ids=" ".join)
+def test_a_job_that_succeeds_is_quiet(tmp_path: Path, words: list[str]) -> None:
+    outcome = run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, *words])
+    check(outcome, tmp_path / "logs", attempt=0)
+    assert [line for line in outcome.stderr.splitlines() if "muster" in line and "logs" not in line] == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_is_killed_while_the_others_wait_for_it(tmp_path: Path, point: str) -> None:
+    check(run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, point]), tmp_path / "logs")
+
+
+@pytest.mark.parametrize("point", ["init", "wait"])
+def test_the_store_is_killed(tmp_path: Path, point: str) -> None:
+    """While workers are on the way to it, and when all have used it."""
+    with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait", "apart"]) as tree:
+        if point == "wait":
+            log = tmp_path / "logs"
+            wait_until(lambda: len([p for p in log.glob("*/attempt_0/*/stdout.log") if "ready" in p.read_text()]) == 3)
+        wait_until(lambda: find_store(tree), what="a store")
+        store = find_store(tree)
+        assert store is not None
+        tree.send(signal.SIGKILL, store)
+        outcome = tree.wait()
+    check(outcome, tmp_path / "logs")
+    assert "lost its store: the store's process was killed by SIGKILL; restart 1 of 1" in " ".join(
+        outcome.stderr.split()
+    )
+
+
+def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:
+    """Its store ends with it, and the other node continues with a store of its own."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        nodes = [
+            [
+                *build_agent(tmp_path / f"logs{index}", "--nnodes", "1:2", "--node-rank", str(index), nproc=2),
+                *("--rdzv-backend", "c10d", "--rdzv-id", "x", "--rdzv-endpoint", f"127.0.0.1:{port}"),
+                *("--rdzv-conf", "last_call_timeout=5", PROGRAM, "wait", "apart"),
+            ]
+            for index in (0, 1)
+        ]
+        with Tree(nodes[0]) as host, Tree(nodes[1]) as survivor:
+            logs = [tmp_path / f"logs{index}" for index in (0, 1)]
+            wait_until(lambda: count_ready(logs) == 4, timeout_s=60, what="four workers")
+            store = find_store(host)
+            assert store is not None
+            assert find_store(survivor) is None
+            host.send(signal.SIGKILL, host.children()[0])
+            assert host.wait().leftovers == ()
+            assert store not in list_processes()
+            wait_until(lambda: find_store(survivor), what="the survivor's store")
+            survivor.send(signal.SIGTERM)
+            outcome = survivor.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+
+
+def count_ready(logs: list[Path]) -> int:
+    """How many workers of the first attempt have gone through an all-reduce."""
+    paths = [path for log in logs for path in log.glob("*/attempt_0/*/stdout.log")]
+    return sum("ready" in path.read_text() for path in paths)
+
+
+def test_the_store_starts_no_line_of_the_users(tmp_path: Path) -> None:
+    """Neither its environment's rank nor its working directory matters to it: it holds no descriptor of a log."""
+    with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait"]) as tree:
+        wait_until(lambda: count_ready([tmp_path / "logs"]) == 3, timeout_s=60, what="three workers")
+        store = find_store(tree)
+        assert store is not None
+        links = {os.readlink(f"/proc/{store}/fd/{fd}") for fd in os.listdir(f"/proc/{store}/fd")}
+        assert not [link for link in links if "logs" in link or "memfd" in link]
+        tree.send(signal.SIGTERM)
+        assert tree.wait().exit_code == 143

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster.agent.workers.warm import fork_safety, forked_worker, store
+from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
 from muster.agent.workers.warm.late_changes import LateChanges, find_inserted
@@ -289,6 +289,8 @@ def _wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]
     """Sleep until the agent sends the release. Does not return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
     if len(fds) == 1:
+        from muster.agent.workers.warm import store  # no other process needs it
+
         rename_process(["muster-store"])
         store.serve(parked, int.from_bytes(message, "big"), fds[0])
     if not message or len(fds) != 3:

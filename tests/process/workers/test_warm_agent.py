@@ -51,7 +51,8 @@ def test_one_template_serves_all_memberships(tmp_path: Path) -> None:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))  # held, not listening: no other process gets the port
         first, second = (build_node(index, holder.getsockname()[1], tmp_path) for index in (0, 1))
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # the program's own sums are at MASTER_PORT
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with Tree(first, env=env) as survivor:
             wait_for_world(1, survivor)
             with Tree(second, env=env) as guest:

@@ -98,8 +98,9 @@ def _find_open_file(known_fds: Container[int]) -> str | None:
     return None
 
 
-_EARLY_PREFIXES: Final = (
-    *("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON"),  # C library and interpreter
+_START_PREFIXES: Final = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON")
+"""The C library and the interpreter read these."""
+_IMPORT_PREFIXES: Final = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
     *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # the compiler
     *("ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_TMA_", "ENABLE_TMA_LOAD_", "LOG_AUTOTUNE_", "LOG_TLPARSE"),
@@ -118,7 +119,12 @@ Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 
 def is_read_early(name: str) -> bool:
     """True when a process that has started, or imported torch, no longer reads the variable."""
-    return name.startswith(_EARLY_PREFIXES) and not name.startswith(_LATE_PREFIXES)
+    return name.startswith(_START_PREFIXES) or is_read_at_import(name)
+
+
+def is_read_at_import(name: str) -> bool:
+    """True when torch, or what it needs, reads the variable at its import and never again."""
+    return name.startswith(_IMPORT_PREFIXES) and not name.startswith(_LATE_PREFIXES)
 
 
 def find_early_difference(template: Mapping[str, str], worker: Mapping[str, str]) -> str | None:

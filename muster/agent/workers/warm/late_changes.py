@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from muster.agent.workers.warm.fork_safety import is_read_early
+from muster.agent.workers.warm.fork_safety import is_read_at_import
 from muster.agent.workers.warm.preload import parse
 
 _NODES: Final = (
@@ -126,7 +126,7 @@ class LateChanges:
     def _set_variable(self, key: Any, value: Any) -> None:
         self._putenv(key, value)
         name = os.fsdecode(key)
-        if self._has_said or not is_read_early(name) or os.environ.get(name) == os.fsdecode(value):
+        if self._has_said or not is_read_at_import(name) or os.environ.get(name) == os.fsdecode(value):
             return
         if not self._has_imported_torch(sys._getframe(1)):  # noqa: SLF001  # who sets it
             self._has_said = True

@@ -32,7 +32,7 @@ check: $(STABLE)/.ready ## lint, types, unit tests: under a minute
 	$(PYTEST) -q --numprocesses 2 tests/unit
 
 test: check $(NIGHTLY)/.ready ## all tests, on both TorchX lines
-	$(NIGHTLY)/python -m pytest -q -m torchx $(BOTH_LINES)
+	$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m torchx $(BOTH_LINES)
 	$(PYTEST) -q --numprocesses 3 tests/process tests/fault tests/conformance
 	$(PYTEST) -q tests/docker tests/kubernetes
 
@@ -62,7 +62,7 @@ $(STABLE)/.ready: pyproject.toml setup.py Makefile
 # without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package
 $(NIGHTLY)/.ready: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv-nightly)
-	$(NIGHTLY)/python -m pip install -q "$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout hypothesis \
+	$(NIGHTLY)/python -m pip install -q "$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout pytest-xdist hypothesis \
 		kubernetes-validate kubeflow-trainer-api jsonschema
 	$(NIGHTLY)/python -m pip install -q -e . --no-deps
 	touch $@

@@ -30,7 +30,8 @@ def test_a_failure_is_reported_when_descriptors_run_out(tmp_path: Path) -> None:
     """The modules that describe a failure are loaded then, and an import needs a descriptor."""
     (tmp_path / "program.py").touch()
     agent = [*AGENT[:1], *AGENT[2:], "--start", "cold", "--tee", "3", "--log-dir", str(tmp_path / "logs"), "program.py"]
-    for limit in range(23, 31):  # the agent's own descriptors, and fewer than two workers' pipes and files
+    # The agent's own descriptors, two for what its threads open meanwhile, and fewer than two workers' pipes and files.
+    for limit in range(25, 31):
         command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *agent]
         outcome = run_tree(command, cwd=tmp_path)
         assert outcome.exit_code == 1, outcome.explain()

@@ -36,10 +36,11 @@ test: check $(NIGHTLY)/.ready ## all tests, on both TorchX lines
 	$(PYTEST) -q --numprocesses 3 tests/process tests/fault tests/conformance
 	$(PYTEST) -q tests/docker tests/kubernetes
 
-soak: $(STABLE)/.ready ## the tests marked soak, 20 times, with all cores busy
+soak: $(STABLE)/.ready ## the tests marked soak, 20 times (those with torch or namespaces twice), with all cores busy
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
-	$(PYTEST) -q -m 'soak and not netns' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 tests; \
+	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 tests; \
+	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 3 --timeout 600 tests; \
 	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 tests
 
 nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds; 1,000 jobs from one program

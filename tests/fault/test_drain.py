@@ -17,6 +17,7 @@ LONG, LIMIT_S = 40_000, 150.0
 
 pytestmark = [
     pytest.mark.soak,
+    pytest.mark.slow,
     pytest.mark.torch,
     pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
 ]

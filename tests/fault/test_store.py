@@ -13,8 +13,12 @@ from subreaper import list_processes
 PROGRAM = str(Path(__file__).parent.parent / "programs" / "store_points.py")
 AGENT = [sys.executable, "-m", "muster.agent", "--max-restarts", "1", "--shutdown-timeout", "2", "--redirects", "3"]
 POINTS = ("init", "new_group", "reduce", "destroy")
+LIMIT_S = 150.0
+"""Each job imports torch, on a machine with all cores busy."""
+
 pytestmark = [
     pytest.mark.soak,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux"),
 ]
 
@@ -50,14 +54,15 @@ def check(outcome: Outcome, log_dir: Path, attempt: int = 1) -> None:
 
 @pytest.mark.parametrize("words", [["none"], ["none", "apart"]], ids=" ".join)
 def test_a_job_that_succeeds_is_quiet(tmp_path: Path, words: list[str]) -> None:
-    outcome = run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, *words])
+    outcome = run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, *words], timeout_s=LIMIT_S)
     check(outcome, tmp_path / "logs", attempt=0)
     assert [line for line in outcome.stderr.splitlines() if "muster" in line and "logs" not in line] == []
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_worker_is_killed_while_the_others_wait_for_it(tmp_path: Path, point: str) -> None:
-    check(run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, point]), tmp_path / "logs")
+    outcome = run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, point], timeout_s=LIMIT_S)
+    check(outcome, tmp_path / "logs")
 
 
 @pytest.mark.parametrize("point", ["init", "wait"])
@@ -65,13 +70,12 @@ def test_the_store_is_killed(tmp_path: Path, point: str) -> None:
     """While workers are on the way to it, and when all have used it."""
     with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait", "apart"]) as tree:
         if point == "wait":
-            log = tmp_path / "logs"
-            wait_until(lambda: len([p for p in log.glob("**/attempt_0/*/stdout.log") if "ready" in p.read_text()]) == 3)
-        wait_until(lambda: find_store(tree), what="a store")
+            wait_until(lambda: count_ready([tmp_path / "logs"]) == 3, timeout_s=LIMIT_S, what="three workers")
+        wait_until(lambda: find_store(tree), timeout_s=LIMIT_S, what="a store")
         store = find_store(tree)
         assert store is not None
         tree.send(signal.SIGKILL, store)
-        outcome = tree.wait()
+        outcome = tree.wait(LIMIT_S)
     check(outcome, tmp_path / "logs")
     assert "lost its store: the store's process was killed by SIGKILL; restart 1 of 1" in " ".join(
         outcome.stderr.split()
@@ -94,16 +98,16 @@ def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:
         ]
         with Tree(nodes[0]) as host, Tree(nodes[1]) as survivor:
             logs = [tmp_path / f"logs{index}" for index in (0, 1)]
-            wait_until(lambda: count_ready(logs) == 4, timeout_s=60, what="four workers")
+            wait_until(lambda: count_ready(logs) == 4, timeout_s=LIMIT_S, what="four workers")
             store = find_store(host)
             assert store is not None
             assert find_store(survivor) is None
             host.send(signal.SIGKILL, host.children()[0])
-            assert host.wait().leftovers == ()
+            assert host.wait(LIMIT_S).leftovers == ()
             assert store not in list_processes()
-            wait_until(lambda: find_store(survivor), what="the survivor's store")
+            wait_until(lambda: find_store(survivor), timeout_s=LIMIT_S, what="the survivor's store")
             survivor.send(signal.SIGTERM)
-            outcome = survivor.wait()
+            outcome = survivor.wait(LIMIT_S)
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
 
 
@@ -116,10 +120,10 @@ def count_ready(logs: list[Path]) -> int:
 def test_the_store_starts_no_line_of_the_users(tmp_path: Path) -> None:
     """Neither its environment's rank nor its working directory matters to it: it holds no descriptor of a log."""
     with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait"]) as tree:
-        wait_until(lambda: count_ready([tmp_path / "logs"]) == 3, timeout_s=60, what="three workers")
+        wait_until(lambda: count_ready([tmp_path / "logs"]) == 3, timeout_s=LIMIT_S, what="three workers")
         store = find_store(tree)
         assert store is not None
         links = {os.readlink(f"/proc/{store}/fd/{fd}") for fd in os.listdir(f"/proc/{store}/fd")}
         assert not [link for link in links if "logs" in link or "memfd" in link]
         tree.send(signal.SIGTERM)
-        assert tree.wait().exit_code == 143
+        assert tree.wait(LIMIT_S).exit_code == 143

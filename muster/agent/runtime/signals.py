@@ -77,7 +77,10 @@ class ChildWatch:
             if found.si_pid in self._callbacks:
                 self._collect(found.si_pid)
                 continue
-            os.waitpid(found.si_pid, os.WNOHANG)
+            try:
+                os.waitpid(found.si_pid, os.WNOHANG)
+            except ChildProcessError:
+                continue  # the command of a thread (`ps`, where there is no /proc), which has just waited for it itself
             if self.on_orphan_end is not None:
                 self.on_orphan_end(found.si_pid)
 

@@ -128,6 +128,22 @@ def test_an_orphan_is_collected_and_a_worker_keeps_its_status(parent: Parent) ->
     assert (parent.codes, parent.orphans) == ({worker: 9}, [orphan])
 
 
+def test_a_child_that_a_thread_collects_meanwhile_is_no_orphan(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = os.waitid
+
+    def look_and_collect(*args: int) -> object:
+        found = look(*args)
+        if found is not None:
+            os.waitpid(found.si_pid, 0)
+        return found
+
+    monkeypatch.setattr(os, "waitid", look_and_collect)
+    child = parent.spawn(1)
+    wait_for_zombie(child)
+    parent.children.reap()
+    assert parent.orphans == []
+
+
 def test_an_orphan_that_may_be_an_unreported_worker_stays_until_it_is_known(parent: Parent) -> None:
     parent.children.hold_orphans(True)
     worker = parent.spawn(11)

@@ -137,9 +137,8 @@ def test_a_child_that_a_thread_collects_meanwhile_is_no_orphan(parent: Parent, m
             os.waitpid(found.si_pid, 0)
         return found
 
+    wait_for_zombie(parent.spawn(1))
     monkeypatch.setattr(os, "waitid", look_and_collect)
-    child = parent.spawn(1)
-    wait_for_zombie(child)
     parent.children.reap()
     assert parent.orphans == []
 

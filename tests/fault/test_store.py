@@ -77,9 +77,9 @@ def test_the_store_is_killed(tmp_path: Path, point: str) -> None:
         tree.send(signal.SIGKILL, store)
         outcome = tree.wait(LIMIT_S)
     check(outcome, tmp_path / "logs")
-    assert "lost its store: the store's process was killed by SIGKILL; restart 1 of 1" in " ".join(
-        outcome.stderr.split()
-    )
+    line = " ".join(outcome.stderr.split())
+    assert "lost its store: the store's process was killed by SIGKILL" in line  # and perhaps what rank 0 raised then
+    assert "; restart 1 of 1" in line
 
 
 def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:

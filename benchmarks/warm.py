@@ -94,7 +94,7 @@ for rank in (-1, 0, 1):
     os.environ["RANK"] = str(rank)
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
-    print(time.monotonic() - began, flush=True)
+    os.write(1, b"%f\\n" % (time.monotonic() - began))  # in one piece: both write to the same pipe
     dist.destroy_process_group()
     os._exit(0)
 for pid in pids[1:]:

@@ -2,10 +2,12 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from muster.agent import launch
+from muster.agent.node.supervisor import Supervisor
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,11 @@ def test_another_import_error_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_run", fail)
     with pytest.raises(ImportError, match="cannot import name"):
         launch.run_agent([], {}, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ImportError("Too many open files")])
+def test_workers_that_run_are_not_ended_because_nothing_can_be_loaded_ahead(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    Supervisor._load_evidence(SimpleNamespace(_read_evidence=fail))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from muster._guard import GuardLease
@@ -210,7 +211,8 @@ class Supervisor:
                 assert_never(action)
 
     def _load_evidence(self) -> None:
-        self._read_evidence()
+        with suppress(OSError, ImportError):  # no descriptors left: no reason to end workers that run
+            self._read_evidence()
 
     def _read_evidence(self) -> "Evidence":
         if self._evidence is None:

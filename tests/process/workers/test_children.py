@@ -187,8 +187,8 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
         on_ended=ended.append,
     )
     parent.watch_signals()
-    # Each worker has a child, which becomes an orphan.
-    program = Program(kind=ProgramKind.COMMAND, target="sh", args=("-c", "sleep 1000 & echo; wait"))
+    # Each worker has a child, which becomes an orphan. It stays when its child is killed first.
+    program = Program(kind=ProgramKind.COMMAND, target="sh", args=("-c", "sleep 1000 & echo; wait; exec sleep 1000"))
     read_fd, write_fd = os.pipe()
     specs = [
         WorkerSpec(local_rank=rank, program=program, env=dict(os.environ), stdout_fd=write_fd) for rank in range(12)

@@ -1,5 +1,9 @@
-"""What every test gets: a state folder of its own, so that no test sees, or leaves, a person's apps, and a Ctrl-C."""
+"""What every test gets: a state folder of its own, so that no test sees, or leaves, a person's apps, and a Ctrl-C.
 
+And what it leaves: the environment as it was.
+"""
+
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,3 +26,16 @@ def _own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _kept_environment() -> Iterator[None]:
+    """An agent's code that runs in the test's process sets variables for its own process: the next test must not see
+    them.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        if name != "PYTEST_CURRENT_TEST":
+            del os.environ[name]
+    os.environ.update(before)

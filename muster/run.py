@@ -18,7 +18,7 @@ from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
 from muster.agent.cli.rendezvous_flags import parse_conf, parse_nnodes
 from muster.agent.config import AgentConfig
 from muster.elastic.failures import raise_for_outcome
-from muster.elastic.job import Job
+from muster.elastic.jobs.job import Job
 from muster.elastic.launcher import split_signals
 
 _DEFAULTS: dict[str, Any] = {

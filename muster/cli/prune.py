@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from muster.schedulers.leftovers import Leftover, find_leftovers
+from muster.cli.leftovers import Leftover, find_leftovers
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 

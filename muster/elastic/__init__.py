@@ -3,13 +3,10 @@
     handle         our own API: launch, its results and its handle
     launcher       elastic_launch, launch_agent            launch_config  LaunchConfig (imports torch)
     agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
-    processes      start_processes and its contexts        rank_call      what a worker of those calls
-    job            one job: wait, output, records          process        one agent under its guard, as a process
-    call           pickles a function and its arguments    results        serves workers, keeps what they return
-    exchange       results between the nodes' programs     rendezvous     handlers that the caller made
+    processes      start_processes and its contexts        rendezvous     handlers that the caller made
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     tail           TailLog, tail_logfile, live bars        file_timers    torch's file timers
-    ice_events     ice-learn's Events                      errors         what torch has no class for
+    ice_events     ice-learn's Events                      jobs/          one job of any of these, and its functions
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.
 The package can be imported without torch; what is torch's own class, or derived from one, is loaded when first asked
@@ -19,8 +16,8 @@ for. From outside, import the names of `__all__` from this package.
 from typing import Any
 
 from muster.elastic.agent import LocalElasticAgent
-from muster.elastic.errors import AgentLost, PickleFault, ResultsMissing
 from muster.elastic.handle import JobHandle, JobState, LaunchFailed, Results, launch
+from muster.elastic.jobs.errors import AgentLost, PickleFault, ResultsMissing
 from muster.elastic.launcher import elastic_launch, launch_agent
 from muster.elastic.processes import MultiprocessContext, PContext, SubprocessContext, start_processes
 from muster.elastic.tail import TailLog, tail_logfile

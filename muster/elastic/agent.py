@@ -13,7 +13,7 @@ from muster._guard import STOP_LIMIT_VARIABLE
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
 from muster.elastic.ice_events import IceEvents
-from muster.elastic.job import Job, Outcome, Record
+from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.processes import refuse_private_overrides
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous

@@ -9,8 +9,8 @@ from muster._contract import ExitCode
 from muster.agent.diagnosis.report import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
-from muster.elastic.errors import AgentLost, JobFailed, RemoteTraceback, WorkerFailed
-from muster.elastic.job import Outcome
+from muster.elastic.jobs.errors import AgentLost, JobFailed, RemoteTraceback, WorkerFailed
+from muster.elastic.jobs.job import Outcome
 
 LoadException = Callable[[int], BaseException | None]
 """From a global rank of this node to the exception that its worker sent."""

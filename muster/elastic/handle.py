@@ -24,12 +24,12 @@ from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import MusterError, UsageError
 from muster.agent.placement.device_count import count_workers
 from muster.agent.runtime.event_log import EventRecord
-from muster.elastic.errors import AgentLost, ResultsMissing
-from muster.elastic.exchange import Gathered, exchange_results
 from muster.elastic.failures import build_cause, describe_failure
-from muster.elastic.job import Job, Outcome, Record
+from muster.elastic.jobs.errors import AgentLost, ResultsMissing
+from muster.elastic.jobs.exchange import Gathered, exchange_results
+from muster.elastic.jobs.job import Job, Outcome, Record
+from muster.elastic.jobs.results import WorkerServer, load_results
 from muster.elastic.launcher import build_function_words, collect_results, start_function_server
-from muster.elastic.results import WorkerServer, load_results
 
 _PHASES = {
     "round_formed": "starting",

@@ -9,12 +9,12 @@ from typing import Any
 
 import muster
 from muster.agent.errors import UsageError
-from muster.elastic.call import build_payload
 from muster.elastic.failures import raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_flags
-from muster.elastic.job import Job, Outcome, Record
-from muster.elastic.process import FOLDER_MARK
-from muster.elastic.results import WorkerServer
+from muster.elastic.jobs.call import build_payload
+from muster.elastic.jobs.job import Job, Outcome, Record
+from muster.elastic.jobs.process import FOLDER_MARK
+from muster.elastic.jobs.results import WorkerServer
 
 _FUNCTION_PROGRAM = "agent/workers/function.py"
 _PRELOADED = (

@@ -14,12 +14,12 @@ from typing import Any, TextIO
 from muster._contract import ExitCode
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.elastic.errors import AgentLost
 from muster.elastic.failures import build_process_failure, build_signal_exception
-from muster.elastic.job import Job, Outcome, Record
+from muster.elastic.jobs.errors import AgentLost
+from muster.elastic.jobs.job import Job, Outcome, Record
+from muster.elastic.jobs.rank_call import RankCall
+from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
-from muster.elastic.rank_call import RankCall
-from muster.elastic.results import WorkerServer
 from muster.elastic.tail import Screen, TailLog
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"

@@ -19,10 +19,10 @@ from muster.agent.node.state import NodeRules, NodeState, Running
 from muster.agent.rendezvous import interface
 from muster.agent.rendezvous.consensus import actions as leader_actions
 from muster.agent.rendezvous.consensus import events as leader_events
-from muster.agent.rendezvous.consensus.ceiling import LOOK_S, RankSlot
 from muster.agent.rendezvous.consensus.decisions import decide as decide_leader
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import build_initial_state
+from muster.agent.rendezvous.drain_ceiling import LOOK_S, RankSlot
 from muster.agent.round import Round
 
 FOREVER = float("inf")

@@ -20,6 +20,7 @@ PACKAGE = Path(muster.__file__).parent
 ROOMS = ("agent", "components", "elastic", "schedulers")
 START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic")}
 """The Python API: it uses the agent's flags, configuration and reports, and starts the agent as a process."""
+PURE_OF_NODE = ("actions", "decisions", "drain_decisions", "events", "worker_decisions")
 LAZY = {"docker", "kubernetes", "torch", "urllib3"}
 
 
@@ -258,9 +259,19 @@ def test_the_runtime_knows_nothing_of_the_agent(imports: list[Import]) -> None:
 
 
 def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
-    pure = ("agent/rendezvous/consensus/", "agent/node/decisions.py", "agent/node/events.py", "agent/node/actions.py")
+    pure = (
+        "agent/rendezvous/consensus/",
+        "agent/rendezvous/drain_ceiling.py",
+        "agent/rendezvous/restart_budget.py",
+        *(
+            f"agent/node/{name}.py"
+            for name in ("decisions", "worker_decisions", "drain_decisions", "events", "actions")
+        ),
+    )
     allowed = (
         "muster.agent.rendezvous.consensus.",
+        "muster.agent.rendezvous.drain_ceiling.",
+        "muster.agent.rendezvous.restart_budget.",
         "muster.agent.rendezvous.interface.",
         "muster.agent.node.",
         "muster.agent.diagnosis.",
@@ -279,6 +290,11 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
     files = [found for found in imports if found.path.startswith(pure)]
     assert len({found.path for found in files}) > 10
     assert offenders(found for found in files if acts(found)) == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_a_package_has_at_most_twelve_modules(path: Path) -> None:
+    assert len(list(path.parent.glob("*.py"))) <= 1 + 12
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)

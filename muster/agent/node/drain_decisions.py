@@ -4,7 +4,7 @@
         DrainCommitted: WriteCommand(step), the workers save and end, JobEnded(is_drained=True)
         DrainWithdrawn: the workers go on; a node that is preempted leaves, which stops them on all nodes
 
-`rendezvous.consensus.ceiling` has the rule for the ceiling. Two waits have limits: a node that is preempted leaves when
+`rendezvous.drain_ceiling` has the rule for the ceiling. Two waits have limits: a node that is preempted leaves when
 no step was agreed on in time, and ranks that were told the step get the grace period after that to save and to end,
 without a stop signal: they have been told. A second signal hastens: the node leaves at once.
 """
@@ -26,7 +26,7 @@ from muster.agent.node.actions import (
 from muster.agent.node.events import RoundTimer, SignalReceived, SlotsRead, TimerPurpose
 from muster.agent.node.state import NodeDrain, NodeState, Preemption, Running, Succeeded
 from muster.agent.node.worker_decisions import Decision
-from muster.agent.rendezvous.consensus.ceiling import (
+from muster.agent.rendezvous.drain_ceiling import (
     LOOK_S,
     Ceiling,
     RankSlot,

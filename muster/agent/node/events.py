@@ -11,7 +11,7 @@ from muster.agent.rendezvous.interface import RendezvousEvent
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:
-    from muster.agent.rendezvous.consensus.ceiling import RankSlot
+    from muster.agent.rendezvous.drain_ceiling import RankSlot
 
 
 class TimerPurpose(Enum):

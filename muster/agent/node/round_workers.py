@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.placement.affinity import WorkerPlacement
-    from muster.agent.rendezvous.consensus.ceiling import RankSlot
+    from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.workers.status_page import StatusPage
 
 
@@ -202,7 +202,7 @@ class RoundWorkers:
         return None if self.page is None else self.page.read_slot(local_rank).asked[Layout.STOP]
 
     def _read_slots(self) -> "tuple[RankSlot, ...] | None":
-        from muster.agent.rendezvous.consensus.ceiling import RankSlot  # only a drain needs it
+        from muster.agent.rendezvous.drain_ceiling import RankSlot  # only a drain needs it
 
         page = self.page
         if page is None:

@@ -12,7 +12,7 @@ from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, record
 
 if TYPE_CHECKING:
-    from muster.agent.rendezvous.consensus.ceiling import Ceiling
+    from muster.agent.rendezvous.drain_ceiling import Ceiling
 
 
 @record

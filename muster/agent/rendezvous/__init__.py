@@ -1,6 +1,8 @@
 """Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
 `interface` is what the supervisor uses: the `Rendezvous` protocol, `Round`, and the events that a backend posts.
+Two pure rules that more than one of the parts below uses: `restart_budget` decides whether a failed job may be started
+again, `drain_ceiling` how far a node's ranks may go before the job's step to stop at is agreed.
 `backends.selection.create_rendezvous` makes one of the backends:
 
     consensus/  the leader's decisions, pure: membership, quorum, formation, rank assignment, failures

@@ -5,6 +5,7 @@ with a carriage return, and such a line without text when the bar has ended. Any
 """
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,8 +13,12 @@ from typing import Final, TextIO
 
 from muster._progress_bars import ProgressBars
 from muster.schedulers.runner.callers import find_printer, runs_command_line
-from muster.schedulers.runner.colours import PREFIX, add_colours, allows_colours
 
+PREFIX: Final = re.compile(r"\[[^\[\]|]*?(?P<local>\d+)(?:\|n\d+\.r(?P<rank>\d+))?\]:")
+"""`[main0]:` or `[main0|n1.r2]:`. Source: build_prefix in `muster/agent/logs/lines.py`."""
+_HEADLINE: Final = "JOB FAILED "
+_RANK_COLOURS: Final = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+"""As the agent's on a terminal."""
 _MARK: Final = "\r"
 _CLOSE_LIMIT_S: Final = 1.0
 
@@ -21,6 +26,20 @@ _CLOSE_LIMIT_S: Final = 1.0
 def draws_bars(environ: Mapping[str, str]) -> bool:
     """Whether this process is TorchX's command line on a terminal that can draw progress bars."""
     return runs_command_line() and sys.stdout.isatty() and sys.stderr.isatty() and environ.get("TERM") != "dumb"
+
+
+def allows_colours(environ: Mapping[str, str]) -> bool:
+    """Whether the user has not refused colours, on a terminal that may have any. Source: https://no-color.org."""
+    return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
+
+
+def add_colours(line: str) -> str:
+    """The line with its prefix in its rank's colour; the headline of a failed job in red."""
+    found = PREFIX.match(line)
+    if found is not None:
+        code = _RANK_COLOURS[int(found["rank"] or found["local"]) % len(_RANK_COLOURS)]
+        return f"\x1b[{code}m{found[0]}\x1b[0m{line[found.end() :]}"
+    return f"\x1b[1;31m{line.rstrip()}\x1b[0m\n" if line.startswith(_HEADLINE) else line
 
 
 class LiveLines:

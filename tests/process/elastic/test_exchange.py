@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.elastic import ResultsMissing, exchange
-from muster.elastic.exchange import Gathered, exchange_results
-from muster.elastic.results import RoundPlace
+from muster.elastic import ResultsMissing
+from muster.elastic.jobs import exchange
+from muster.elastic.jobs.exchange import Gathered, exchange_results
+from muster.elastic.jobs.results import RoundPlace
 
 LARGE = os.urandom(1 << 10) * (3 << 10)
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 from torchx.specs import AppDef, Resource, Role
 
+from muster.cli import leftovers
 from muster.cli import prune as module
 from muster.cli.commands import main
-from muster.schedulers import leftovers
 from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder

@@ -2,7 +2,7 @@
 
 from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root, describe_failure
-from muster.agent.rendezvous.consensus.restart_budget import find_final_failure
+from muster.agent.rendezvous.restart_budget import find_final_failure
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:

@@ -32,7 +32,7 @@ from muster.agent.node.events import (
     WorkersGone,
 )
 from muster.agent.node.state import Ended, NodeRules, NodeState, Running, Stopping, Succeeded
-from muster.agent.rendezvous.consensus.ceiling import RankSlot
+from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
     BreakKind,
     DrainBegun,

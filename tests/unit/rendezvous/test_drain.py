@@ -7,7 +7,6 @@ import pytest
 
 from muster._contract import StatusPageLayout
 from muster.agent.rendezvous.consensus.actions import BeginDrain, BreakRound, CommitDrain, EndJob, Notify, WithdrawDrain
-from muster.agent.rendezvous.consensus.ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.drain import choose_step
 from muster.agent.rendezvous.consensus.events import (
@@ -22,6 +21,7 @@ from muster.agent.rendezvous.consensus.events import (
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import Running, build_initial_state
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
+from muster.agent.rendezvous.drain_ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
 from muster.agent.rendezvous.interface import AskingRank, DrainReport
 
 

@@ -64,7 +64,7 @@ class LocalRestartPolicy:
         if self.broken is not None:
             return False
         from muster.agent.diagnosis.root_cause import choose_root, describe_failure, find_signature
-        from muster.agent.rendezvous.consensus.restart_budget import find_final_failure
+        from muster.agent.rendezvous.restart_budget import find_final_failure
 
         root = choose_root(self._failures)
         self._final = find_final_failure(root, self._early, self.attempt, self._max_restarts)

@@ -8,7 +8,6 @@ from muster.agent.diagnosis.report import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
 from muster.agent.rendezvous.consensus.actions import Action, BreakRound
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
-from muster.agent.rendezvous.consensus.restart_budget import find_final_failure
 from muster.agent.rendezvous.consensus.state import (
     Decision,
     Ending,
@@ -19,6 +18,7 @@ from muster.agent.rendezvous.consensus.state import (
     describe_member,
 )
 from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.restart_budget import find_final_failure
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
 

@@ -20,8 +20,8 @@ from multiprocessing.popen_forkserver import _DupFd
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from muster.elastic.errors import PickleFault
-from muster.elastic.results import Payload
+from muster.elastic.jobs.errors import PickleFault
+from muster.elastic.jobs.results import Payload
 
 _FAULTS = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError)
 """What pickling raises for what cannot be pickled; multiprocessing's objects raise RuntimeError and ValueError."""

@@ -22,8 +22,8 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from muster.elastic.errors import ResultsMissing
-from muster.elastic.results import RoundPlace
+from muster.elastic.jobs.errors import ResultsMissing
+from muster.elastic.jobs.results import RoundPlace
 
 _MEETING_LIMIT_S = 60.0
 """How long the programs wait for one another after the job's end. The agents have ended at the same moment."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from muster.elastic.errors import PickleFault
+from muster.elastic.jobs.errors import PickleFault
 
 SOCKET_NAME = "workers"
 """In the job's folder."""

@@ -1,0 +1,9 @@
+"""One job of the Python API: its agent, and the functions that its workers call. All entry points of `elastic` use it.
+
+    job        one job: wait, output, records              process   one agent under its guard, as a process
+    call       pickles a function and its arguments        results   serves workers, keeps what they return
+    rank_call  what a worker of `start_processes` calls    exchange  results between the nodes' programs
+    errors     what torch has no class for
+
+Not here: the names that torch and ice-learn gave these things (the modules of `elastic`).
+"""

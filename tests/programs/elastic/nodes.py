@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 
-from muster.elastic import AgentLost, LaunchFailed, ResultsMissing, exchange, launch
+from muster.elastic import AgentLost, LaunchFailed, ResultsMissing, launch
+from muster.elastic.jobs import exchange
 
 SCENARIO, PORT, *REST = sys.argv[1:]
 NODE = int(REST[0]) if REST else None

@@ -139,7 +139,7 @@ class GuardLease:
         (deadline_s,) = struct.unpack_from("d", self._page, _DEADLINE_AT)
         return max(0.0, float(deadline_s) - time.monotonic()) if deadline_s else 0.0
 
-    def check_expiry(self, now_s: float) -> bool:
+    def acknowledge_expiry(self, now_s: float) -> bool:
         """Guard's side: True when the lease has really expired; counted for `count_fencings`."""
         if self._timer is not None:
             expired = self._timer.acknowledge()
@@ -290,7 +290,7 @@ class Guard:
         if self._wake_read in ready:
             for signum in set(os.read(self._wake_read, 4096)):
                 self._handle_signal(signum)
-        if (polled or self._lease.fd in ready) and self._lease.check_expiry(time.monotonic()):
+        if (polled or self._lease.fd in ready) and self._lease.acknowledge_expiry(time.monotonic()):
             _processes.kill_groups(self._lease.read_workers())
             self._fencing = _Pauses(self._stop_limit_s)
         if self._caller_fd is not None and self._caller_fd in ready:

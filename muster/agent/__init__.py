@@ -6,7 +6,7 @@
     control_socket  what such an agent sends to that program
     launch      from a command line to a running agent, whose parts it puts together; maps errors to lines and codes
     config      the configuration, one frozen object          errors     the error tree
-    round       one agreed membership, as one node needs it    workspace  unpacks the code that came with the job
+    round       one agreed membership, as one node needs it    workspace_unpacking  the code that came with the job
 
     cli/        command line to configuration               logs/       workers' output
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed

@@ -216,7 +216,7 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
     bundle = environ.get(Env.WORKSPACE)
     if not bundle:
         return
-    from muster.agent.workspace import unpack_workspace
+    from muster.agent.workspace_unpacking import unpack_workspace
 
     into_dir = environ.get(Env.WORKSPACE_DIR) or os.getcwd()
     unpack_workspace(bundle, into_dir)

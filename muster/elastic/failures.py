@@ -78,7 +78,7 @@ def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     except ImportError:
         root = outcome.report and find_root(outcome.report)
-        return JobFailed(f"{name} failed: {describe_failure(root) if root else outcome.error}")
+        return JobFailed(f"{name} failed: {format_worker_failure(root) if root else outcome.error}")
     error: Exception = ChildFailedError(name=name, failures=build_process_failures(outcome))
     return error
 
@@ -132,12 +132,12 @@ def build_cause(root: Failure, load_exception: LoadException | None) -> BaseExce
     """The exception that the worker raised, with the worker's traceback as its own cause."""
     error = load_exception(root.global_rank) if load_exception is not None else None
     if error is None:
-        return WorkerFailed(describe_failure(root))
+        return WorkerFailed(format_worker_failure(root))
     error.__cause__ = RemoteTraceback(root.traceback or "")
     return error
 
 
-def describe_failure(failure: Failure) -> str:
+def format_worker_failure(failure: Failure) -> str:
     """One line: which worker, and why."""
     how = failure.exception or failure.reason or failure.signal or f"exit code {failure.exit_code}"
     return f"rank {failure.global_rank} (local rank {failure.local_rank} on {failure.host}): {how}"

@@ -24,7 +24,7 @@ from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import MusterError, UsageError
 from muster.agent.placement.device_count import count_workers
 from muster.agent.runtime.event_log import EventRecord
-from muster.elastic.failures import build_cause, describe_failure
+from muster.elastic.failures import build_cause, format_worker_failure
 from muster.elastic.jobs.errors import AgentLost, ResultsMissing
 from muster.elastic.jobs.exchange import Gathered, exchange_results
 from muster.elastic.jobs.job import Job, Outcome, Record
@@ -366,7 +366,7 @@ def _raise_if_failed(outcome: Outcome, server: WorkerServer) -> None:
         raise UsageError(outcome.error or "the agent refused its command line")
     root = find_root(outcome.report) if outcome.report is not None else None
     if root is not None:
-        line = f"the job failed: {describe_failure(root)}"
+        line = f"the job failed: {format_worker_failure(root)}"
         raise LaunchFailed(line, outcome.report, outcome.code) from build_cause(root, server.load_exception)
     if outcome.code is None or outcome.code == 128 + 9:
         raise AgentLost("the agent or its guard was killed; no process of the job is left on this node")

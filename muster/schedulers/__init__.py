@@ -4,9 +4,9 @@
     docker/         replicas are containers of one engine         runner/       what we adapt of TorchX
     kubernetes/     replicas are pods
 
-`bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node), `workspace` the user's folder
-without credentials, `agent_command` recognises and rewrites the agent's command, `naming` makes every name, `grace`
-decides how long a stop may take, `gpus` lists this machine's GPUs, `secret_variables` decides what is masked,
+`bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node), `workspace_packing` the user's
+folder without credentials, `agent_command` recognises and rewrites the agent's command, `naming` makes every name,
+`grace` decides how long a stop may take, `gpus` lists this machine's GPUs, `secret_variables` decides what is masked,
 `failure_report` reads what agents say about a failure, `lines` and `timestamps` read output and its times, `errors`
 holds the errors that the TorchX command line prints as one line.
 

@@ -1,4 +1,4 @@
-"""Packs the agent as one runnable zip, which travels with a job. `workspace` packs the user's folder.
+"""Packs the agent as one runnable zip, which travels with a job. `workspace_packing` packs the user's folder.
 
 Deterministic: the same files give the same bytes. Standard library only; torchx is not needed.
 """
@@ -51,9 +51,9 @@ import os
 # The path may be relative; the agent may change its directory before a later import.
 sys.path[0] = os.path.abspath(sys.path[0])
 
-from {start} import find_root
+from {start} import find_import_folder
 
-sys.path[0] = find_root(sys.path[0], "{digest}", {total_bytes})
+sys.path[0] = find_import_folder(sys.path[0], "{digest}", {total_bytes})
 
 from muster.agent.__main__ import main
 

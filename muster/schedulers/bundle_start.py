@@ -1,7 +1,8 @@
 """Where a node imports the agent from: unpacks the bundle once per node and user, so that nothing is compiled twice.
 
 Python keeps no compiled form of what it imports from a zip, and compiling the agent takes as long as all the rest of
-its start. This file travels in the bundle beside `__main__`, which calls `find_root` at every start: it imports little.
+its start. This file travels in the bundle beside `__main__`, which calls `find_import_folder` at every start: it
+imports little.
 
 The folder is the user's own and no other user can write to it. It appears whole, by a rename. Where none can be made
 the agent runs from the zip. Whoever unpacks a version removes those that nobody has used for longest; each process that
@@ -20,7 +21,7 @@ _KEPT = 4
 """Versions that stay for jobs to come, besides those that jobs run from."""
 
 
-def find_root(bundle: str, digest: str, total_bytes: int) -> str:
+def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
     """Find the folder to import from, and make it if necessary; the bundle itself when none can be used.
 
     Args:

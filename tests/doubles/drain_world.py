@@ -239,7 +239,10 @@ class DrainWorld:
         rank.outcome = outcome
         rank.ended_after_commit = Layout.is_committed(node.command)
         exited = node_events.WorkerExited(
-            number=self.leader_round, local_rank=local_rank, code=code, asked=rank.own_asked if node.command else None
+            round_number=self.leader_round,
+            local_rank=local_rank,
+            code=code,
+            asked=rank.own_asked if node.command else None,
         )
         self._to_node(node, exited, is_local=True)
 
@@ -270,7 +273,9 @@ class DrainWorld:
         self.is_broken = True
         for node in self.nodes:
             number = node.state.round.number
-            broken = interface.RoundBroken(number=number, kind=interface.BreakKind.FENCED, reason="the leader was lost")
+            broken = interface.RoundBroken(
+                round_number=number, kind=interface.BreakKind.FENCED, reason="the leader was lost"
+            )
             self._to_node(node, broken, is_local=True)
 
     def _to_node(self, node: Node, event, *, is_local: bool = False) -> None:
@@ -294,7 +299,7 @@ class DrainWorld:
         match action:
             case node_actions.ReadSlots():
                 slots = tuple(build_slot(rank) for rank in node.ranks)
-                self._handle(node, node_events.SlotsRead(number=action.number, slots=slots))
+                self._handle(node, node_events.SlotsRead(round_number=action.round_number, slots=slots))
             case node_actions.WriteCommand():
                 command = Layout.pack_command(
                     drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed
@@ -326,16 +331,18 @@ class DrainWorld:
             case node_actions.ReportFailed():
                 self._to_leader(node, leader_events.Failed(id=member, round_number=number, failures=()))
             case node_actions.SettleFailure():
-                settled = node_events.FailureSettled(number=number, local_rank=action.failure.local_rank)
+                settled = node_events.FailureSettled(round_number=number, local_rank=action.failure.local_rank)
                 self.at(self.now_s, lambda: self._handle(node, settled))
             case node_actions.LeaveJob():
                 self._to_leader(node, leader_events.Leaving(id=member, reason=action.reason))
             case node_actions.SignalWorkers() | node_actions.KillWorkers():
                 self._kill(node)
                 if isinstance(action, node_actions.KillWorkers):
-                    self.at(self.now_s, lambda: self._handle(node, node_events.WorkersGone(number=number)))
+                    self.at(self.now_s, lambda: self._handle(node, node_events.WorkersGone(round_number=number)))
             case node_actions.CollectStacks():
-                self.at(self.now_s, lambda: self._handle(node, node_events.StacksCollected(number=number, texts={})))
+                self.at(
+                    self.now_s, lambda: self._handle(node, node_events.StacksCollected(round_number=number, texts={}))
+                )
             case node_actions.PrintLine():
                 node.lines.append(action.text)
             case node_actions.Finish():
@@ -350,7 +357,7 @@ class DrainWorld:
             if rank.outcome == "runs":
                 rank.outcome = "killed"
                 exited = node_events.WorkerExited(
-                    number=self.leader_round, local_rank=local_rank, code=-15, asked=rank.own_asked
+                    round_number=self.leader_round, local_rank=local_rank, code=-15, asked=rank.own_asked
                 )
                 if node.is_alive:
                     self.at(self.now_s, lambda event=exited: self._handle(node, event))
@@ -373,14 +380,18 @@ class DrainWorld:
     def _send(self, action) -> None:
         match action:
             case leader_actions.BeginDrain():
-                event = interface.DrainBegun(number=action.round_number, drain=action.number, limit_s=action.limit_s)
+                event = interface.DrainBegun(
+                    round_number=action.round_number, drain=action.drain, limit_s=action.limit_s
+                )
             case leader_actions.CommitDrain():
                 self.commits.append(action.step)
-                event = interface.DrainCommitted(number=action.round_number, drain=action.number, step=action.step)
+                event = interface.DrainCommitted(round_number=action.round_number, drain=action.drain, step=action.step)
             case leader_actions.WithdrawDrain():
-                event = interface.DrainWithdrawn(number=action.round_number, drain=action.number, reason=action.reason)
+                event = interface.DrainWithdrawn(
+                    round_number=action.round_number, drain=action.drain, reason=action.reason
+                )
             case leader_actions.BreakRound():
-                event = interface.RoundBroken(number=action.round_number, kind=action.kind, reason=action.reason)
+                event = interface.RoundBroken(round_number=action.round_number, kind=action.kind, reason=action.reason)
             case leader_actions.EndJob():
                 event = interface.JobEnded(succeeded=action.succeeded, is_drained=action.is_drained)
             case leader_actions.SetTimer():

@@ -411,7 +411,7 @@ class Bench:
     def break_round(
         self, number: int = 1, kind: BreakKind = BreakKind.FAILURE, *, reason: str = "why", stacks: bool = False
     ) -> None:
-        self.post(RoundBroken(number=number, kind=kind, reason=reason, want_stacks=stacks))
+        self.post(RoundBroken(round_number=number, kind=kind, reason=reason, want_stacks=stacks))
 
     def end_job(self, *, succeeded: bool) -> None:
         self.post(JobEnded(succeeded=succeeded))

@@ -373,7 +373,7 @@ class Process:
         if isinstance(event, RoundFormed):
             self.start_workers(event.round)
         elif isinstance(event, RoundBroken):
-            if self.round is not None and event.number == self.round.number:
+            if self.round is not None and event.round_number == self.round.number:
                 if not self.breaking and world.draw_stuck():
                     self.stuck_until_s = world.now_s + world.stuck_s
                     if world.random.random() < 0.5:
@@ -383,7 +383,7 @@ class Process:
                     delay_s = world.random.uniform(0.0, 0.25)
                 else:
                     delay_s = world.random.choice(world.stops_s)
-                number = event.number
+                number = event.round_number
                 world.schedule(delay_s, self, lambda: self.finish_stop(number))
         elif isinstance(event, JobEnded | RendezvousFailed):
             self.outcome = event

@@ -53,14 +53,14 @@ class KillWorkers:
     Post `WorkersNotEnded` instead when some have not ended within the limit.
     """
 
-    number: int
+    round_number: int
 
 
 @record
 class ReadSlots:
     """Read what the workers of the round have published, and post `SlotsRead`."""
 
-    number: int
+    round_number: int
 
 
 @record
@@ -113,7 +113,7 @@ class SettleFailure:
 class CollectStacks:
     """Collect the stacks of the live workers, then post `StacksCollected`."""
 
-    number: int
+    round_number: int
 
 
 @record

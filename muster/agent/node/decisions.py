@@ -198,7 +198,7 @@ def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
         actions = (*actions, PrintLine(text=line))
     else:
         return _start_workers(state, new, actions)
-    timer = RoundTimer(purpose=TimerPurpose.START, number=new.number)
+    timer = RoundTimer(purpose=TimerPurpose.START, round_number=new.number)
     state = replace(state, phase=Delaying(round=new, is_held=is_held))
     return state, (*actions, StartTimer(timer=timer, delay_s=delay_s))
 
@@ -210,19 +210,23 @@ def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
     phase = state.phase
-    state = replace(state, rank0_started=max(state.rank0_started, event.number))
-    if isinstance(phase, Delaying) and phase.is_held and phase.round.number == event.number:
+    state = replace(state, rank0_started=max(state.rank0_started, event.round_number))
+    if isinstance(phase, Delaying) and phase.is_held and phase.round.number == event.round_number:
         return _start_workers(state, phase.round)
     return state, ()
 
 
 def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     phase = state.phase
-    if isinstance(phase, Stopping) and isinstance(phase.then, StartNext) and phase.then.round.number == event.number:
+    if (
+        isinstance(phase, Stopping)
+        and isinstance(phase.then, StartNext)
+        and phase.then.round.number == event.round_number
+    ):
         # The round that formed meanwhile is broken before its workers were started.
         state = replace(state, phase=replace(phase, then=Rejoin(round=phase.then.round)))
         actions: tuple[Action, ...] = ()
-    elif state.round is None or event.number != state.round.number:
+    elif state.round is None or event.round_number != state.round.number:
         return state, ()
     else:
         state, actions = _break_round(state, event, state.round)
@@ -282,7 +286,7 @@ def _tell(state: NodeState, line: str, *, may_hold: bool) -> Decision:
     """Print the line, or hold it back until it is clear whether the whole job is being stopped."""
     if not (may_hold and state.rules.stops_together):
         return state, (PrintLine(text=line),)
-    timer = RoundTimer(purpose=TimerPurpose.LINES, number=state.round.number if state.round else 0)
+    timer = RoundTimer(purpose=TimerPurpose.LINES, round_number=state.round.number if state.round else 0)
     held = (*state.held_lines, line)
     return replace(state, held_lines=held), (StartTimer(timer=timer, delay_s=HELD_LINES_S),)
 
@@ -326,7 +330,7 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
     phase = state.phase
     if timer.purpose is TimerPurpose.LINES:
         return _print_held(state)
-    if state.round is None or timer.number != state.round.number:
+    if state.round is None or timer.round_number != state.round.number:
         return state, ()
     match timer.purpose:
         case TimerPurpose.START:
@@ -346,7 +350,11 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
 
 def _on_workers_gone(state: NodeState, event: WorkersGone) -> Decision:
     phase = state.phase
-    if not isinstance(phase, Stopping) or phase.step is not StopStep.KILLING or event.number != phase.round.number:
+    if (
+        not isinstance(phase, Stopping)
+        or phase.step is not StopStep.KILLING
+        or event.round_number != phase.round.number
+    ):
         return state, ()
     then = phase.then
     match then:
@@ -369,7 +377,11 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
     With an exit code after which adapters replace the node: 1 would end the job for all.
     """
     phase = state.phase
-    if not isinstance(phase, Stopping) or phase.step is not StopStep.KILLING or event.number != phase.round.number:
+    if (
+        not isinstance(phase, Stopping)
+        or phase.step is not StopStep.KILLING
+        or event.round_number != phase.round.number
+    ):
         return state, ()
     reason = f"cannot end {'process' if len(event.pids) == 1 else 'processes'} {', '.join(map(str, event.pids))}"
     line = PrintLine(text=f"{reason}, killed but in an uninterruptible sleep: this node leaves the job without them")

@@ -58,7 +58,7 @@ def on_preemption(state: NodeState, phase: Running, event: SignalReceived) -> De
         return None
     state = replace(state, preemption=Preemption(signum=event.signum, at_s=event.at_s))
     cause = f"received {name_signal(event.signum)}"
-    timer = RoundTimer(purpose=TimerPurpose.DRAIN, number=phase.round.number)
+    timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=phase.round.number)
     return state, (
         PrintLine(text=f"{cause}: asking all ranks to stop at one step, up to {limit_s:g} s"),
         AskDrain(round=phase.round, reason=cause, limit_s=limit_s),
@@ -71,7 +71,7 @@ def decide_drain(
 ) -> DrainDecision:
     """Decide what follows. An event of another round or another drain changes nothing."""
     phase = state.phase
-    if not isinstance(phase, Running | Succeeded) or event.number != phase.round.number:
+    if not isinstance(phase, Running | Succeeded) or event.round_number != phase.round.number:
         return state, (), False
     if isinstance(event, RoundTimer) and event.purpose is TimerPurpose.DRAIN:
         return _on_time_over(state, phase)
@@ -89,7 +89,7 @@ def decide_drain(
             return _look(state, phase, event)
         case RoundTimer():
             is_awaited = phase.drain is not None and phase.drain.ceiling is not None and not phase.drain.is_reported
-            return state, (ReadSlots(number=event.number),) if is_awaited else (), False
+            return state, (ReadSlots(round_number=event.round_number),) if is_awaited else (), False
         case _:
             assert_never(event)
 
@@ -98,11 +98,11 @@ def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision
     if phase.drain is not None and phase.drain.number >= event.drain:
         return state, (), False
     state = replace(state, phase=replace(phase, drain=NodeDrain(number=event.drain)))
-    timer = RoundTimer(purpose=TimerPurpose.DRAIN, number=event.number)
+    timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=event.round_number)
     deadline = WriteDeadline(delay_s=event.limit_s + state.rules.shutdown_timeout_s)
     is_asked_here = state.preemption is not None
     timers = () if is_asked_here else (StartTimer(timer=timer, delay_s=event.limit_s),)
-    return state, (deadline, *timers, ReadSlots(number=event.number)), False
+    return state, (deadline, *timers, ReadSlots(round_number=event.round_number)), False
 
 
 def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
@@ -121,7 +121,7 @@ def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
     if report is not None:
         return _report(state, phase, replace(drain, ceiling=ceiling), report)
     drain = replace(drain, ceiling=ceiling)
-    look = RoundTimer(purpose=TimerPurpose.LOOK, number=phase.round.number)
+    look = RoundTimer(purpose=TimerPurpose.LOOK, round_number=phase.round.number)
     timer = StartTimer(timer=look, delay_s=STRIDE_LOOK_S if ceiling.is_verified else LOOK_S)
     write = () if ceiling.is_verified else (_build_write(drain, ceiling),)
     return replace(state, phase=replace(phase, drain=drain)), (*write, timer), False
@@ -167,5 +167,5 @@ def _on_time_over(state: NodeState, phase: Running | Succeeded) -> DrainDecision
     if not is_committed:
         line = PrintLine(text="no step was agreed on in time")
         return state, (line,) if state.preemption is not None else (), True
-    grace = RoundTimer(purpose=TimerPurpose.GRACE, number=phase.round.number)
+    grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
     return state, (StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s),), False

@@ -33,10 +33,10 @@ class TimerPurpose(Enum):
 
 @record
 class RoundTimer:
-    """A timer of round `number`; each round has at most one for each purpose."""
+    """A timer of the round; each round has at most one for each purpose."""
 
     purpose: TimerPurpose
-    number: int
+    round_number: int
 
 
 @record
@@ -51,17 +51,17 @@ class WorkersPrepared:
 
 @record
 class WorkerStarted:
-    """A worker of round `number` exists."""
+    """A worker of the round exists."""
 
-    number: int
+    round_number: int
     local_rank: int
 
 
 @record
 class WorkerExited:
-    """A worker of round `number` has ended; `code` as of `os.waitstatus_to_exitcode` (negative: signal)."""
+    """A worker of the round has ended; `code` as of `os.waitstatus_to_exitcode` (negative: signal)."""
 
-    number: int
+    round_number: int
     local_rank: int
     code: int
     fencings: int = 0
@@ -72,9 +72,9 @@ class WorkerExited:
 
 @record
 class SpawnFailed:
-    """A worker of round `number` could not be started."""
+    """A worker of the round could not be started."""
 
-    number: int
+    round_number: int
     local_rank: int
     reason: str
     errno: int | None = None
@@ -83,9 +83,9 @@ class SpawnFailed:
 
 @record
 class StoreLost:
-    """The agent hosts the store of round `number`, and it has none (any more); `reason` is a clause about rank 0."""
+    """The agent hosts the store of the round, and it has none (any more); `reason` is a clause about rank 0."""
 
-    number: int
+    round_number: int
     reason: str
 
 
@@ -93,23 +93,23 @@ class StoreLost:
 class FailureSettled:
     """After `SettleFailure`: the worker's last output has been read, so its failure can be collected."""
 
-    number: int
+    round_number: int
     local_rank: int
 
 
 @record
 class WorkersIdle:
-    """No worker of round `number` has been active for the hang timeout."""
+    """No worker of the round has been active for the hang timeout."""
 
-    number: int
+    round_number: int
     reason: str
 
 
 @record
 class WorkersActive:
-    """After `WorkersIdle`: a worker of round `number` is active again."""
+    """After `WorkersIdle`: a worker of the round is active again."""
 
-    number: int
+    round_number: int
 
 
 @record
@@ -119,9 +119,9 @@ class StacksRequested:
 
 @record
 class StacksCollected:
-    """`CollectStacks` of round `number` is done as far as possible; the texts by local rank."""
+    """`CollectStacks` of the round is done as far as possible; the texts by local rank."""
 
-    number: int
+    round_number: int
     texts: Mapping[int, str]
 
 
@@ -134,16 +134,16 @@ class TimerExpired:
 
 @record
 class WorkersGone:
-    """After `KillWorkers` of round `number`: no process of the workers is left, and their output is on disk."""
+    """After `KillWorkers` of the round: no process of the workers is left, and their output is on disk."""
 
-    number: int
+    round_number: int
 
 
 @record
 class WorkersNotEnded:
-    """After `KillWorkers` of round `number`: these processes have not ended within the limit."""
+    """After `KillWorkers` of the round: these processes have not ended within the limit."""
 
-    number: int
+    round_number: int
     pids: tuple[int, ...]
 
 
@@ -162,9 +162,9 @@ class SignalReceived:
 
 @record
 class SlotsRead:
-    """After `ReadSlots` of round `number`: what the workers have published, by local rank; None: there is no page."""
+    """After `ReadSlots` of the round: what the workers have published, by local rank; None: there is no page."""
 
-    number: int
+    round_number: int
     slots: "tuple[RankSlot, ...] | None"
 
 

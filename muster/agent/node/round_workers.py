@@ -103,7 +103,7 @@ class RoundWorkers:
 
     def _on_store_lost(self, formed: Round, reason: str) -> None:
         self._store_problem = reason
-        self._post(events.StoreLost(number=formed.number, reason=reason))
+        self._post(events.StoreLost(round_number=formed.number, reason=reason))
 
     def end_store(self) -> None:
         """End the store of the round, if this agent hosts it."""
@@ -124,9 +124,9 @@ class RoundWorkers:
             case actions.SignalWorkers():
                 self._pool.send(action.signum)
             case actions.KillWorkers():
-                self._kill(action.number)
+                self._kill(action.round_number)
             case actions.ReadSlots():
-                self._post(events.SlotsRead(number=action.number, slots=self._read_slots()))
+                self._post(events.SlotsRead(round_number=action.round_number, slots=self._read_slots()))
             case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
                 self._write_page(action)
             case _:
@@ -249,12 +249,12 @@ class RoundWorkers:
 
     def _on_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
-        self._post(events.WorkerStarted(number=worker.number, local_rank=worker.local_rank))
+        self._post(events.WorkerStarted(round_number=worker.round_number, local_rank=worker.local_rank))
 
     def _on_spawn_failed(self, number: int, local_rank: int, error: SpawnError) -> None:
         # When descriptors run out, the imports for the failure's description need one of these.
         self._logs.close_child_ends(local_rank)
-        self._post(events.SpawnFailed(number=number, local_rank=local_rank, reason=str(error), errno=error.errno))
+        self._post(events.SpawnFailed(round_number=number, local_rank=local_rank, reason=str(error), errno=error.errno))
 
     def _on_ended(self, end: WorkerEnd) -> None:
         worker = end.worker
@@ -262,7 +262,7 @@ class RoundWorkers:
         fencings = self._lease.count_fencings() - self._fencings
         self._post(
             events.WorkerExited(
-                number=worker.number,
+                round_number=worker.round_number,
                 local_rank=worker.local_rank,
                 code=end.code,
                 fencings=fencings,
@@ -272,11 +272,11 @@ class RoundWorkers:
 
     def _kill(self, number: int) -> None:
         def post_gone() -> None:
-            self._post(events.WorkersGone(number=number))
+            self._post(events.WorkersGone(round_number=number))
 
         def post_not_ended(pids: tuple[int, ...]) -> None:
             self._lease.record_not_ended()
-            self._post(events.WorkersNotEnded(number=number, pids=pids))
+            self._post(events.WorkersNotEnded(round_number=number, pids=pids))
 
         self._pool.sweep(lambda: self._logs.finish_round(post_gone), post_not_ended, limit_s=self._config.kill_limit_s)
 
@@ -289,8 +289,8 @@ class RoundWorkers:
         from muster.agent.diagnosis.hang import HangWatch
 
         def on_idle(reason: str | None) -> None:
-            idle = events.WorkersActive(number=number) if reason is None else None
-            self._post(idle or events.WorkersIdle(number=number, reason=reason or ""))
+            idle = events.WorkersActive(round_number=number) if reason is None else None
+            self._post(idle or events.WorkersIdle(round_number=number, reason=reason or ""))
 
         if self._hang is not None:
             self._hang.close()

@@ -201,9 +201,9 @@ class Supervisor:
         match action:
             case actions.SettleFailure():
                 self._settle_failure(action)
-            case actions.CollectStacks(number=number):
+            case actions.CollectStacks(round_number=number):
                 self._read_evidence().collect_stacks(
-                    lambda texts: self._events.append(events.StacksCollected(number=number, texts=texts))
+                    lambda texts: self._events.append(events.StacksCollected(round_number=number, texts=texts))
                 )
             case actions.PrintStacks():
                 self._read_evidence().print_stacks(action.round)
@@ -224,7 +224,7 @@ class Supervisor:
     def _settle_failure(self, action: actions.SettleFailure) -> None:
         failure = action.failure
         self._transition_log.write_failure(action.round, failure)
-        settled = events.FailureSettled(number=action.round.number, local_rank=failure.local_rank)
+        settled = events.FailureSettled(round_number=action.round.number, local_rank=failure.local_rank)
         self._after_turns(_SETTLE_TURNS, lambda: self._events.append(settled))
 
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:

@@ -74,9 +74,11 @@ class TransitionLog:
             case RendezvousFailed():
                 log.write("rendezvous_lost", reason=event.reason)
             case events.WorkerExited():
-                log.write("worker_exited", ranks=self._find_ranks(event.number, event.local_rank), code=event.code)
+                log.write(
+                    "worker_exited", ranks=self._find_ranks(event.round_number, event.local_rank), code=event.code
+                )
             case events.StacksCollected():
-                log.write("stacks_taken", ranks=self._find_ranks(event.number, *event.texts), since="broken")
+                log.write("stacks_taken", ranks=self._find_ranks(event.round_number, *event.texts), since="broken")
             case events.WorkersGone():
                 log.write("workers_stopped", since="broken")
             case events.WorkersNotEnded():

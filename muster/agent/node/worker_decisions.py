@@ -64,7 +64,7 @@ _FENCED_LINE = "this node lost contact with the job: its workers were killed, be
 def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
     """A worker exists."""
     phase = state.phase
-    if not isinstance(phase, Running | Stopping) or event.number != phase.round.number:
+    if not isinstance(phase, Running | Stopping) or event.round_number != phase.round.number:
         return state, ()
     phase = replace(phase, alive=phase.alive | {event.local_rank})
     if isinstance(phase, Stopping):  # it was started just before its start was cancelled
@@ -76,7 +76,7 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
 def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
     """A worker has ended: a success, a failure, or the guard's doing."""
     phase = state.phase
-    if not isinstance(phase, Running | Stopping) or event.number != phase.round.number:
+    if not isinstance(phase, Running | Stopping) or event.round_number != phase.round.number:
         return state, ()
     if event.local_rank not in phase.alive:
         return state, ()
@@ -132,7 +132,11 @@ def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
 def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     """A worker could not be started: it has failed."""
     phase = state.phase
-    if not isinstance(phase, Running) or event.number != phase.round.number or event.local_rank not in phase.awaited:
+    if (
+        not isinstance(phase, Running)
+        or event.round_number != phase.round.number
+        or event.local_rank not in phase.awaited
+    ):
         return state, ()
     failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno)
     awaited = phase.awaited - {event.local_rank}
@@ -143,7 +147,7 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
     """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it else."""
     phase = state.phase
-    if not isinstance(phase, Running) or event.number != phase.round.number:
+    if not isinstance(phase, Running) or event.round_number != phase.round.number:
         return state, ()
     failure = LocalFailure(local_rank=0, reason=event.reason)
     phase = replace(phase, failures=_add_failure(phase.failures, failure))
@@ -153,7 +157,7 @@ def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
 def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
     """Report a failure, if the round's end has not reported it already."""
     phase = state.phase
-    if not isinstance(phase, Running | Stopping) or event.number != phase.round.number:
+    if not isinstance(phase, Running | Stopping) or event.round_number != phase.round.number:
         return state, ()
     book = phase.failures
     settled = [each for each in book.unreported if each.local_rank == event.local_rank]
@@ -168,7 +172,7 @@ def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
 def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Decision:
     """Report idleness: rendezvous decides whether the whole job hangs."""
     phase = state.phase
-    if not isinstance(phase, Running) or event.number != phase.round.number:
+    if not isinstance(phase, Running) or event.round_number != phase.round.number:
         return state, ()
     if isinstance(event, WorkersActive):
         return state, (ReportIdle(round=phase.round),)
@@ -203,15 +207,15 @@ def begin_stop(
     stopping = Stopping(round=phase.round, step=step, signum=signum, alive=alive, failures=failures, then=then)
     cancel = (CancelStarts(),) if phase.awaited else ()
     if stacks and alive and not kill:
-        limit = RoundTimer(purpose=TimerPurpose.STACKS, number=number)
+        limit = RoundTimer(purpose=TimerPurpose.STACKS, round_number=number)
         timer = StartTimer(timer=limit, delay_s=STACKS_LIMIT_S)
-        return replace(state, phase=stopping), (*cancel, timer, CollectStacks(number=number))
+        return replace(state, phase=stopping), (*cancel, timer, CollectStacks(round_number=number))
     state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
     return state, (*cancel, *actions)
 
 
 def _signal_workers(state: NodeState, phase: Stopping) -> Decision:
-    grace = RoundTimer(purpose=TimerPurpose.GRACE, number=phase.round.number)
+    grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
     state = replace(state, phase=replace(phase, step=StopStep.GRACE))
     return state, (
         SignalWorkers(signum=phase.signum),
@@ -223,7 +227,7 @@ def kill_now(state: NodeState, phase: Stopping) -> Decision:
     """Kill what is left of the workers, once."""
     if phase.step is StopStep.KILLING:
         return replace(state, phase=phase), ()
-    return replace(state, phase=replace(phase, step=StopStep.KILLING)), (KillWorkers(number=phase.round.number),)
+    return replace(state, phase=replace(phase, step=StopStep.KILLING)), (KillWorkers(round_number=phase.round.number),)
 
 
 def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:
@@ -249,6 +253,6 @@ def on_stacks_requested(state: NodeState) -> Decision:
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
     """Keep the texts for the report, and go on with the stop that waits for them."""
     phase = state.phase
-    if not isinstance(phase, Stopping) or event.number != phase.round.number:
+    if not isinstance(phase, Stopping) or event.round_number != phase.round.number:
         return state, ()
     return end_stacks_wait(state, replace(phase, stacks=event.texts))

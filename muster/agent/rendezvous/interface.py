@@ -64,14 +64,14 @@ class RoundFormed:
 class GlobalRank0Started:
     """The workers of the node that has global rank 0 have been started."""
 
-    number: int
+    round_number: int
 
 
 @record
 class RoundBroken:
-    """Stop this node's workers of round `number`, then call `report_stopped`. At most once per round and kind."""
+    """Stop this node's workers of the round, then call `report_stopped`. At most once per round and kind."""
 
-    number: int
+    round_number: int
     kind: BreakKind
     reason: str
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
@@ -122,9 +122,9 @@ class DrainReport:
 
 @record
 class DrainBegun:
-    """Write a ceiling for the workers of round `number`, and call `report_drain`."""
+    """Write a ceiling for the workers of the round, and call `report_drain`."""
 
-    number: int
+    round_number: int
     drain: int
     limit_s: float
     """What the drain is for ends the workers so much later."""
@@ -134,7 +134,7 @@ class DrainBegun:
 class DrainCommitted:
     """All ranks that ask stop at this step."""
 
-    number: int
+    round_number: int
     drain: int
     step: int
 
@@ -143,7 +143,7 @@ class DrainCommitted:
 class DrainWithdrawn:
     """No step was agreed on: the workers go on."""
 
-    number: int
+    round_number: int
     drain: int
     """0: the drain that was asked for has not begun."""
     reason: str

@@ -40,7 +40,7 @@ class _Sweep:
 class LiveWorker:
     """A started worker."""
 
-    number: int
+    round_number: int
     """The round it was started for."""
     local_rank: int
     pid: int
@@ -109,7 +109,7 @@ class WorkerPool:
         self._starter.cancel()
 
     def _add_worker(self, number: int, local_rank: int, pid: int) -> None:
-        worker = LiveWorker(number=number, local_rank=local_rank, pid=pid, started_s=self._loop.clock.now_s())
+        worker = LiveWorker(round_number=number, local_rank=local_rank, pid=pid, started_s=self._loop.clock.now_s())
         self._by_pid[pid] = worker
         self._children.watch(pid, lambda code: self._record_end(worker, code))
         self._report_pids()

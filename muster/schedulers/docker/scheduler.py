@@ -55,7 +55,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, Process
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
-from muster.schedulers.workspace import DOCKERFILE, BundleError, describe_left_out
+from muster.schedulers.workspace_packing import DOCKERFILE, BundleError, describe_left_out
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _REGISTRY: Final = "docker"

@@ -21,7 +21,7 @@ from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.versions import LogRequest, PluginScheduler, get_workspace_path
-from muster.schedulers.workspace import DOCKERFILE, BundleError, copy_workspace, describe_left_out
+from muster.schedulers.workspace_packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 
 if TYPE_CHECKING:
     from muster.schedulers.kubernetes.api.client import Clock

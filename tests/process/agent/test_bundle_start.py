@@ -167,18 +167,18 @@ def test_a_folder_that_is_being_removed_is_not_used(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     name = "d" * 32
-    first = bundle_start.find_root(str(bundle), name, 1)
+    first = bundle_start.find_import_folder(str(bundle), name, 1)
     assert first == str(tmp_path / f"muster-{os.geteuid()}" / name)
     fd = os.open(first, os.O_RDONLY)
     try:
-        # The lock of this process, from `find_root`, is shared; a remover's is not.
+        # The lock of this process, from `find_import_folder`, is shared; a remover's is not.
         with pytest.raises(BlockingIOError):
             bundle_start.remove_unused(first)
         assert bundle_start.is_used(first)
     finally:
         os.close(fd)
     monkeypatch.setattr(bundle_start, "_lock", lambda folder: _lock_after_removal(folder, first))
-    assert bundle_start.find_root(str(bundle), name, 1) == str(tmp_path / "cache" / "muster" / name)
+    assert bundle_start.find_import_folder(str(bundle), name, 1) == str(tmp_path / "cache" / "muster" / name)
 
 
 _LOCK = bundle_start._lock
@@ -198,15 +198,15 @@ def test_a_full_disk_leaves_nothing_behind(bundle: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert bundle_start.find_root(str(bundle), "d1", 1) == str(bundle)
+    assert bundle_start.find_import_folder(str(bundle), "d1", 1) == str(bundle)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert list(tmp_path.rglob("unfinished*")) == []
 
 
 def test_a_cleaner_of_temporary_folders_finds_it_locked(bundle: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.path[0] = sys.argv[1]; from muster_bundle_start import find_root; "
-        "print(find_root(sys.argv[1], 'd', 1), flush=True); input()"
+        "import sys; sys.path[0] = sys.argv[1]; from muster_bundle_start import find_import_folder; "
+        "print(find_import_folder(sys.argv[1], 'd', 1), flush=True); input()"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [sys.executable, "-c", program, str(bundle)]

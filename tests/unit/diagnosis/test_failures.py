@@ -180,7 +180,7 @@ def collect(
     evidence: OomEvidence | None, code: int, *, signalled_s: float | None = None, error_file: Path | None = None
 ) -> Any:
     collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(evidence))  # type: ignore[arg-type]
-    worker = LiveWorker(number=3, local_rank=2, pid=7, started_s=90.0)
+    worker = LiveWorker(round_number=3, local_rank=2, pid=7, started_s=90.0)
     end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
     streams = WorkerStreams(
         stdout_fd=None,

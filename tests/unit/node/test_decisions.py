@@ -92,31 +92,31 @@ def formed(number: int = 1, attempt: int = 0, *, is_held: bool = False) -> Round
 
 
 def started(local_rank: int, number: int = 1) -> WorkerStarted:
-    return WorkerStarted(number=number, local_rank=local_rank)
+    return WorkerStarted(round_number=number, local_rank=local_rank)
 
 
 def exited(local_rank: int, code: int = 0, number: int = 1) -> WorkerExited:
-    return WorkerExited(number=number, local_rank=local_rank, code=code)
+    return WorkerExited(round_number=number, local_rank=local_rank, code=code)
 
 
 def settled(local_rank: int, number: int = 1) -> FailureSettled:
-    return FailureSettled(number=number, local_rank=local_rank)
+    return FailureSettled(round_number=number, local_rank=local_rank)
 
 
 def hung(number: int = 1) -> WorkersIdle:
-    return WorkersIdle(number=number, reason="idle")
+    return WorkersIdle(round_number=number, reason="idle")
 
 
 def active(number: int = 1) -> WorkersActive:
-    return WorkersActive(number=number)
+    return WorkersActive(round_number=number)
 
 
 def gone(number: int = 1) -> WorkersGone:
-    return WorkersGone(number=number)
+    return WorkersGone(round_number=number)
 
 
 def expired(purpose: TimerPurpose, number: int = 1) -> TimerExpired:
-    return TimerExpired(timer=RoundTimer(purpose=purpose, number=number))
+    return TimerExpired(timer=RoundTimer(purpose=purpose, round_number=number))
 
 
 def grace_over(number: int = 1) -> TimerExpired:
@@ -125,11 +125,11 @@ def grace_over(number: int = 1) -> TimerExpired:
 
 def fenced(local_rank: int, number: int = 1) -> WorkerExited:
     """The guard has killed it."""
-    return WorkerExited(number=number, local_rank=local_rank, code=-9, fencings=1)
+    return WorkerExited(round_number=number, local_rank=local_rank, code=-9, fencings=1)
 
 
 def stacks(number: int = 1) -> StacksCollected:
-    return StacksCollected(number=number, texts={0: "stack"})
+    return StacksCollected(round_number=number, texts={0: "stack"})
 
 
 def new_state(nproc: int = 2, **rules: Any) -> NodeState:
@@ -138,7 +138,7 @@ def new_state(nproc: int = 2, **rules: Any) -> NodeState:
 
 
 def broken(number: int = 1, kind: BreakKind = BreakKind.FAILURE, want_stacks: bool = False) -> RoundBroken:
-    return RoundBroken(number=number, kind=kind, reason="why", want_stacks=want_stacks)
+    return RoundBroken(round_number=number, kind=kind, reason="why", want_stacks=want_stacks)
 
 
 def run(*events: Event, state: NodeState | None = None) -> tuple[NodeState, list[tuple[Action, ...]]]:
@@ -166,12 +166,12 @@ SIGINT = SignalReceived(signum=signal.SIGINT)
 CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     "a round starts the workers, the last start is reported": (RUNNING, RUN, Running),
     "held workers start when global rank 0 has been started": (
-        (formed(is_held=True), GlobalRank0Started(number=1), started(0), started(1)),
+        (formed(is_held=True), GlobalRank0Started(round_number=1), started(0), started(1)),
         [("BeginRound", "StartTimer"), ("StartWorkers",), (), ("ReportStarted",)],
         Running,
     ),
     "held workers start when the limit has passed, once": (
-        (formed(is_held=True), expired(TimerPurpose.START), GlobalRank0Started(number=1)),
+        (formed(is_held=True), expired(TimerPurpose.START), GlobalRank0Started(round_number=1)),
         [("BeginRound", "StartTimer"), ("StartWorkers",), ()],
         Running,
     ),
@@ -179,7 +179,7 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
         (
             formed(is_held=True),
             broken(kind=BreakKind.MEMBERSHIP),
-            GlobalRank0Started(number=1),
+            GlobalRank0Started(round_number=1),
             expired(TimerPurpose.START),
         ),
         [("BeginRound", "StartTimer"), ("ParkWorkers", "ReportStopped"), (), ()],
@@ -343,7 +343,7 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a break of a round that this node takes no part in changes nothing": ((broken(),), [()], Joining),
     "a worker that cannot be started is a failure": (
-        (formed(), SpawnFailed(number=1, local_rank=0, reason="no such file"), settled(0)),
+        (formed(), SpawnFailed(round_number=1, local_rank=0, reason="no such file"), settled(0)),
         [("BeginRound", "StartWorkers"), ("SettleFailure",), ("ReportFailed",)],
         Running,
     ),
@@ -404,12 +404,12 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
         Ended,
     ),
     "workers that cannot be ended: the node leaves, the others go on": (
-        (*RUNNING, broken(), grace_over(), WorkersNotEnded(number=1, pids=(7, 8)), gone()),
+        (*RUNNING, broken(), grace_over(), WorkersNotEnded(round_number=1, pids=(7, 8)), gone()),
         [*RUN, STOP, ("KillWorkers",), ("LeaveJob", "Finish"), ()],
         Ended,
     ),
     "workers of a round before that could not be ended change nothing": (
-        (*RUNNING, broken(), grace_over(), WorkersNotEnded(number=0, pids=(7,))),
+        (*RUNNING, broken(), grace_over(), WorkersNotEnded(round_number=0, pids=(7,))),
         [*RUN, STOP, ("KillWorkers",), ()],
         Stopping,
     ),
@@ -459,7 +459,7 @@ def test_exit_code(event: Event, code: int) -> None:
     [(JobEnded(succeeded=True), 1), (JobEnded(succeeded=False), 1), (SIGTERM, 143), (broken(), 69)],
 )
 def test_workers_that_cannot_be_ended_are_never_a_success(event: Event, code: int) -> None:
-    not_ended = WorkersNotEnded(number=1, pids=(7,))
+    not_ended = WorkersNotEnded(round_number=1, pids=(7,))
     assert finish_of(*RUNNING, event, grace_over(), not_ended, gone()).code == code
 
 
@@ -506,7 +506,7 @@ def test_what_is_printed() -> None:
     interrupt = SignalReceived(signum=signal.SIGINT)
     assert lines(*RUNNING, interrupt, interrupt) == ["stopping, up to 30 s; Ctrl-C again kills"]
     assert lines(SignalReceived(signum=signal.SIGRTMIN + 6)) == [f"received signal {signal.SIGRTMIN + 6}: stopping"]
-    assert lines(*RUNNING, JobEnded(succeeded=True), WorkersNotEnded(number=1, pids=(7, 8))) == [
+    assert lines(*RUNNING, JobEnded(succeeded=True), WorkersNotEnded(round_number=1, pids=(7, 8))) == [
         "cannot end processes 7, 8, killed but in an uninterruptible sleep: this node leaves the job without them"
     ]
 
@@ -521,7 +521,7 @@ def told(state: NodeState, *events: Event) -> list[str]:
     return [action.text for actions in history for action in actions if isinstance(action, PrintLine)]
 
 
-LEFT = RoundBroken(number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left")
+LEFT = RoundBroken(round_number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left")
 LEADER_LOST = Notice(text="the leader was lost", is_leader_lost=True)
 LINES_DUE = expired(TimerPurpose.LINES)
 
@@ -539,7 +539,7 @@ def test_the_end_of_another_node_is_told_by_one(node_index: int) -> None:
     state = together(node_index)
     assert told(state, *RUNNING, LEFT, LINES_DUE, LINES_DUE) == ["node 1 left"]
     assert told(state, *RUNNING, LEFT, exited(0), exited(1), gone(), formed(2), LINES_DUE) == ["node 1 left"]
-    elsewhere = RoundBroken(number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left", is_leader=False)
+    elsewhere = RoundBroken(round_number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left", is_leader=False)
     assert told(state, *RUNNING, elsewhere, LINES_DUE) == []
     expected = ["the leader was lost"] if node_index < 2 else []
     assert told(state, LEADER_LOST, LINES_DUE) == expected
@@ -569,7 +569,7 @@ def test_the_node_of_global_rank_0_backs_off_and_the_others_wait_for_it(is_held:
 
 @pytest.mark.parametrize("rank0_started", [True, False])
 def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bool) -> None:
-    early = [GlobalRank0Started(number=2)] if rank0_started else []
+    early = [GlobalRank0Started(round_number=2)] if rank0_started else []
     state, _ = run(*RUNNING, formed(2, is_held=True), *early, gone())
     assert isinstance(state.phase, Running if rank0_started else Delaying)
 
@@ -589,7 +589,7 @@ def test_where_an_agent_hosts_the_store_only_a_back_off_is_waited_for(
 
 
 def lost(number: int = 1) -> StoreLost:
-    return StoreLost(number=number, reason="lost its store")
+    return StoreLost(round_number=number, reason="lost its store")
 
 
 LOST = LocalFailure(local_rank=0, reason="lost its store")
@@ -629,18 +629,18 @@ def any_event() -> st.SearchStrategy[Event]:
     return st.one_of(
         st.builds(formed, number, st.integers(0, 2), is_held=st.booleans()),
         st.builds(broken, number, st.sampled_from(BreakKind), st.booleans()),
-        st.builds(lambda n: GlobalRank0Started(number=n), number),
+        st.builds(lambda n: GlobalRank0Started(round_number=n), number),
         st.builds(started, rank, number),
         st.builds(exited, rank, st.sampled_from([0, 1, -9, -15]), number),
         st.builds(fenced, rank, number),
         st.builds(settled, rank, number),
-        st.builds(lambda n, r: SpawnFailed(number=n, local_rank=r, reason="x"), number, rank),
+        st.builds(lambda n, r: SpawnFailed(round_number=n, local_rank=r, reason="x"), number, rank),
         st.builds(lost, number),
         st.builds(hung, number),
         st.builds(active, number),
         st.builds(stacks, number),
         st.builds(gone, number),
-        st.builds(lambda n: WorkersNotEnded(number=n, pids=(7,)), number),
+        st.builds(lambda n: WorkersNotEnded(round_number=n, pids=(7,)), number),
         st.builds(expired, st.sampled_from(TimerPurpose), number),
         st.sampled_from([StacksRequested(), WorkersPrepared(), Notice(text="x"), RendezvousFailed(reason="x")]),
         st.builds(
@@ -650,10 +650,10 @@ def any_event() -> st.SearchStrategy[Event]:
             st.booleans(),
             st.floats(0.0, 3.0),
         ),
-        st.builds(lambda n: DrainBegun(number=n, drain=1, limit_s=5.0), number),
-        st.builds(lambda n, s: DrainCommitted(number=n, drain=1, step=s), number, st.integers(0, 3)),
-        st.builds(lambda n: DrainWithdrawn(number=n, drain=1, reason="x"), number),
-        st.builds(lambda n, s: SlotsRead(number=n, slots=s), number, st.none() | st.just(())),
+        st.builds(lambda n: DrainBegun(round_number=n, drain=1, limit_s=5.0), number),
+        st.builds(lambda n, s: DrainCommitted(round_number=n, drain=1, step=s), number, st.integers(0, 3)),
+        st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
+        st.builds(lambda n, s: SlotsRead(round_number=n, slots=s), number, st.none() | st.just(())),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
     )
 
@@ -783,7 +783,7 @@ def test_a_stop_ends_even_if_only_its_timers_and_the_kernel_go_on(events: list[E
     assert state.phase.step is StopStep.KILLING
     left, _ = run(gone(number), state=state)
     assert not isinstance(left.phase, Stopping)
-    left, _ = run(WorkersNotEnded(number=number, pids=(7,)), state=state)
+    left, _ = run(WorkersNotEnded(round_number=number, pids=(7,)), state=state)
     assert isinstance(left.phase, Ended)
 
 

@@ -58,9 +58,9 @@ ROUND = Round(
     master_addr="a",
     master_port=1,
 )
-BEGUN = DrainBegun(number=3, drain=1, limit_s=8.0)
-COMMITTED = DrainCommitted(number=3, drain=1, step=12)
-WITHDRAWN = DrainWithdrawn(number=3, drain=1, reason="no")
+BEGUN = DrainBegun(round_number=3, drain=1, limit_s=8.0)
+COMMITTED = DrainCommitted(round_number=3, drain=1, step=12)
+WITHDRAWN = DrainWithdrawn(round_number=3, drain=1, reason="no")
 
 
 def slot(asked: int | None, *, stride: int = 1, step: int | None = None, is_asking: bool = True) -> RankSlot:
@@ -69,15 +69,15 @@ def slot(asked: int | None, *, stride: int = 1, step: int | None = None, is_aski
 
 def read(*slots: RankSlot) -> SlotsRead:
     ranked = (replace(each, global_rank=2 + local_rank) for local_rank, each in enumerate(slots))
-    return SlotsRead(number=3, slots=tuple(ranked))
+    return SlotsRead(round_number=3, slots=tuple(ranked))
 
 
 def exited(local_rank: int, code: int = 0, asked: int | None = 12) -> WorkerExited:
-    return WorkerExited(number=3, local_rank=local_rank, code=code, asked=asked)
+    return WorkerExited(round_number=3, local_rank=local_rank, code=code, asked=asked)
 
 
 def expired(purpose: TimerPurpose, number: int = 3) -> TimerExpired:
-    return TimerExpired(timer=RoundTimer(purpose=purpose, number=number))
+    return TimerExpired(timer=RoundTimer(purpose=purpose, round_number=number))
 
 
 def term(at_s: float = 0.0, *, is_asked: bool = True, signum: int = signal.SIGTERM) -> SignalReceived:
@@ -155,11 +155,11 @@ def test_the_ceiling_is_written_looked_at_again_and_reported():
     node = Node()
     deadline, timer, look = node.send(BEGUN)
     assert deadline == WriteDeadline(delay_s=28.0)
-    assert (timer.timer.purpose, timer.delay_s, look) == (TimerPurpose.DRAIN, 8.0, ReadSlots(number=3))
+    assert (timer.timer.purpose, timer.delay_s, look) == (TimerPurpose.DRAIN, 8.0, ReadSlots(round_number=3))
     write, wait = node.send(read(slot(10), slot(9)))
     assert write == WriteCommand(drain=1, step=11, is_committed=False)
     assert wait.timer.purpose is TimerPurpose.LOOK
-    assert node.send(expired(TimerPurpose.LOOK)) == [ReadSlots(number=3)]
+    assert node.send(expired(TimerPurpose.LOOK)) == [ReadSlots(round_number=3)]
     write, wait = node.send(read(slot(11), slot(9)))
     assert (write.step, wait.timer.purpose) == (13, TimerPurpose.LOOK)
     [report] = node.send(read(slot(12), slot(9)))
@@ -169,7 +169,7 @@ def test_the_ceiling_is_written_looked_at_again_and_reported():
     assert node.send(expired(TimerPurpose.LOOK)) == []
     assert node.send(COMMITTED) == [WriteCommand(drain=1, step=12, is_committed=True)]
     assert node.send(WITHDRAWN) == [], "a committed drain cannot be withdrawn"
-    assert node.send(DrainCommitted(number=3, drain=1, step=14)) == []
+    assert node.send(DrainCommitted(round_number=3, drain=1, step=14)) == []
 
 
 def test_a_rank_that_asked_once_is_looked_at_again_until_its_stride_is_known():
@@ -186,7 +186,7 @@ def test_a_rank_that_asked_once_is_looked_at_again_until_its_stride_is_known():
     [
         (read(slot(3), slot(None, is_asking=False)), "rank 3 asked about falling steps"),
         (read(slot(3), slot(None, step=3)), "rank 3 has done step 3 and never asked should_stop"),
-        (SlotsRead(number=3, slots=None), "a node has no status page"),
+        (SlotsRead(round_number=3, slots=None), "a node has no status page"),
     ],
 )
 def test_a_rank_with_which_no_step_can_be_agreed_on_is_reported(event, refusal):
@@ -205,11 +205,11 @@ def test_ranks_that_have_ended_are_left_out():
 
 def test_events_of_other_rounds_and_drains_change_nothing():
     node = Node()
-    other_round = DrainBegun(number=2, drain=1, limit_s=1.0)
+    other_round = DrainBegun(round_number=2, drain=1, limit_s=1.0)
     assert node.send(other_round) == []
     assert node.send(COMMITTED) == [], "none has begun"
-    assert node.send(BEGUN, DrainCommitted(number=3, drain=2, step=4)) == []
-    assert node.send(DrainWithdrawn(number=3, drain=9, reason="old")) == []
+    assert node.send(BEGUN, DrainCommitted(round_number=3, drain=2, step=4)) == []
+    assert node.send(DrainWithdrawn(round_number=3, drain=9, reason="old")) == []
     assert node.send(BEGUN) == []
     assert node.send(expired(TimerPurpose.DRAIN, number=2)) == []
 
@@ -231,7 +231,7 @@ def test_withdrawn_the_workers_go_on_and_the_preempted_node_leaves():
 def test_a_backend_that_cannot_agree_answers_at_once():
     node = Node()
     node.send(term())
-    actions = node.send(DrainWithdrawn(number=3, drain=0, reason="--rdzv-backend x cannot agree on a step"))
+    actions = node.send(DrainWithdrawn(round_number=3, drain=0, reason="--rdzv-backend x cannot agree on a step"))
     assert actions[0] == PrintLine(text="no common last step: --rdzv-backend x cannot agree on a step")
     assert SignalWorkers(signum=signal.SIGTERM) in actions
 
@@ -251,7 +251,7 @@ def test_without_a_step_in_time_the_preempted_node_leaves_and_the_others_wait_fo
 def test_when_the_round_ends_the_preempted_node_leaves(kind):
     node = Node()
     node.send(term(), BEGUN)
-    actions = node.send(RoundBroken(number=3, kind=kind, reason="node 0 was lost"))
+    actions = node.send(RoundBroken(round_number=3, kind=kind, reason="node 0 was lost"))
     assert LeaveJob in kinds(actions)
     assert (KillWorkers in kinds(actions)) == (kind is BreakKind.FENCED)
     assert node.state.phase.then == Finish(code=143)
@@ -264,7 +264,7 @@ def test_workers_that_end_after_the_step_end_the_drain_whatever_their_code():
     assert line.text == "rank 3 ended with 1 after it was told to stop at step 12: it may not have saved"
     assert node.send(exited(0)) == [ReportSucceeded(round=ROUND, drained_rank=2)]
     assert node.state.phase == Succeeded(round=ROUND, is_told=True)
-    actions = node.send(JobEnded(succeeded=False, is_drained=True), WorkersGone(number=3))
+    actions = node.send(JobEnded(succeeded=False, is_drained=True), WorkersGone(round_number=3))
     assert actions[-1].code == 143
     assert isinstance(node.state.phase, Ended)
 
@@ -303,7 +303,7 @@ def test_a_node_whose_ranks_have_stopped_waits_for_the_others_as_long():
 def test_step_0_is_a_step():
     node = Node()
     node.send(BEGUN, read(slot(None), slot(None)), read(slot(None), slot(None)))
-    node.send(DrainCommitted(number=3, drain=1, step=0))
+    node.send(DrainCommitted(round_number=3, drain=1, step=0))
     node.send(exited(0, asked=0))
     assert node.send(exited(1, asked=0)) == [ReportSucceeded(round=ROUND, drained_rank=3)]
 
@@ -314,7 +314,7 @@ def test_when_the_round_ends_after_the_step_was_committed_every_node_exits_with_
     node.commit()
     if has_ended:
         node.send(exited(0), exited(1))
-    actions = node.send(RoundBroken(number=3, kind=BreakKind.MEMBERSHIP, reason="node 0 was lost"))
+    actions = node.send(RoundBroken(round_number=3, kind=BreakKind.MEMBERSHIP, reason="node 0 was lost"))
     assert LeaveJob(reason="its ranks were told to stop") in actions
     assert node.state.phase.then == Finish(code=143)
 
@@ -322,7 +322,7 @@ def test_when_the_round_ends_after_the_step_was_committed_every_node_exits_with_
 def test_a_job_that_has_failed_for_good_is_reported_as_ever():
     node = Node()
     node.commit()
-    actions = node.send(RoundBroken(number=3, kind=BreakKind.FINAL, reason="rank 0 failed"))
+    actions = node.send(RoundBroken(round_number=3, kind=BreakKind.FINAL, reason="rank 0 failed"))
     assert LeaveJob not in kinds(actions)
 
 

@@ -264,7 +264,7 @@ def test_a_kill_in_a_round_after_a_fencing_is_a_failure(bench: Bench) -> None:
 def test_held_workers_start_with_global_rank_0(build: Build) -> None:
     bench = build()
     bench.on("join", None, lambda: bench.form(is_held=True))
-    bench.at(1.0, lambda: bench.post(GlobalRank0Started(number=1)))
+    bench.at(1.0, lambda: bench.post(GlobalRank0Started(round_number=1)))
     bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGTERM)))
     assert bench.run() == 143
     started = next(record for record in bench.records if record.what == "workers_started")
@@ -400,7 +400,7 @@ def steps() -> st.SearchStrategy[Callable[[Bench], object]]:
         st.builds(form, st.sampled_from([0, 0, 3]), is_held=st.booleans()),
         st.builds(form, st.just(0), is_held=st.just(value=False)),
         st.builds(break_round, age, kind, stacks=st.booleans()),
-        st.builds(lambda n: lambda bench: bench.post(GlobalRank0Started(number=bench.newest - n)), age),
+        st.builds(lambda n: lambda bench: bench.post(GlobalRank0Started(round_number=bench.newest - n)), age),
         st.builds(lambda r, c: lambda bench: bench.end_worker(r, c), rank, st.sampled_from([0, 0, 1, -9, -11])),
         st.just(fence),
         st.builds(lambda s: lambda bench: send_to_self(s)(), st.sampled_from([signal.SIGUSR2, signal.SIGINT])),

@@ -31,7 +31,7 @@ from muster.agent.rendezvous.consensus.events import (
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
-from muster.agent.rendezvous.consensus.state import FOREVER, Forming, JobState, Running, build_initial_state
+from muster.agent.rendezvous.consensus.state import FOREVER, Forming, JobState, RoundRunning, build_initial_state
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.runtime.records import replace
@@ -637,7 +637,7 @@ def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
     assert set(leader.only(BreakRound).ids) == {"m0", "m1"}
     leader.stop_all(0, 1)
     assert leader.only(FormRound).attempt == 1
-    assert leader.state.phase == Running()
+    assert leader.state.phase == RoundRunning()
 
 
 def test_success_waits_for_members_that_may_continue_with_another_leader() -> None:

@@ -19,7 +19,7 @@ from muster.agent.rendezvous.consensus.events import (
     Succeeded,
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
-from muster.agent.rendezvous.consensus.state import Running, build_initial_state
+from muster.agent.rendezvous.consensus.state import RoundRunning, build_initial_state
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
 from muster.agent.rendezvous.drain_ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
 from muster.agent.rendezvous.interface import AskingRank, DrainReport
@@ -127,13 +127,13 @@ class Job:
         self.state = build_initial_state(rules, 0.0, takeover=False)
         for index in range(3):
             self.join(index)
-        if not isinstance(self.state.phase, Running):
+        if not isinstance(self.state.phase, RoundRunning):
             self.now_s = 10.0
             from muster.agent.rendezvous.consensus.events import TimerFired
 
             self.send(TimerFired(round_number=0))
         self.send(LeaseChecked(is_held=True))
-        assert isinstance(self.state.phase, Running)
+        assert isinstance(self.state.phase, RoundRunning)
 
     def join(self, index: int, *, is_prepared: bool = True):
         member = MemberRecord(
@@ -176,13 +176,13 @@ class TestLeader:
     def test_a_drain_is_committed_when_all_have_reported(self):
         job = Job()
         [begin] = job.ask()
-        assert begin == BeginDrain(ids=("m0", "m1", "m2"), round_number=job.number, number=1, limit_s=10)
+        assert begin == BeginDrain(ids=("m0", "m1", "m2"), round_number=job.number, drain=1, limit_s=10)
         assert job.ask(2) == [], "one drain serves both"
         assert job.report(0, report(11, (10, 1))) == []
         assert job.report(1, report(12, (8, 2), first=1)) == []
         job.now_s += 0.015
         commit, line = job.report(2, report(13, (12, 1), first=2))
-        assert commit == CommitDrain(ids=("m0", "m1", "m2"), round_number=job.number, number=1, step=14)
+        assert commit == CommitDrain(ids=("m0", "m1", "m2"), round_number=job.number, drain=1, step=14)
         assert line.text == (
             "node 1 (h1) received SIGTERM: all ranks stop at step 14, agreed in 15 ms; rank 1 is the last, at step 8"
         )
@@ -238,10 +238,10 @@ class TestLeader:
         job.report(0, report(5, (4, 1)))
         job.report(1, report(6, (5, 2), first=1))
         withdrawal, line = job.report(2, own)
-        assert withdrawal == WithdrawDrain(ids=("m0", "m1", "m2"), round_number=job.number, number=1, reason=reason)
+        assert withdrawal == WithdrawDrain(ids=("m0", "m1", "m2"), round_number=job.number, drain=1, reason=reason)
         assert isinstance(line, Notify)
         assert job.report(1, report(6, (5, 2))) == []
-        assert job.ask()[0].number == 2, "late reports of the first one do not count for the second"
+        assert job.ask()[0].drain == 2, "late reports of the first one do not count for the second"
         assert job.report(1, report(6, (5, 1)), drain=1) == []
 
     def test_a_failure_ends_the_round_and_the_drain_with_it(self):

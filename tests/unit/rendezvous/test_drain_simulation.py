@@ -92,8 +92,8 @@ class Story:
         world = self.world
         for number, drain in ((world.leader_round - 1, 1), (world.leader_round, 7)):
             for event in (
-                DrainCommitted(number=number, drain=drain, step=3),
-                DrainWithdrawn(number=number, drain=drain, reason="old"),
+                DrainCommitted(round_number=number, drain=drain, step=3),
+                DrainWithdrawn(round_number=number, drain=drain, reason="old"),
             ):
                 node = self.random.choice(world.nodes)
                 world.at(when_s, lambda node=node, event=event: world._handle(node, event))

@@ -24,7 +24,7 @@ class LocalDrain:
         self._reason = reason
         self._begun_s = clock.now_s()
         self._is_decided = False
-        post(DrainBegun(number=round_number, drain=_NUMBER, limit_s=limit_s))
+        post(DrainBegun(round_number=round_number, drain=_NUMBER, limit_s=limit_s))
 
     def decide(self, report: DrainReport) -> None:
         """Commit or withdraw it: the first report decides."""
@@ -34,8 +34,8 @@ class LocalDrain:
         step = None if report.refusal is not None else choose_step([report])
         if step is None:
             reason = report.refusal or NO_COMMON_STEP
-            self._post(DrainWithdrawn(number=self._round_number, drain=_NUMBER, reason=reason))
+            self._post(DrainWithdrawn(round_number=self._round_number, drain=_NUMBER, reason=reason))
             return
         line = describe_commit(f"this node {self._reason}", step, [report], self._clock.now_s() - self._begun_s)
-        self._post(DrainCommitted(number=self._round_number, drain=_NUMBER, step=step))
+        self._post(DrainCommitted(round_number=self._round_number, drain=_NUMBER, step=step))
         self._post(Notice(text=line))

@@ -80,7 +80,7 @@ class LocalRestartPolicy:
         """Why the job has failed for good; None while it may go on."""
         return self._final
 
-    def find_root(self) -> "Failure | None":
+    def get_root(self) -> "Failure | None":
         """The root cause of this round's failures."""
         from muster.agent.diagnosis.root_cause import choose_root
 
@@ -106,7 +106,7 @@ class LocalRestartPolicy:
         """Post that the round is broken."""
         self.broken = kind
         want_stacks = kind is not BreakKind.MEMBERSHIP
-        self._post(RoundBroken(number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
+        self._post(RoundBroken(round_number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
 
     def _record(self, failures: "tuple[Failure, ...]") -> None:
         from muster.agent.diagnosis.root_cause import DatedFailure

@@ -163,7 +163,7 @@ class TorchRendezvous:
     def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`."""
         if self._policy.record_failures(round_number, failures):
-            final, root = self._policy.final, self._policy.find_root()
+            final, root = self._policy.final, self._policy.get_root()
             if final is None:
                 self._thread.send_command("pause", root=root)
             else:
@@ -196,7 +196,7 @@ class TorchRendezvous:
     def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:  # noqa: ARG002
         """See `Rendezvous`. torch's handlers carry no such question."""
         why = f"--rdzv-backend {self._config.backend} cannot agree on a step"
-        self._post(DrainWithdrawn(number=round_number, drain=0, reason=why))
+        self._post(DrainWithdrawn(round_number=round_number, drain=0, reason=why))
 
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         """See `Rendezvous`. No drain begins here."""

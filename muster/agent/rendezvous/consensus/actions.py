@@ -79,7 +79,7 @@ class BeginDrain:
 
     ids: tuple[str, ...]
     round_number: int
-    number: int
+    drain: int
     limit_s: float
 
 
@@ -89,7 +89,7 @@ class CommitDrain:
 
     ids: tuple[str, ...]
     round_number: int
-    number: int
+    drain: int
     step: int
 
 
@@ -99,7 +99,7 @@ class WithdrawDrain:
 
     ids: tuple[str, ...]
     round_number: int
-    number: int
+    drain: int
     reason: str
 
 

@@ -59,7 +59,7 @@ from muster.agent.rendezvous.consensus.membership import (
     on_prepared,
     on_process_ended,
 )
-from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, Running
+from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, RoundRunning
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
 from muster.agent.runtime.persistent import PersistentMap
 from muster.agent.runtime.records import assert_never, replace
@@ -139,7 +139,11 @@ def _on_round_acknowledged(state: JobState, event: RoundAcknowledged) -> Decisio
 
 def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
     phase = state.phase
-    if event.round_number != state.round_number or event.id not in state.assignments or not isinstance(phase, Running):
+    if (
+        event.round_number != state.round_number
+        or event.id not in state.assignments
+        or not isinstance(phase, RoundRunning)
+    ):
         return state, ()
     # The others may have waited for this node: one that stays idle for another timeout reports it again.
     succeeded = phase.succeeded.with_item(event.id)
@@ -160,7 +164,7 @@ def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decisio
         case Forming() as phase:
             is_overdue = phase.stopping and now_s >= phase.stop_deadline_s
             return drop_stopping(state, phase, now_s) if is_overdue else (state, ())
-        case Running() as phase:
+        case RoundRunning() as phase:
             is_final = phase.loss_wait_until_s is not None and now_s >= phase.loss_wait_until_s
             return break_for_failure(state, now_s) if is_final else (state, ())
         case Ending():

@@ -20,7 +20,7 @@ from math import gcd
 from muster._contract import StatusPageLayout
 from muster.agent.rendezvous.consensus.actions import Action, BeginDrain, CommitDrain, Notify, WithdrawDrain
 from muster.agent.rendezvous.consensus.events import DrainAsked, DrainReported, Succeeded
-from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, Running, describe_member
+from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, RoundRunning, describe_member
 from muster.agent.rendezvous.interface import DrainReport
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
@@ -33,25 +33,25 @@ def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision
     phase = state.phase
     if event.round_number != state.round_number or event.id not in state.assignments:
         return state, ()
-    if not isinstance(phase, Running) or phase.drain is not None or event.id in phase.succeeded:
+    if not isinstance(phase, RoundRunning) or phase.drain is not None or event.id in phase.succeeded:
         return state, ()  # the round has ended, and its members know or will
     number = phase.drains + 1
     reason = f"{describe_member(state, state.members[event.id])} {event.reason}"
     if number > StatusPageLayout.MAX_DRAIN:
         withdrawal = WithdrawDrain(
-            ids=(event.id,), round_number=state.round_number, number=0, reason="too many drains in one round"
+            ids=(event.id,), round_number=state.round_number, drain=0, reason="too many drains in one round"
         )
         return state, (withdrawal,)
     ids = tuple(each for each in state.assignments if each not in phase.succeeded)
     drain = Drain(number=number, reason=reason, begun_s=now_s, ids=PersistentSet(ids))
-    begin = BeginDrain(ids=ids, round_number=state.round_number, number=number, limit_s=event.limit_s)
+    begin = BeginDrain(ids=ids, round_number=state.round_number, drain=number, limit_s=event.limit_s)
     return replace(state, phase=replace(phase, drain=drain, drains=number)), (begin,)
 
 
 def on_drain_reported(state: JobState, event: DrainReported, now_s: float) -> Decision:
     """Record a member's report, and decide the drain if it was the last one."""
     phase = state.phase
-    if not isinstance(phase, Running) or event.round_number != state.round_number or phase.drain is None:
+    if not isinstance(phase, RoundRunning) or event.round_number != state.round_number or phase.drain is None:
         return state, ()
     drain = phase.drain
     if event.drain != drain.number or event.id not in drain.ids or drain.step is not None:
@@ -60,7 +60,7 @@ def on_drain_reported(state: JobState, event: DrainReported, now_s: float) -> De
     return _decide_drain(replace(state, phase=replace(phase, drain=drain)), now_s)
 
 
-def on_workers_ended(state: JobState, phase: Running, event: Succeeded, now_s: float) -> Decision:
+def on_workers_ended(state: JobState, phase: RoundRunning, event: Succeeded, now_s: float) -> Decision:
     """All workers of a member have ended during a drain: they hold nothing up.
 
     Args:
@@ -87,7 +87,7 @@ def on_workers_ended(state: JobState, phase: Running, event: Succeeded, now_s: f
 def _decide_drain(state: JobState, now_s: float) -> Decision:
     """Commit or withdraw the drain once that can be decided."""
     phase = state.phase
-    if not isinstance(phase, Running) or phase.drain is None:
+    if not isinstance(phase, RoundRunning) or phase.drain is None:
         return state, ()
     drain = phase.drain
     refusal = next((each.refusal for each in drain.reports.values() if each.refusal is not None), None)
@@ -101,20 +101,20 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
     step = choose_step(reports)
     if step is None:
         return _withdraw(state, phase, drain, NO_COMMON_STEP)
-    commit = CommitDrain(ids=tuple(state.assignments), round_number=state.round_number, number=drain.number, step=step)
+    commit = CommitDrain(ids=tuple(state.assignments), round_number=state.round_number, drain=drain.number, step=step)
     line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s)
     return replace(state, phase=replace(phase, drain=replace(drain, step=step))), (commit, Notify(text=line))
 
 
-def _withdraw(state: JobState, phase: Running, drain: Drain, reason: str) -> Decision:
+def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str) -> Decision:
     withdrawal = WithdrawDrain(
-        ids=_list_live(phase, drain), round_number=state.round_number, number=drain.number, reason=reason
+        ids=_list_live(phase, drain), round_number=state.round_number, drain=drain.number, reason=reason
     )
     actions: tuple[Action, ...] = (withdrawal, Notify(text=f"{drain.reason}, but {reason}: no common last step"))
     return replace(state, phase=replace(phase, drain=None)), actions
 
 
-def _list_live(phase: Running, drain: Drain) -> tuple[str, ...]:
+def _list_live(phase: RoundRunning, drain: Drain) -> tuple[str, ...]:
     return tuple(each for each in drain.ids if each not in phase.succeeded)
 
 

@@ -14,7 +14,7 @@ from muster.agent.rendezvous.consensus.state import (
     Forming,
     JobState,
     RoundFailures,
-    Running,
+    RoundRunning,
     describe_member,
 )
 from muster.agent.rendezvous.interface import BreakKind
@@ -53,7 +53,11 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
 def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
     """Workers of a member became idle, or active again. One node may wait for another; see `_check_hang`."""
     phase = state.phase
-    if event.round_number != state.round_number or event.id not in state.assignments or not isinstance(phase, Running):
+    if (
+        event.round_number != state.round_number
+        or event.id not in state.assignments
+        or not isinstance(phase, RoundRunning)
+    ):
         return state, ()
     if event.id in phase.succeeded:
         return state, ()
@@ -64,7 +68,7 @@ def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
     return _check_hang(replace(state, phase=phase), phase, now_s)
 
 
-def _check_hang(state: JobState, phase: Running, now_s: float) -> Decision:
+def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
     """The job hangs when every node that has not succeeded is idle: this counts as a failure of all of them."""
     actions: tuple[Action, ...] = ()
     if not phase.idle or len(phase.idle) + len(phase.succeeded) < len(state.assignments):  # no member is both
@@ -133,7 +137,7 @@ def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
     if member is None or event.round_number != state.round_number:
         return state, ()
     phase = state.phase
-    if isinstance(phase, Running) and event.id in state.assignments and event.id not in phase.succeeded:
+    if isinstance(phase, RoundRunning) and event.id in state.assignments and event.id not in phase.succeeded:
         # It was fenced without losing its connection: its round ends for all members. They are fenced, too, if it was
         # the leader: its lease has expired, so another leader may have formed a round.
         state = replace(state, failures=RoundFailures())

@@ -7,7 +7,15 @@ from muster.agent.rendezvous.consensus.events import LeaseChecked
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
 from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, list_node_indices
-from muster.agent.rendezvous.consensus.state import FOREVER, Decision, Ending, Forming, JobState, RoundFailures, Running
+from muster.agent.rendezvous.consensus.state import (
+    FOREVER,
+    Decision,
+    Ending,
+    Forming,
+    JobState,
+    RoundFailures,
+    RoundRunning,
+)
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import assert_never, replace
@@ -22,7 +30,7 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
             if phase.final is not None:
                 return _end_after_failure(state, phase, phase.final, now_s)
             return _propose_round(state, phase) if _can_form(state, phase, now_s) else (state, ())
-        case Running() as phase:
+        case RoundRunning() as phase:
             is_done = phase.loss_wait_until_s is None and len(phase.succeeded) == len(state.assignments)
             return _end_after_success(state, phase, now_s) if is_done else (state, ())
         case Ending():
@@ -115,7 +123,7 @@ def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Deci
     importing = {*state.importing, *state.importing_in_round}
     state = replace(
         state,
-        phase=Running(),
+        phase=RoundRunning(),
         round_number=form.round_number,
         attempt=form.attempt,
         has_formed_round=True,
@@ -137,7 +145,7 @@ def _notify_spares(state: JobState) -> tuple[Notify, ...]:
     return (Notify(text=f"{spares} more than --nnodes allows ({state.rules.max_nodes}): waiting as {word}"),)
 
 
-def _end_after_success(state: JobState, phase: Running, now_s: float) -> Decision:
+def _end_after_success(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
     """End the job, but wait for members that were lost after they succeeded: they may continue with another leader."""
     if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= phase.end_wait_until_s:
         return _end_job(state, None)
@@ -171,7 +179,7 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
             state.failures.seen,
             state.failures.stacks,
         )
-    drain = state.phase.drain if isinstance(state.phase, Running) else None
+    drain = state.phase.drain if isinstance(state.phase, RoundRunning) else None
     is_drained = drain is not None and drain.last_rank is not None
     succeeded = final is None and not is_drained
     job_end = EndJob(ids=(), succeeded=succeeded, report=report, printer_id=None, is_drained=is_drained)

@@ -17,7 +17,7 @@ from muster.agent.rendezvous.consensus.state import (
     Ending,
     Forming,
     JobState,
-    Running,
+    RoundRunning,
     describe_member,
 )
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
@@ -71,14 +71,14 @@ def on_prepared(state: JobState, event: Prepared, now_s: float) -> Decision:
 
 def _accepts_joins(state: JobState) -> bool:
     """True when a round runs to which a node can be added."""
-    is_open = isinstance(state.phase, Running) and not state.phase.succeeded
+    is_open = isinstance(state.phase, RoundRunning) and not state.phase.succeeded
     return is_open and len(state.assignments) < state.rules.max_nodes
 
 
 def _start_batch(state: JobState, now_s: float) -> JobState:
     """Record since when a member is ready to join the running job in a new round."""
     phase = state.phase
-    if not isinstance(phase, Running) or phase.batch_since_s is not None or not _accepts_joins(state):
+    if not isinstance(phase, RoundRunning) or phase.batch_since_s is not None or not _accepts_joins(state):
         return state
     return replace(state, phase=replace(phase, batch_since_s=now_s))
 
@@ -86,7 +86,7 @@ def _start_batch(state: JobState, now_s: float) -> JobState:
 def _clear_batch(state: JobState) -> JobState:
     """Clear the batch when no member is left that is ready to join."""
     phase = state.phase
-    if not isinstance(phase, Running) or phase.batch_since_s is None or _list_newcomers(state):
+    if not isinstance(phase, RoundRunning) or phase.batch_since_s is None or _list_newcomers(state):
         return state
     return replace(state, phase=replace(phase, batch_since_s=None))
 
@@ -115,7 +115,7 @@ def _remove_from_importing(state: JobState, member_id: str) -> JobState:
 def break_for_joins(state: JobState, now_s: float) -> Decision:
     """Break the running round for the members that joined it, when their batch is due."""
     phase = state.phase
-    if not isinstance(phase, Running) or phase.loss_wait_until_s is not None or phase.drain is not None:
+    if not isinstance(phase, RoundRunning) or phase.loss_wait_until_s is not None or phase.drain is not None:
         return state, ()
     if now_s < find_batch_due_s(state, phase):
         return state, ()
@@ -240,7 +240,7 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
 def _is_lost_from_round(state: JobState, member_id: str) -> bool:
     """True when the running round cannot go on without this member."""
     phase = state.phase
-    return isinstance(phase, Running) and member_id in state.assignments and member_id not in phase.succeeded
+    return isinstance(phase, RoundRunning) and member_id in state.assignments and member_id not in phase.succeeded
 
 
 def drop_stopping(state: JobState, phase: Forming, now_s: float) -> Decision:

@@ -59,7 +59,7 @@ class Drain:
 
 
 @record
-class Running:
+class RoundRunning:
     """A round runs."""
 
     succeeded: PersistentSet[str] = PersistentSet()
@@ -105,7 +105,7 @@ class JobState:
     """All the leader knows. `build_initial_state` makes the first one."""
 
     rules: ConsensusRules
-    phase: Forming | Running | Ending
+    phase: Forming | RoundRunning | Ending
     timer: SetTimer | None = None
     """The leader's timer as last set; None: it has fired."""
     members: PersistentMap[str, MemberRecord] = PersistentMap()

@@ -19,7 +19,7 @@
 A hang ends no wait here: nodes measure `--hang-timeout` and report idleness, `failures` decides whether the job hangs.
 """
 
-from muster.agent.rendezvous.consensus.state import FOREVER, Ending, Forming, JobState, Running
+from muster.agent.rendezvous.consensus.state import FOREVER, Ending, Forming, JobState, RoundRunning
 from muster.agent.runtime.records import assert_never
 
 LEASE_RETRY_S = 0.1
@@ -38,7 +38,7 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
             last_s = find_join_deadline_s(state, phase)
             dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s]
             dues += [phase.end_wait_until_s, phase.lease_retry_s, state.last_join_s + state.rules.last_call_s]
-        case Running() as phase:
+        case RoundRunning() as phase:
             last_s = FOREVER if phase.loss_wait_until_s is None else phase.loss_wait_until_s
             accepts_joins = last_s == FOREVER and phase.drain is None
             dues = [phase.end_wait_until_s, find_batch_due_s(state, phase) if accepts_joins else FOREVER]
@@ -57,7 +57,7 @@ def find_join_deadline_s(state: JobState, phase: Forming) -> float:
     return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)
 
 
-def find_batch_due_s(state: JobState, phase: Running) -> float:
+def find_batch_due_s(state: JobState, phase: RoundRunning) -> float:
     """When the running round is broken for members that joined it; infinity when there are none."""
     if phase.batch_since_s is None:
         return FOREVER

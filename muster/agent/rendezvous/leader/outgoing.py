@@ -16,7 +16,7 @@ from muster.agent.rendezvous.consensus.actions import (
     WithdrawDrain,
 )
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
-from muster.agent.rendezvous.consensus.state import JobState, Running
+from muster.agent.rendezvous.consensus.state import JobState, RoundRunning
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
 from muster.agent.rendezvous.protocol.leader_messages import (
     DrainBegin,
@@ -68,15 +68,13 @@ class OutgoingMessages:
             case CommitRound():
                 self._send(tuple(state.assignments), RoundCommitted(round_number=action.round_number))
             case BeginDrain():
-                begin = DrainBegin(round_number=action.round_number, drain=action.number, limit_s=action.limit_s)
+                begin = DrainBegin(round_number=action.round_number, drain=action.drain, limit_s=action.limit_s)
                 self._send(action.ids, begin)
             case CommitDrain():
-                commit = DrainCommit(round_number=action.round_number, drain=action.number, step=action.step)
+                commit = DrainCommit(round_number=action.round_number, drain=action.drain, step=action.step)
                 self._send(action.ids, commit)
             case WithdrawDrain():
-                withdrawal = DrainWithdrawal(
-                    round_number=action.round_number, drain=action.number, reason=action.reason
-                )
+                withdrawal = DrainWithdrawal(round_number=action.round_number, drain=action.drain, reason=action.reason)
                 self._send(action.ids, withdrawal)
             case EndJob():
                 self._send_end(action)
@@ -126,14 +124,18 @@ class OutgoingMessages:
         assignment = state.assignments.get(member_id)
         if assignment is None or assignment.group_rank != 0:
             return
-        if round_number != state.round_number or not isinstance(state.phase, Running):
+        if round_number != state.round_number or not isinstance(state.phase, RoundRunning):
             return
         others = tuple(other for other in state.assignments if other != member_id)
         self._send(others, Rank0Started(round_number=round_number))
 
     def send_running_round(self, connection: MemberConnection, state: JobState) -> None:
         """Send the running round to a member that joins during it: it needs the successors to find the next leader."""
-        if self._running_round is None or not isinstance(state.phase, Running) or connection.id in state.assignments:
+        if (
+            self._running_round is None
+            or not isinstance(state.phase, RoundRunning)
+            or connection.id in state.assignments
+        ):
             return
         connection.link.send(_build_round_summary(*self._running_round, connection.id, state))
 

@@ -104,7 +104,7 @@ class Discovery:
     @property
     def last_error(self) -> str:
         """Why the job's endpoint did not answer last; "" when it did, or was not asked."""
-        return self._search.describe_failure() if self._search is not None else ""
+        return self._search.explain_missing_leader() if self._search is not None else ""
 
     def ask_now(self) -> None:
         """Ask all addresses again now: this node's state has changed."""

@@ -322,7 +322,7 @@ class Member:
 
     def _on_rank_0_started(self, started: down.Rank0Started) -> None:
         if self._is_current(started.round_number):
-            self._post(GlobalRank0Started(number=started.round_number))
+            self._post(GlobalRank0Started(round_number=started.round_number))
 
     def _on_round_summary(self, summary: down.RoundSummary) -> None:
         """A round formed without this node. Posted once, not with every round that the others form meanwhile."""
@@ -346,7 +346,9 @@ class Member:
             return
         self._kinds_posted.add(kind)
         number, is_leader = self._round.number, self._session.is_leading
-        self._post(RoundBroken(number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader))
+        self._post(
+            RoundBroken(round_number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader)
+        )
 
     def _on_drain(self, message: down.DrainBegin | down.DrainCommit | down.DrainWithdrawal) -> None:
         number, drain = message.round_number, message.drain
@@ -354,11 +356,11 @@ class Member:
             return
         match message:
             case down.DrainBegin():
-                self._post(DrainBegun(number=number, drain=drain, limit_s=message.limit_s))
+                self._post(DrainBegun(round_number=number, drain=drain, limit_s=message.limit_s))
             case down.DrainCommit():
-                self._post(DrainCommitted(number=number, drain=drain, step=message.step))
+                self._post(DrainCommitted(round_number=number, drain=drain, step=message.step))
             case down.DrainWithdrawal():
-                self._post(DrainWithdrawn(number=number, drain=drain, reason=message.reason))
+                self._post(DrainWithdrawn(round_number=number, drain=drain, reason=message.reason))
             case _:
                 assert_never(message)
 

@@ -190,7 +190,7 @@ class Search:
         if not self._closed:
             self._on_progress()
 
-    def describe_failure(self) -> str:
+    def explain_missing_leader(self) -> str:
         """Why no leader was found at the endpoint; "" when nothing is known."""
         silent = [q.target for q in self._queries if q.target.group_rank is None and q.is_unanswered]
         if silent:

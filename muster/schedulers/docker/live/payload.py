@@ -12,7 +12,7 @@ from pathlib import Path
 
 from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers.docker.spec import AppRequest
-from muster.schedulers.workspace import write_workspace_bundle
+from muster.schedulers.workspace_packing import write_workspace_bundle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.agent.errors import EnvironmentFault
-from muster.agent.workspace import unpack_workspace
-from muster.schedulers import workspace
+from muster.agent.workspace_unpacking import unpack_workspace
+from muster.schedulers import workspace_packing
 
 
 def make_tree(root, names):
@@ -33,8 +33,8 @@ def names_of(packed):
 class TestWorkspaceBundle:
     def test_same_tree_same_bytes(self, tmp_path):
         make_tree(tmp_path, ["b", "a/x", "a/y", "c/"])
-        packed = workspace.build_workspace_bundle(str(tmp_path))
-        assert packed == workspace.build_workspace_bundle(str(tmp_path))
+        packed = workspace_packing.build_workspace_bundle(str(tmp_path))
+        assert packed == workspace_packing.build_workspace_bundle(str(tmp_path))
         assert names_of(packed) == ["a", "a/x", "a/y", "b", "c"]
 
     def test_links_modes_and_times_are_kept(self, tmp_path):
@@ -44,7 +44,7 @@ class TestWorkspaceBundle:
         (source / "link").symlink_to("data")
         (source / "outside").symlink_to("/somewhere/else")
         packed = tmp_path / "workspace.tar.gz"
-        packed.write_bytes(workspace.build_workspace_bundle(str(source)))
+        packed.write_bytes(workspace_packing.build_workspace_bundle(str(source)))
 
         unpack_workspace(str(packed), str(tmp_path / "there"))
 
@@ -58,7 +58,7 @@ class TestWorkspaceBundle:
     def test_ignores_what_torchxignore_names(self, tmp_path):
         make_tree(tmp_path, ["keep.py", "drop.log", "logs/a", "logs/b.txt", "deep/logs/c"])
         (tmp_path / ".torchxignore").write_text("# comment\n*.log\nlogs\n  \n")
-        names = names_of(workspace.build_workspace_bundle(str(tmp_path)))
+        names = names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))
         assert names == [".torchxignore", "deep", "deep/logs", "deep/logs/c", "keep.py"]
 
     patterns = st.sampled_from(
@@ -89,12 +89,12 @@ class TestWorkspaceBundle:
             for folder, _, files in walk_workspace(fsspec.filesystem("file"), str(root))
             for name in files
         }
-        ours = {name for name in workspace.walk_workspace(root) if (root / name).is_file()}
+        ours = {name for name in workspace_packing.walk_workspace(root) if (root / name).is_file()}
         assert ours == expected
 
     def test_names_a_missing_folder(self, tmp_path):
-        with pytest.raises(workspace.BundleError, match=r"workspace '.*nowhere' is not a folder"):
-            workspace.build_workspace_bundle(str(tmp_path / "nowhere"))
+        with pytest.raises(workspace_packing.BundleError, match=r"workspace '.*nowhere' is not a folder"):
+            workspace_packing.build_workspace_bundle(str(tmp_path / "nowhere"))
 
     def test_names_what_cannot_be_read(self, tmp_path, monkeypatch):
         make_tree(tmp_path, ["secret"])
@@ -102,11 +102,11 @@ class TestWorkspaceBundle:
         def refuse(path, *_):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(workspace, "open", refuse, raising=False)
+        monkeypatch.setattr(workspace_packing, "open", refuse, raising=False)
         with pytest.raises(
-            workspace.BundleError, match=r"cannot pack '.*secret': Permission denied; name it in \.torchx"
+            workspace_packing.BundleError, match=r"cannot pack '.*secret': Permission denied; name it in \.torchx"
         ):
-            workspace.build_workspace_bundle(str(tmp_path))
+            workspace_packing.build_workspace_bundle(str(tmp_path))
 
     @pytest.mark.parametrize(
         ("name", "target", "carried"),
@@ -123,7 +123,7 @@ class TestWorkspaceBundle:
     def test_links_that_leave_the_folder_are_left_out_and_named(self, tmp_path, caplog, name, target, carried):
         make_tree(tmp_path, ["deep/", "inside"])
         (tmp_path / name).symlink_to(target)
-        assert (name in names_of(workspace.build_workspace_bundle(str(tmp_path)))) is carried
+        assert (name in names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))) is carried
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == (not carried)
         assert all(f"1 symbolic links that leave it are not carried ({name} -> {target})" in line for line in said)
@@ -136,9 +136,9 @@ class TestWorkspaceBundle:
             status = size(fd)
             return os.stat_result((*status[:6], status.st_size + 1, *status[7:10]))
 
-        monkeypatch.setattr(workspace.os, "fstat", read_earlier)
-        with pytest.raises(workspace.BundleError, match="log': it became shorter meanwhile"):
-            workspace.build_workspace_bundle(str(tmp_path))
+        monkeypatch.setattr(workspace_packing.os, "fstat", read_earlier)
+        with pytest.raises(workspace_packing.BundleError, match="log': it became shorter meanwhile"):
+            workspace_packing.build_workspace_bundle(str(tmp_path))
 
     def test_a_large_folder_is_never_in_memory(self, tmp_path):
         """And the hash is that of the file."""
@@ -148,7 +148,7 @@ class TestWorkspaceBundle:
             file.writelines(os.urandom(1 << 20) for _ in range(48))
         tracemalloc.start()
         with open(tmp_path / "packed", "wb") as out:
-            digest = workspace.write_workspace_bundle(str(source), out)
+            digest = workspace_packing.write_workspace_bundle(str(source), out)
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak_bytes < 8 << 20
@@ -156,7 +156,7 @@ class TestWorkspaceBundle:
 
     def test_leaves_out_pipes(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
-        assert names_of(workspace.build_workspace_bundle(str(tmp_path))) == []
+        assert names_of(workspace_packing.build_workspace_bundle(str(tmp_path))) == []
 
 
 def _parents(name):
@@ -231,15 +231,15 @@ class TestLeftOut:
 
     def test_history_and_credentials_stay_here(self, tmp_path):
         make_tree(tmp_path, self.NAMES)
-        assert names_of(workspace.build_workspace_bundle(str(tmp_path))) == [
+        assert names_of(workspace_packing.build_workspace_bundle(str(tmp_path))) == [
             ".env.example", ".env.sample", ".env.template", "ca.pem", "deep", "environment.env", "id_", "id_/x",
             "id_map.json", "id_rsa.pem", "main.py", "sub",
         ]  # fmt: skip
 
     def test_one_line_names_them_and_how_to_send_one(self, tmp_path):
-        assert workspace.describe_left_out(str(tmp_path)) == ""
+        assert workspace_packing.describe_left_out(str(tmp_path)) == ""
         make_tree(tmp_path, self.NAMES)
-        assert workspace.describe_left_out(str(tmp_path)) == (
+        assert workspace_packing.describe_left_out(str(tmp_path)) == (
             "not sent with the workspace: .env, .env.local, .git, .netrc, deep/.env and 4 more; "
             "the line !.env in .torchxignore would send .env"
         )
@@ -247,20 +247,20 @@ class TestLeftOut:
     def test_a_line_sends_one(self, tmp_path):
         make_tree(tmp_path, [".env", ".netrc", "deep/.env", ".git/config"])
         (tmp_path / ".torchxignore").write_text("!.env\n!deep/.env\n!.git\n")
-        names = names_of(workspace.build_workspace_bundle(str(tmp_path)))
+        names = names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))
         assert names == [".env", ".git", ".git/config", ".torchxignore", "deep", "deep/.env"]
-        assert workspace.describe_left_out(str(tmp_path)).startswith("not sent with the workspace: .netrc; ")
+        assert workspace_packing.describe_left_out(str(tmp_path)).startswith("not sent with the workspace: .netrc; ")
 
     def test_what_the_user_ignores_is_not_named(self, tmp_path):
         make_tree(tmp_path, [".git/config", "main.py"])
         (tmp_path / ".torchxignore").write_text(".git\n")
-        assert workspace.describe_left_out(str(tmp_path)) == ""
+        assert workspace_packing.describe_left_out(str(tmp_path)) == ""
 
     def test_a_copy_has_the_same(self, tmp_path):
         source = make_tree(tmp_path / "source", self.NAMES)
         (source / "link").symlink_to("main.py")
         (tmp_path / "copy").mkdir()
-        workspace.copy_workspace(str(source), str(tmp_path / "copy"))
-        copied = workspace.build_workspace_bundle(str(tmp_path / "copy"))
-        assert names_of(copied) == names_of(workspace.build_workspace_bundle(str(source)))
+        workspace_packing.copy_workspace(str(source), str(tmp_path / "copy"))
+        copied = workspace_packing.build_workspace_bundle(str(tmp_path / "copy"))
+        assert names_of(copied) == names_of(workspace_packing.build_workspace_bundle(str(source)))
         assert os.readlink(tmp_path / "copy" / "link") == "main.py"

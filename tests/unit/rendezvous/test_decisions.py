@@ -1017,7 +1017,7 @@ def test_a_leader_without_memory_forms_no_round_of_new_members() -> None:
     leader.wait(31.0)
     assert leader.only(FailRendezvous).reason == (
         "this node was started again and the job may continue on nodes that it cannot reach: 2 of 3 nodes joined, and "
-        "none of them knew the last round, within 60 s"
+        "none knew a round, within 60 s"
     )
 
 
@@ -1028,11 +1028,42 @@ def test_a_leader_without_memory_forms_a_round_of_all_nodes() -> None:
 
 
 def test_a_leader_without_memory_forms_a_round_with_members_that_bring_the_last_one() -> None:
+    """They have seen its old process end, so it has formed no later round without them."""
+    leader = restart_leader(1, 4)
+    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[0]))), after_s=5.0)
+    assert not leader.wait(5.0)  # rank 1 may have taken over what is left
+    leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[0]))))
+    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+    assert leader.only(FormRound).round_number == 5
+
+
+def test_a_leader_without_memory_does_not_trust_members_that_it_may_have_left_behind() -> None:
+    """Round 4 may not be the last: alone, or with a new node, this node may have gone on without its members."""
     leader = restart_leader(1, 4)
     leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[]))), after_s=5.0)
-    assert not leader.wait(5.0)  # rank 2 may have taken over what is left
     leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    assert not leader.wait(50.0)
+    leader.wait(20.0)
+    assert leader.only(FailRendezvous).reason == (
+        "this node was started again and the job may continue on nodes that it cannot reach: 3 of 4 nodes joined, and "
+        "they do not prove that round 4 was the last, within 60 s"
+    )
+
+
+def test_a_leader_without_memory_trusts_members_that_it_cannot_have_left_behind() -> None:
+    """Without them its old process was one of too few to go on."""
+    leader = restart_leader(2, 4)
+    leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[]))), after_s=5.0)
+    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    leader.wait(5.0)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+
+
+def test_a_leader_without_memory_trusts_all_nodes_together() -> None:
+    leader = restart_leader(1, 3)
+    leader.feed(Joined(member=member(1)), after_s=5.0)
+    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    leader.wait(5.0)
     assert leader.only(FormRound).round_number == 5
 
 

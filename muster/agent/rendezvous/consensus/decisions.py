@@ -12,8 +12,8 @@ The rules:
 - A round is formed only after every member of the last one has stopped its workers or was lost. The fence time must
   have passed since a loss: the lost member's guard kills its workers within it. A member that still stops after its own
   limit and a margin counts as lost.
-- A leader whose node ran before and lost its memory forms a round only with all `max` nodes, or once a member has
-  brought the last round: the job may continue elsewhere.
+- A leader whose node ran before and lost its memory forms a round only with all `max` nodes, or when its members prove
+  that no other node can continue the job (`quorum`, without claims): it may have left these members behind.
 - A round is formed only with a quorum of the last round (`quorum`) and while the leader holds its lease.
 - Each member acknowledges a new round. The round is committed when all have; until then the next round also needs a
   quorum of the one before.

@@ -61,11 +61,26 @@ def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
         return False
     # Checking each member comes last: for most events, and for all but the last of many joins, it is too early.
     ready = _choose_members(state, phase)
-    if state.must_find_last_round and not state.quorum_rounds and len(ready) < state.rules.max_nodes:
-        return False
     if not any(member.is_leader for member in ready) or not _is_due(state, phase, len(ready), now_s):
         return False
-    return may_form_round(state.quorum_rounds, state.rules.min_nodes)
+    return _has_quorum(state, len(ready))
+
+
+def _has_quorum(state: JobState, count: int) -> bool:
+    """True when no other node can continue the job; `count` members would be in the next round."""
+    quorum_rounds = state.quorum_rounds
+    if _must_find_last_round(state, count):
+        if not quorum_rounds:
+            return False
+        # The members may have been left behind. Then this leader's old process, or that of another node that has come
+        # back, may have formed rounds with nodes that are not here.
+        quorum_rounds = tuple(replace(each, claimed=frozenset()) for each in quorum_rounds)
+    return may_form_round(quorum_rounds, state.rules.min_nodes)
+
+
+def _must_find_last_round(state: JobState, count: int) -> bool:
+    """True when `count` members must show that the last round they know is the job's last; see `JobState`."""
+    return state.must_find_last_round and not state.has_formed_round and count < state.rules.max_nodes
 
 
 def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
@@ -192,10 +207,12 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
 def fail_rendezvous(state: JobState) -> Decision:
     """Give up: no round was formed within the join timeout."""
     rules, count = state.rules, len(state.members)
-    if state.must_find_last_round and not state.quorum_rounds:
+    if count >= rules.min_nodes and _must_find_last_round(state, count):
+        known = state.quorum_rounds[-1:]
+        lack = f"they do not prove that round {known[0].round_number} was the last" if known else "none knew a round"
         why = (
             f"this node was started again and the job may continue on nodes that it cannot reach: {count} of "
-            f"{rules.max_nodes} nodes joined, and none of them knew the last round,"
+            f"{rules.max_nodes} nodes joined, and {lack},"
         )
     elif count >= rules.min_nodes:
         missing = sum(each.count_missing() for each in state.quorum_rounds[-1:])

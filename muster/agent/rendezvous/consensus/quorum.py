@@ -18,7 +18,8 @@ not safe: with three nodes and the leader ended, each survivor would have a quor
 
 Only a process that was connected until the end has *seen* it. A new process that claims a node index also proves that
 the old process has ended, but not when: before, the old process may have formed rounds that are unknown here. Such a
-claim counts for the last rule only.
+claim counts for the last rule only. For a leader that was started again with an empty memory it does not count at all,
+unless all `max` nodes are there: its members may be those that its old process had left behind (`formation`).
 
 A round that not all of its members have acknowledged replaces no earlier round yet: members that never received it act
 on the earlier one. Until it is committed, a leader needs a quorum of both (as in Raft's joint consensus), each by its

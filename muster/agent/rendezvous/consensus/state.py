@@ -124,8 +124,8 @@ class JobState:
     has_formed_round: bool = False
     """This leader has formed a round itself."""
     must_find_last_round: bool = False
-    """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms a round only
-    with all `max` nodes, or once a member has brought the last round."""
+    """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms its first
+    round only with all `max` nodes, or with members that prove that they know the last round."""
     quorum_rounds: tuple[QuorumRound, ...] = ()
     """The last formed round, preceded by those that it has not yet replaced for all of its members."""
     assignments: PersistentMap[str, RankAssignment] = PersistentMap()

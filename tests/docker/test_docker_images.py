@@ -135,6 +135,7 @@ def test_image_that_may_not_be_pulled_is_one_line(apps, app_of, registry):
     refuse(apps, app_of("true", image=registry.image), message, pull="never")
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize("pull", ["missing", "always"])
 def test_missing_tag_is_one_line(apps, app_of, registry, pull):
     image = registry.image.replace(":stable", ":none")
@@ -216,6 +217,7 @@ def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
     assert "rank 1" in said
 
 
+@pytest.mark.torchx
 def test_a_large_workspace_needs_little_memory_and_is_kept_only_while_the_app_runs(apps, app_of, tmp_path, wait_until):
     source = tmp_path / "source"
     source.mkdir()

@@ -5,7 +5,7 @@ from torchx.specs import AppState
 
 from muster.components import dist
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.torchx]
 
 IMAGE = "muster-test:torch"
 

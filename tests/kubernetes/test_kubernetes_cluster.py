@@ -12,6 +12,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.kubernetes,
+    pytest.mark.torchx,
     pytest.mark.timeout(900),
     # a kubeconfig with insecure-skip-tls-verify is its owner's choice
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),

@@ -9,6 +9,10 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.torchx
+
 PROGRAM = """
 import os, sys, time
 for step in range(40):

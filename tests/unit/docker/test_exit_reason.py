@@ -7,6 +7,8 @@ import pytest
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.live.exit_reason import describe_start_failure, describe_state, ended_by_engine
 
+pytestmark = pytest.mark.torchx
+
 
 def facts(**how):
     known = {"id": "c", "name": "n", "labels": {}, "status": "exited", "exit_code": 1, "oom_killed": False, "error": ""}

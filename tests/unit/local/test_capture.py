@@ -3,10 +3,14 @@
 import errno
 import os
 
+import pytest
+
 from muster.schedulers.local import capture
 from muster.schedulers.local.capture import Capture
 from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.supervision.driver import EventQueue
+
+pytestmark = pytest.mark.torchx
 
 PACKET = 4096
 """The largest packet of the pipe; a longer write comes in several packets."""

@@ -12,6 +12,8 @@ from muster.schedulers.runner import live_lines
 from muster.schedulers.runner.live_lines import LiveLines
 from muster.schedulers.runner.versions import remove_traceback
 
+pytestmark = pytest.mark.torchx
+
 ROUND = Round(
     number=1,
     attempt=0,

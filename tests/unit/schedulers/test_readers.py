@@ -10,6 +10,8 @@ from muster.schedulers.failure_report import describe_report, find_root_cause, p
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
 
+pytestmark = pytest.mark.torchx
+
 
 @given(pieces=st.lists(st.text(alphabet="aé\r\n", max_size=4).map(str.encode)), cut=st.integers(0, 20))
 def test_lines_do_not_depend_on_the_pieces(pieces, cut):

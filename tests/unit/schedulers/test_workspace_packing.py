@@ -68,6 +68,7 @@ class TestWorkspaceBundle:
         st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=3).map("/".join), min_size=1, max_size=8
     )
 
+    @pytest.mark.torchx
     @given(lines=st.lists(patterns, max_size=5), names=tree)
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_ignores_as_torchx_does(self, tmp_path_factory, lines, names):

@@ -26,6 +26,8 @@ from muster.schedulers.supervision.state import (
     SupervisedRole,
 )
 
+pytestmark = pytest.mark.torchx
+
 PLAN = SupervisedRole(name="r", replicas=2, runs_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
 
 

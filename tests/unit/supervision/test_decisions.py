@@ -16,6 +16,8 @@ from muster.schedulers.supervision.events import (
 )
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, RetryScope, SupervisedRole
 
+pytestmark = pytest.mark.torchx
+
 
 def agents(replicas=2, **more):
     return SupervisedRole(name="trainer", replicas=replicas, runs_agent=True, **more)

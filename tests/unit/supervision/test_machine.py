@@ -10,6 +10,8 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSp
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, SupervisedApp
 
+pytestmark = pytest.mark.torchx
+
 HERE = Machine(host="one", boot_id="boot-1", machine_id="disk-1", pid_namespace="pid:[1]")
 OLD = Machine(host="one", boot_id="boot-1")
 """As earlier versions recorded it."""

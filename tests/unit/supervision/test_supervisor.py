@@ -9,6 +9,8 @@ from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.supervision.supervisor import Supervisor
 
+pytestmark = pytest.mark.torchx
+
 FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
 
 

@@ -51,6 +51,8 @@ class RendezvousConfig:
     """--local-addr: also MASTER_ADDR when this node hosts global rank 0."""
     token: str | None = field(default=None, repr=False)
     max_restarts: int = 0
+    max_restarts_flag: str = "--max-restarts"
+    """What the user calls this limit."""
     join_timeout_s: float = 600.0
     last_call_timeout_s: float = 3.0
     keep_alive_interval_s: float = 1.0
@@ -146,6 +148,8 @@ class AgentConfig:
     node_name: str = ""
     """This machine's name in reports."""
     termination_log: str | None = None
+    report_columns: int = 70
+    """How wide the report is; an adapter's reader puts the role and the node before each line."""
     log_command: str | None = None
     """What shows the logs from outside this node's container; None: they are in a folder of this machine."""
     stops_together: bool = False

@@ -53,7 +53,6 @@ def test_image_does_not_contain_muster(client):
     assert said == b"None\n"
 
 
-@pytest.mark.torchx
 def test_digits_from_the_command_line(apps):
     what = ["dist.ddp", "-j", "2x2", "--image", IMAGE, "--script", "digits/train.py"]
     done = subprocess.run(
@@ -68,7 +67,6 @@ def test_digits_from_the_command_line(apps):
     assert "test accuracy" in done.stderr
 
 
-@pytest.mark.torchx
 @pytest.mark.parametrize("network", [None, "host"])
 def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network):
     (tmp_path / "main.py").write_text(
@@ -179,7 +177,6 @@ def test_a_suspended_job_stands_still_on_all_nodes(apps, volume, wait_until):
         assert count_in_log(apps, app_id, index, "step 0\n") == 1, "workers started again"
 
 
-@pytest.mark.torchx
 def test_a_suspended_job_can_be_cancelled(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_ticks.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
     wait_until(lambda: count_in_log(apps, app_id, 1, "step 1\n"), "both nodes run")
@@ -204,7 +201,6 @@ def test_no_memory_limit_unless_requested(apps, client):
     assert apps.wait(app_id).state == AppState.CANCELLED
 
 
-@pytest.mark.torchx
 def test_job_goes_on_when_its_supervisor_was_killed(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
     wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")

@@ -33,7 +33,6 @@ def port_of(apps, app_id):
     return int(port)
 
 
-@pytest.mark.torchx
 def test_jobs_with_one_preferred_port_get_two_others_than_a_port_in_use(apps, submit, monkeypatch):
     wished = HOST_PORTS[0]
     monkeypatch.setattr("muster.schedulers.docker.request._pick_host_port", lambda *_: wished)

@@ -217,7 +217,6 @@ def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
     assert "rank 1" in said
 
 
-@pytest.mark.torchx
 def test_a_large_workspace_needs_little_memory_and_is_kept_only_while_the_app_runs(apps, app_of, tmp_path, wait_until):
     source = tmp_path / "source"
     source.mkdir()

@@ -32,7 +32,6 @@ def submit_as(apps, app, app_id, **cfg):
     return apps.scheduler.schedule(info)
 
 
-@pytest.mark.torchx
 def test_missing_command_is_one_line_and_not_retried(apps, app_of):
     message = "could not be started: image 'muster-test:torch' has no 'no-such-command'"
     try:

@@ -17,7 +17,7 @@ from muster._guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config
-from muster.agent.config import AgentConfig, LogConfig, Std, StdChoice
+from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice
 from muster.agent.errors import UsageError
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
 from muster.agent.workers.environment import choose_visible_device
@@ -29,6 +29,8 @@ _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 """Those that the guard passes on; SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
+_LEAST_COLUMNS = 40
+
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
 _STD_CHOICES = {str(int(std)): std for std in (Std.NONE, Std.OUT, Std.ERR, Std.ALL)}
@@ -76,12 +78,13 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     if virtual_local_rank:
         choose_visible_device(environ, nproc - 1)
     start, start_method = _choose_start(values, program)
+    role = values.text("role") or "default"
     return AgentConfig(
         program=program,
         nproc=nproc,
         rendezvous=rendezvous,
         logs=_build_log_config(values, environ, nproc=nproc),
-        role=values.text("role") or "default",
+        role=role,
         max_restarts=rendezvous.max_restarts,
         restart_backoff_s=values.seconds("restart-backoff", zero=True) or 0.0,
         start=start,
@@ -102,6 +105,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or host_name,
         termination_log=_find_termination_log(environ),
+        report_columns=_choose_report_columns(environ, role, rendezvous),
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",
         control_fd=None if control_fd is None else int(control_fd),
@@ -241,6 +245,13 @@ def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | Non
     if "OMP_NUM_THREADS" in environ or nproc == 1:
         return None
     return max(1, count_usable_cores() // nproc)
+
+
+def _choose_report_columns(environ: Mapping[str, str], role: str, rendezvous: RendezvousConfig) -> int:
+    """TorchX puts `ROLE/NODE ` before each line: both together fit in a terminal's 80 columns."""
+    if not environ.get(Env.ADAPTER):
+        return AgentConfig.report_columns
+    return max(_LEAST_COLUMNS, min(AgentConfig.report_columns, 80 - len(f"{role}/{rendezvous.max_nodes - 1} ")))
 
 
 def _build_log_command(environ: Mapping[str, str]) -> str | None:

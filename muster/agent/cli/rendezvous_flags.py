@@ -68,6 +68,7 @@ def build_rendezvous_config(
         local_addr=values.text("local-addr") or None,
         token=_read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
+        max_restarts_flag="--max_retries" if environ.get(Env.ADAPTER) else "--max-restarts",
         join_timeout_s=read.seconds("join_timeout", read.seconds("timeout", default_join_s)),
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
         keep_alive_interval_s=read.seconds("keep_alive_interval", 1.0),
@@ -88,9 +89,11 @@ def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int 
     index = values.integer("node-rank", minimum=0)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
-    if backend == "static" and index >= max_nodes:
+    if backend in ("static", "muster") and index >= max_nodes > 1:
+        spare = "; a spare node has none" if backend == "muster" else ""
+        nnodes = values.text("nnodes")
         raise UsageError(
-            f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
+            f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {nnodes}{spare}"
         )
     return index
 

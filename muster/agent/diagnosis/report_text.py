@@ -9,8 +9,6 @@ from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback
 
-_WIDTH = 70
-"""Columns: a terminal's 80 less the prefix that `torchx run` puts before each line."""
 _STACK_LINES = 30
 _BREAKPOINT_HINT = (
     "breakpoint() needs a terminal, which several workers cannot share: start one alone in a terminal, with "
@@ -21,7 +19,7 @@ _LISTED = 16
 """At most so many groups of other failures, or of stacks, are printed; the rest is counted."""
 
 
-def format_report(report: Report, *, has_colour: bool = False, printed_as: str | None = None) -> str:
+def format_report(report: Report, *, has_colour: bool = False, printed_as: str | None = None, columns: int = 70) -> str:
     """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline.
 
     Args:
@@ -29,29 +27,31 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
         has_colour: whether the headline is red.
         printed_as: the prefix of the root cause's lines on this console, which has its traceback already; None: this
             console does not have it, or the reader may not see it, so the page shows it.
+        columns: how wide the page is; texts without a blank may be wider.
     """
     root = find_root(report)
-    headline = format_headline(report)
-    lines = ["=" * _WIDTH, *(map(_paint_red, headline) if has_colour else headline)]
+    headline = format_headline(report, columns)
+    lines = ["=" * columns, *(map(_paint_red, headline) if has_colour else headline)]
     if report.max_restarts:
         lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
-    lines.append("-" * _WIDTH)
+    lines.append("-" * columns)
     if root is not None:
         same = [failure for failure in report.failures if failure is not root and not failure.collateral]
-        lines += [_name_root(root, len(same)), *_format_failure(root, printed_as)]
-        lines += _format_others("Failed in the same way", same, with_end=False)
+        lines += [_name_root(root, len(same)), *_format_failure(root, printed_as, columns)]
+        lines += _format_others("Failed in the same way", same, columns, with_end=False)
         rest = [failure for failure in report.failures if failure is not root and failure.collateral]
-        lines += _format_others("Waited for it" if root.hung else "Ended because of it", rest, with_end=not root.hung)
-        lines += _format_hint(root)
-    lines += _format_stacks(report)
-    lines.append("=" * _WIDTH)
+        title = "Waited for it" if root.hung else "Ended because of it"
+        lines += _format_others(title, rest, columns, with_end=not root.hung)
+        lines += _format_hint(root, columns)
+    lines += _format_stacks(report, columns)
+    lines.append("=" * columns)
     return "\n".join(lines)
 
 
-def format_headline(report: Report) -> list[str]:
+def format_headline(report: Report, columns: int) -> list[str]:
     """The lines that say what failed and why, as wide as the page."""
     text = f"JOB FAILED  {report.run_id}: {report.reason}"
-    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False) or [text]
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [text]
 
 
 def _paint_red(line: str) -> str:
@@ -64,51 +64,51 @@ def _name_root(root: Failure, same: int) -> str:
     return "Root cause (the first of several that failed in the same way)" if same else "Root cause (the first failure)"
 
 
-def _format_failure(failure: Failure, printed_as: str | None) -> Iterator[str]:
+def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> Iterator[str]:
     yield f"  rank      : {failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
     yield f"  host      : {failure.host}"
     yield f"  time      : {_format_time(failure.time_s)} on that host's clock"
     end = "hung, then stopped" if failure.hung else describe_end(failure)
-    yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""))
+    yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
     if failure.step is not None:
         yield f"  step      : {failure.step}" + (f" of {failure.total_steps}" if failure.total_steps else "")
     if failure.oom is not None:
-        yield from _wrap("  memory    : ", describe_oom(failure.oom))
+        yield from _wrap("  memory    : ", describe_oom(failure.oom), columns)
     if failure.traceback and printed_as is not None:
-        yield from _refer_to_traceback(failure, failure.traceback, printed_as)
+        yield from _refer_to_traceback(failure, failure.traceback, printed_as, columns)
     else:
-        yield from _format_texts(failure)
+        yield from _format_texts(failure, columns)
     if failure.log_path:
         yield f"  log       : {failure.log_path}"
     if failure.error_file:
         yield f"  error file: {failure.error_file}"
 
 
-def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str) -> Iterator[str]:
+def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str, columns: int) -> Iterator[str]:
     """Say what was raised and where; the rest stands above on the same console."""
     if failure.exception:
-        yield from _wrap("  exception : ", failure.exception)
+        yield from _wrap("  exception : ", failure.exception, columns)
     place = find_place(traceback)
     if place:
-        yield from _wrap("  raised at : ", place)
-    yield from _wrap("  traceback : ", f"above, in the lines {printed_as}" if printed_as else "above")
+        yield from _wrap("  raised at : ", place, columns)
+    yield from _wrap("  traceback : ", f"above, in the lines {printed_as}" if printed_as else "above", columns)
 
 
-def _format_texts(failure: Failure) -> Iterator[str]:
+def _format_texts(failure: Failure, columns: int) -> Iterator[str]:
     """The traceback, and the last lines of stderr without it."""
     if failure.traceback:
         yield from (f"    {line}".rstrip() for line in failure.traceback.splitlines())
     elif failure.exception:
-        yield from _wrap("  exception : ", failure.exception)
+        yield from _wrap("  exception : ", failure.exception, columns)
     tail = remove_traceback(failure.stderr_tail, failure.exception, failure.traceback)
     if any(line.strip() for line in tail):
         yield "  last lines of stderr:"
         yield from (f"    | {line}".rstrip() for line in tail)
 
 
-def _wrap(label: str, text: str) -> Iterator[str]:
+def _wrap(label: str, text: str, columns: int) -> Iterator[str]:
     """One field; its further lines are indented below the first."""
-    width = max(_WIDTH, len(label) + 20)
+    width = max(columns, len(label) + 20)
     for paragraph in text.splitlines() or [""]:
         for line in textwrap.wrap(paragraph, width - len(label), break_long_words=False, break_on_hyphens=False) or [
             ""
@@ -139,7 +139,7 @@ def describe_oom(oom: OomEvidence) -> str:
     return f"possibly the OOM killer: a guess ({source})"
 
 
-def _format_others(title: str, failures: list[Failure], *, with_end: bool) -> Iterator[str]:
+def _format_others(title: str, failures: list[Failure], columns: int, *, with_end: bool) -> Iterator[str]:
     """Print ranks of one node that ended in the same way on one line."""
     if not failures:
         return
@@ -150,7 +150,7 @@ def _format_others(title: str, failures: list[Failure], *, with_end: bool) -> It
     for members in list(groups.values())[:_LISTED]:
         first, ranks = members[0], name_ranks(member.global_rank for member in members)
         end = f": {_describe_briefly(first)}" if with_end else ""
-        yield from _wrap("  ", f"{ranks} (node {first.node}, {first.host}){end}")
+        yield from _wrap("  ", f"{ranks} (node {first.node}, {first.host}){end}", columns)
     yield from _format_rest(len(groups) - _LISTED, "such line")
 
 
@@ -159,21 +159,21 @@ def _describe_briefly(failure: Failure) -> str:
     if not failure.exception:
         return describe_end(failure)
     text = failure.exception.splitlines()[0]
-    return text if len(text) <= _BRIEF_CHARS else f"{text[:_BRIEF_CHARS]} ..."
+    return text if len(text) <= _BRIEF_CHARS else f"{text[:_BRIEF_CHARS].rstrip()} ..."
 
 
-def _format_hint(root: Failure) -> Iterator[str]:
+def _format_hint(root: Failure, columns: int) -> Iterator[str]:
     """What to do about failures whose text does not say it."""
     kind = (root.exception or "").partition(":")[0].rpartition(".")[2]
     if kind == "BdbQuit":
-        yield from textwrap.wrap(_BREAKPOINT_HINT, _WIDTH, break_long_words=False, break_on_hyphens=False)
+        yield from textwrap.wrap(_BREAKPOINT_HINT, columns, break_long_words=False, break_on_hyphens=False)
 
 
-def _format_stacks(report: Report) -> Iterator[str]:
+def _format_stacks(report: Report, columns: int) -> Iterator[str]:
     groups = group_stacks({stack.global_rank: stack.text for stack in report.stacks})
     if not groups:
         return
-    yield "-" * _WIDTH
+    yield "-" * columns
     yield "Python stacks of the live workers before they were stopped"
     for ranks, text in groups[:_LISTED]:
         lines = text.splitlines()

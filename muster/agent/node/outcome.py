@@ -1,6 +1,7 @@
 """Reports how the job ended: on the console, in report.json, torch's error file and the termination log."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -43,29 +44,29 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
         if finish.ended.prints_report:
             _print_report(finish.ended.report, config, logs, last)
         _write_reports(finish.ended.report, config, logs)
-    ended = finish.ended
-    is_silent = config.control_fd is not None and int(finish.code) == 0  # the program that drives this agent is told
-    is_first_node = last is not None and last.group_rank == 0
-    if ended is not None and not is_silent and (ended.prints_report if ended.report is not None else is_first_node):
+    if _prints_last_line(finish, config, last):
         from muster.agent.node.summary import describe_job  # only one node of the job prints it
 
-        line = describe_job(
-            times,
-            config,
-            logs.run_dir,
-            succeeded=ended.succeeded,
-            is_drained=ended.is_drained,
-            peak_bytes=ended.peak_bytes,
-        )
-        logs.print_line(line)
+        logs.print_line(describe_job(times, config, logs.run_dir, finish.ended))
     return int(finish.code)
+
+
+def _prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") -> bool:
+    """One node of the job does: that of the report, or the first; after a Ctrl-C too, if workers have run."""
+    ended, is_first_node = finish.ended, last is not None and last.group_rank == 0
+    if ended is None:
+        return int(finish.code) == ExitCode.of_signal(signal.SIGINT) and is_first_node and config.control_fd is None
+    if config.control_fd is not None and int(finish.code) == 0:
+        return False  # the program that drives this agent is told
+    return ended.prints_report if ended.report is not None else is_first_node
 
 
 def _print_report(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> None:
     from muster.agent.diagnosis.report_text import format_report  # only a failed job needs it
 
     printed_as = _find_printed(report, config, logs, last)
-    logs.print_text(format_report(report, has_colour=logs.has_colour, printed_as=printed_as))
+    page = format_report(report, has_colour=logs.has_colour, printed_as=printed_as, columns=config.report_columns)
+    logs.print_text(page)
 
 
 def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> str | None:

@@ -5,6 +5,7 @@ Imported at the job's end, by the one node that prints it.
 
 from muster._processes import read_peak_bytes
 from muster.agent.config import AgentConfig, StdChoice
+from muster.agent.rendezvous.interface import JobEnded
 from muster.agent.runtime.event_log import RunTimes
 
 
@@ -12,10 +13,7 @@ def describe_job(
     times: RunTimes,
     config: AgentConfig,
     run_dir: str | None,
-    *,
-    succeeded: bool,
-    peak_bytes: int,
-    is_drained: bool = False,
+    ended: JobEnded | None,
 ) -> str:
     """Format the line.
 
@@ -23,21 +21,23 @@ def describe_job(
         times: of this agent.
         config: of this agent.
         run_dir: the folder of the run's logs; None: there is none.
-        succeeded: whether all workers did.
-        peak_bytes: the peak memory of the largest worker of the other nodes, as far as they have reported it.
-        is_drained: whether a drain has ended the job: it may be run again.
+        ended: how the job ended; None: a Ctrl-C has stopped this node.
     """
-    end = "preempted" if is_drained else "succeeded" if succeeded else "failed"
+    if ended is None:
+        end = "stopped"
+    else:
+        end = "preempted" if ended.is_drained else "succeeded" if ended.succeeded else "failed"
     parts = [f"{end} after {format_duration(times.duration_s)}"]
     if times.restarts:
         word = "restart" if times.restarts == 1 else "restarts"
         parts.append(f"{times.restarts} {word} ({format_duration(times.without_workers_s)} without workers)")
     else:
         parts.append("no restarts")
-    peak_bytes = max(peak_bytes, read_peak_bytes())
+    peak_bytes = max(0 if ended is None else ended.peak_bytes, read_peak_bytes())
     if peak_bytes:
         parts.append(f"peak memory of a worker {format_size(peak_bytes)}")
-    return "; ".join([*parts, describe_logs(config, run_dir, succeeded=succeeded)])
+    has_report = ended is not None and not ended.succeeded
+    return "; ".join([*parts, describe_logs(config, run_dir, succeeded=not has_report)])
 
 
 def format_duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from muster.agent.diagnosis.root_cause import describe_failure, find_signature
 
 
 def find_final_failure(
-    root: Failure | None, startup_signature: str | None, attempt: int, max_restarts: int
+    root: Failure | None, startup_signature: str | None, attempt: int, max_restarts: int, flag: str = "--max-restarts"
 ) -> FinalFailure | None:
     """Explain why a failure ends the job; None when another attempt follows.
 
@@ -18,6 +18,7 @@ def find_final_failure(
         startup_signature: of the start-up failure that ended the previous attempt.
         attempt: how many restarts have been used.
         max_restarts: how many are allowed.
+        flag: what the user calls this limit.
     """
     signature = find_signature(root)
     if signature is not None and signature == startup_signature:
@@ -27,6 +28,6 @@ def find_final_failure(
     elif max_restarts:
         verdict = f"all {max_restarts} restarts are used"
     else:
-        verdict = "no restarts are allowed (--max-restarts 0)"
+        verdict = f"no restarts are allowed ({flag} 0)"
     global_rank = None if root is None else root.global_rank
     return FinalFailure(cause=describe_failure(root), global_rank=global_rank, verdict=verdict)

@@ -7,6 +7,7 @@ decides, in `consensus.failures`.
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, PostEvent, RoundBroken
 from muster.agent.runtime.clock import Clock
 
@@ -27,11 +28,12 @@ class Next(Enum):
 class LocalRestartPolicy:
     """Counts one agent's rounds and attempts, and posts `RoundBroken` and `JobEnded`."""
 
-    def __init__(self, clock: Clock, post: PostEvent, *, run_id: str, max_restarts: int) -> None:
+    def __init__(self, clock: Clock, post: PostEvent, config: RendezvousConfig) -> None:
         self._clock = clock
         self._post = post
-        self._run_id = run_id
-        self._max_restarts = max_restarts
+        self._run_id = config.run_id
+        self._max_restarts = config.max_restarts
+        self._max_restarts_flag = config.max_restarts_flag
         self._early: str | None = None
         self._final: FinalFailure | None = None
         self._is_own = True
@@ -67,7 +69,7 @@ class LocalRestartPolicy:
         from muster.agent.rendezvous.restart_budget import find_final_failure
 
         root = choose_root(self._failures)
-        self._final = find_final_failure(root, self._early, self.attempt, self._max_restarts)
+        self._final = find_final_failure(root, self._early, self.attempt, self._max_restarts, self._max_restarts_flag)
         self._early = find_signature(root)
         if self._final is None:
             self.break_round(BreakKind.FAILURE, describe_failure(root))

@@ -30,7 +30,7 @@ class StaticRendezvous:
         self._drain: LocalDrain | None = None
         """Of the current round."""
         self._can_host_store: Callable[[], bool] = bool
-        self._policy = LocalRestartPolicy(loop.clock, post, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._policy = LocalRestartPolicy(loop.clock, post, config)
 
     def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
         """See `Rendezvous`."""

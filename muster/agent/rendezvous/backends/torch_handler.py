@@ -60,7 +60,7 @@ class TorchRendezvous:
         self._config = config
         self._loop = loop
         self._post = post
-        self._policy = LocalRestartPolicy(loop.clock, post, run_id=config.run_id, max_restarts=config.max_restarts)
+        self._policy = LocalRestartPolicy(loop.clock, post, config)
         self._closed = False
         self._awaits_round = False
         """No worker is left, and the next round has not formed."""

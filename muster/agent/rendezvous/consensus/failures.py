@@ -88,9 +88,8 @@ def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFa
 
 def _find_final_failure(state: JobState) -> FinalFailure | None:
     """Why the failures seen end the job, None when another attempt is due."""
-    return find_final_failure(
-        choose_root(state.failures.seen), state.startup_signature, state.attempt, state.rules.max_restarts
-    )
+    rules, root = state.rules, choose_root(state.failures.seen)
+    return find_final_failure(root, state.startup_signature, state.attempt, rules.max_restarts, rules.max_restarts_flag)
 
 
 def break_for_failure(state: JobState, now_s: float) -> Decision:

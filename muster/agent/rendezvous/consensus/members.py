@@ -37,6 +37,8 @@ class ConsensusRules:
     """How long after its own limit a member that still stops its workers counts as lost: its node gives up first."""
     loss_wait_s: float = 0.3
     """How long a failure that would end the job waits for the report of a loss that explains it."""
+    max_restarts_flag: str = "--max-restarts"
+    """What the user calls that limit."""
 
 
 @record

@@ -203,7 +203,7 @@ class FakeLogs:
         return 0
 
     def print_line(self, line: str) -> None:
-        is_last = line.startswith(("succeeded after ", "failed after "))
+        is_last = line.startswith(("succeeded after ", "failed after ", "stopped after "))
         (self._bench.last_lines if is_last else self._bench.lines).append(line)
 
     def mute_notices(self) -> None:

@@ -89,12 +89,11 @@ def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int 
     index = values.integer("node-rank", minimum=0)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
-    if backend in ("static", "muster") and index >= max_nodes > 1:
+    has_place = index < max_nodes or backend not in ("static", "muster") or (backend == "muster" and max_nodes == 1)
+    if not has_place:
         spare = "; a spare node has none" if backend == "muster" else ""
-        nnodes = values.text("nnodes")
-        raise UsageError(
-            f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {nnodes}{spare}"
-        )
+        allowed = f"must be 0 to {max_nodes - 1} with --nnodes {values.text('nnodes') or 1}"
+        raise UsageError(f"{values.origin('node-rank')} {index}: {allowed}{spare}")
     return index
 
 

@@ -65,9 +65,10 @@ def _name_root(root: Failure, same: int) -> str:
 
 
 def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> Iterator[str]:
-    yield f"  rank      : {failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
+    place = f"{failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
+    yield from _wrap("  rank      : ", place, columns)
     yield f"  host      : {failure.host}"
-    yield f"  time      : {_format_time(failure.time_s)} on that host's clock"
+    yield from _wrap("  time      : ", f"{_format_time(failure.time_s)} on that host's clock", columns)
     end = "hung, then stopped" if failure.hung else describe_end(failure)
     yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
     if failure.step is not None:

@@ -178,10 +178,14 @@ def test_a_debugger_without_a_terminal_comes_with_advice() -> None:
     assert advice not in " ".join(format_report(make_report(make_failure())).split())
 
 
-def test_no_line_of_text_is_wider_than_a_terminal() -> None:
+@pytest.mark.parametrize("columns", [40, 70])
+def test_no_line_of_text_is_wider_than_the_page(columns: int) -> None:
     reason = "rank 3 on node 1 (host-b) was ended by SIGKILL: " + "word " * 60
-    page = format_report(make_report(make_failure(traceback=None, exception="E: " + "x " * 200), reason=reason))
-    assert max(map(len, page.splitlines())) <= 70
+    root = make_failure(traceback=None, exception="E: " + "x " * 200, stderr_tail=(), log_path=None)
+    others = [replace(make_collateral(rank), exception="F: " + "y " * 200) for rank in range(3)]
+    page = format_report(make_report(root, *others, reason=reason), columns=columns)
+    assert max(map(len, page.splitlines())) == columns
+    assert "y ..." in " ".join(line.strip() for line in page.splitlines())
 
 
 def test_rank_lists() -> None:

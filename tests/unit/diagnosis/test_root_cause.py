@@ -31,6 +31,12 @@ def build(*seen, stacks=()):
     return report(final, *seen, stacks=stacks)
 
 
+def test_the_limit_has_the_name_that_the_user_gave_it() -> None:
+    final = find_final_failure(choose_root([see(1.0, 0)]), None, 0, 0, "--max_retries")
+    assert final is not None
+    assert final.verdict == "no restarts are allowed (--max_retries 0)"
+
+
 def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     heard_first, failed_first, victim = see(10.01, 0), see(10.0, 1), see(9.0, 2, stopped_by_us=True)
     final = find_final_failure(choose_root([heard_first]), None, 0, 0)

@@ -185,6 +185,14 @@ def test_a_request_for_stacks_without_workers_does_nothing(build: Build) -> None
     assert bench.lines_muted
 
 
+def test_after_a_ctrl_c_the_last_line_says_where_the_logs_are(bench: Bench) -> None:
+    bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGINT)))
+    assert bench.run() == 130
+    [last] = bench.last_lines
+    assert last.startswith("stopped after ")
+    assert "no log files" in last or "logs: " in last
+
+
 def test_a_worker_that_gives_no_stacks_delays_a_stop_by_a_limited_time(bench: Bench) -> None:
     def give_none() -> None:
         bench.worker(0).stack_text = ""

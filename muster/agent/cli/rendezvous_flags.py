@@ -89,11 +89,10 @@ def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int 
     index = values.integer("node-rank", minimum=0)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
-    has_place = index < max_nodes or backend not in ("static", "muster") or (backend == "muster" and max_nodes == 1)
-    if not has_place:
-        spare = "; a spare node has none" if backend == "muster" else ""
-        allowed = f"must be 0 to {max_nodes - 1} with --nnodes {values.text('nnodes') or 1}"
-        raise UsageError(f"{values.origin('node-rank')} {index}: {allowed}{spare}")
+    if backend == "static" and index >= max_nodes:  # with our own backend it is a spare node
+        raise UsageError(
+            f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
+        )
     return index
 
 

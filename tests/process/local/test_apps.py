@@ -387,6 +387,14 @@ class TestLogs:
             assert read(scheduler, app_id, streams=stream) == [f"{word} {number}\n" for number in range(count)]
         assert len(read(scheduler, app_id)) == 2 * count
 
+    def test_the_supervisors_memory_does_not_grow_with_the_output(self, scheduler):
+        """44 MiB at its peak when this was written; one that imported torch has 230."""
+        app_id = submit(scheduler, shell(f"yes {'x' * 99} | head -n 500000; echo end >&2; sleep 1000"))
+        wait_until(lambda: read(scheduler, app_id, streams=Stream.STDERR) == ["end\n"], what="the end of the output")
+        status = Path(f"/proc/{folder_of(app_id).read_record().supervisor.pid}/status").read_text()
+        (peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
+        assert peak < 100 << 10, f"{peak} KiB"
+
     def test_big_writes_and_the_last_line_survive(self, scheduler):
         app_id = submit(scheduler, shell("head -c 3000000 /dev/zero | tr '\\0' x; printf end"))
         wait(scheduler, app_id)

@@ -388,7 +388,7 @@ class TestLogs:
         assert len(read(scheduler, app_id)) == 2 * count
 
     def test_the_supervisors_memory_does_not_grow_with_the_output(self, scheduler):
-        """44 MiB at its peak when this was written; one that imported torch has 230."""
+        """19 MiB at its peak when this was written; one that imported torch has 230."""
         app_id = submit(scheduler, shell(f"yes {'x' * 99} | head -n 500000; echo end >&2; sleep 1000"))
         wait_until(lambda: read(scheduler, app_id, streams=Stream.STDERR) == ["end\n"], what="the end of the output")
         status = Path(f"/proc/{folder_of(app_id).read_record().supervisor.pid}/status").read_text()

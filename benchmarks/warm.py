@@ -3,8 +3,8 @@
     python benchmarks/warm.py [--count N] [import] [crash] [apart] [train] [memory]
 
 The crash is `os._exit(1)` in one worker of a formed process group, timed from the call until the last rank has finished
-its first all-reduce of the next attempt; the agent's event records give a breakdown of it. "bare" is what nobody can
-save: a fork of a process with torch, gloo's process group and an all-reduce, beside a fork that hosts the store.
+its first all-reduce of the next attempt; the agent's event records give a breakdown of it. "bare" is what no launcher
+can save: a fork of a process with torch, gloo's process group and an all-reduce, beside a fork that hosts the store.
 "apart" is the crash with ranks that reach the process group up to two seconds apart, on one node and on two, timed from
 the last rank that reaches it. "train" is the crash with a first step of DistributedDataParallel and Adam, which make
 torch import its compiler, in place of the all-reduce.

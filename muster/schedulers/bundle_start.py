@@ -5,7 +5,7 @@ its start. This file travels in the bundle beside `__main__`, which calls `find_
 imports little.
 
 The folder is the user's own and no other user can write to it. It appears whole, by a rename. Where none can be made
-the agent runs from the zip. Whoever unpacks a version removes those that nobody has used for longest; each process that
+the agent runs from the zip. The process that unpacks a version removes those unused for longest; each process that
 runs from a folder holds a lock on it, and `python -m muster prune` lists the folders without one.
 """
 

@@ -1,4 +1,4 @@
-"""Faults of jobs that a program starts: whoever is killed, nothing is left, and the caller learns what happened."""
+"""Faults of jobs that a program starts: whichever process is killed, nothing is left, and the caller learns why."""
 
 import os
 import signal

@@ -102,8 +102,8 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
     """Start one worker; returns its process id.
 
     This must be the thread that lives as long as the agent: a death signal comes at the end of the *thread* that
-    forked, and whoever collects children must know a worker before it can end. So the agent's loop waits for both,
-    4 ms a worker (33 ms where ten processes wait for each core), and not longer than `until_s`.
+    forked, and the thread that collects children must know a worker before it can end. So the agent's loop waits for
+    both, 4 ms a worker (33 ms where ten processes wait for each core), and not longer than `until_s`.
 
     Args:
         spec: what to start.

@@ -70,7 +70,7 @@ def start_two_nodes(tmp_path: Path, program: str, *flags: str) -> tuple[list[str
 
 
 def make_fifo_logs(tmp_path: Path, *names: str) -> str:
-    """A log folder of node 1 whose named files hang whoever opens or fills them."""
+    """A log folder of node 1 whose named files hang the process that opens or fills them."""
     base = tmp_path / "logs1"
     folder = base / "job"
     for name in names:

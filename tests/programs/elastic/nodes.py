@@ -105,7 +105,7 @@ def node_wrong():
 
 
 def node_alone():
-    """The others never come; nobody is at the endpoint."""
+    """The others never come; no process listens at the endpoint."""
     for rank in (0, 1):
         try:
             start(place, node_rank=rank, flags=["--rdzv-conf=join_timeout=2"])

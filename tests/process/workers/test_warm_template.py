@@ -97,6 +97,8 @@ class Agent:
 def make_agent() -> Iterator[Callable[..., Agent]]:
     before = set(os.listdir("/proc/self/fd"))
     _processes.become_subreaper()
+    STRANGERS[:] = []
+    STRANGERS[:] = list_children()
     agents: list[Agent] = []
 
     def make(script: str, **options: object) -> Agent:
@@ -116,8 +118,13 @@ def make_agent() -> Iterator[Callable[..., Agent]]:
 
 
 def list_children() -> list[int]:
-    """Living children of this process."""
-    return [pid for pid, (ppid, state, _) in list_processes().items() if ppid == os.getpid() and state not in "ZX"]
+    """Living children of this process that the test has started, or what it started."""
+    own = [pid for pid, (ppid, state, _) in list_processes().items() if ppid == os.getpid() and state not in "ZX"]
+    return [pid for pid in own if pid not in STRANGERS]
+
+
+STRANGERS: list[int] = []
+"""Children that were there before the test: this process is a subreaper, and has run other tests."""
 
 
 @pytest.fixture

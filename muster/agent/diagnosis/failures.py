@@ -6,7 +6,6 @@
 import errno
 import os
 import signal
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from muster._contract import name_signal
@@ -16,6 +15,7 @@ from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
+from muster.agent.runtime.records import record, replace
 from muster.agent.workers.pool import WorkerEnd
 
 EARLY_S = 30.0
@@ -40,7 +40,7 @@ _NOT_FOUND_CODES = (126, 127)
 """A shell's exit codes for a command that cannot be executed or is not found."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FailureContext:
     """All that is known about a failed worker."""
 

@@ -1,7 +1,6 @@
 """What failed, as data: one `Failure` per worker, one `Report` per job."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from muster._contract import REPORT_SCHEMA
@@ -9,7 +8,7 @@ from muster.agent.runtime.fields import Count, Integer, Limit, Line, Lines, Name
 from muster.agent.runtime.records import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class OomEvidence:
     """Why a SIGKILL is attributed to the OOM killer."""
 
@@ -21,7 +20,7 @@ class OomEvidence:
     """The file the evidence was read from."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Failure:
     """One failed worker. `time_s` is from the node's own wall clock: for people, not for ordering."""
 
@@ -67,20 +66,19 @@ class Failure:
 
     def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
-        return asdict(self)
+        return {**vars(self), "oom": None if self.oom is None else dict(vars(self.oom))}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Failure":
         """The inverse of `to_json`; ignores keys of newer versions."""
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in data.items() if key in known}
+        values = {key: value for key, value in data.items() if key in cls.__annotations__}
         values["stderr_tail"] = tuple(values.get("stderr_tail") or ())
         if values.get("oom"):
             values["oom"] = OomEvidence(**values["oom"])
         return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stack:
     """Python stacks of one rank, collected while it was alive."""
 
@@ -110,7 +108,7 @@ Failures = Annotated[tuple[Failure, ...], Limit(most=4096)]
 Stacks = Annotated[tuple[Stack, ...], Limit(most=4096)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Report:
     """The one report of a failed job. `failures` is ordered by time on the leader's clock: the root cause first."""
 
@@ -120,12 +118,13 @@ class Report:
     attempt: Count
     max_restarts: Count
     failures: Failures = ()
-    stacks: Stacks = field(default=())
+    stacks: Stacks = ()
     schema: Count = REPORT_SCHEMA
 
     def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
-        return asdict(self)
+        stacks = tuple(dict(vars(stack)) for stack in self.stacks)
+        return {**vars(self), "failures": tuple(each.to_json() for each in self.failures), "stacks": stacks}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Report":

@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
 from muster.agent.diagnosis.report import Failure, Report
 from muster.agent.diagnosis.root_cause import describe_failure, find_root
 from muster.agent.diagnosis.tracebacks import load_error_file
+from muster.agent.runtime.records import replace
 
 
 def write_torch_error_file(report: Report, path: str) -> None:

@@ -10,10 +10,9 @@ way and are no collateral. In a hang it is the rank that is not where the others
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack, name_ranks
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import record, replace
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
 """Limit on the size of a report as JSON. A message between members may be much longer."""

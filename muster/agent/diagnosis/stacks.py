@@ -7,11 +7,11 @@ registered it (a `--no-python` program, a worker that is still starting) never g
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from muster import _processes
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import record
 from muster.agent.workers.spec import get_stack_signal
 
 LIMIT_S = 2.0
@@ -22,7 +22,7 @@ _QUIET_S = 0.004
 """A dump is complete when its file has not grown for this long: faulthandler writes without pauses."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StackTarget:
     """A live worker and the file that gets its stacks."""
 
@@ -66,7 +66,7 @@ class _Dump:
         return clean_stacks(data.decode(errors="replace"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Request:
     """One call of `StackCollector.collect`."""
 

@@ -1,15 +1,15 @@
 """Decides where each of a worker's two streams goes, from the flags alone. Pure."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from muster._contract import LogNames
 from muster.agent.config import LogConfig, Std
 from muster.agent.logs.files import STACKS, RunFolder, build_filtered_path, build_log_path, build_rank_dir
 from muster.agent.round import Round
+from muster.agent.runtime.records import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StreamRoute:
     """Where one stream of one worker goes."""
 
@@ -28,7 +28,7 @@ INHERITED = StreamRoute(captured=False)
 DISCARDED = StreamRoute(captured=False, discarded=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WorkerRoute:
     """One worker's streams and files."""
 
@@ -38,7 +38,7 @@ class WorkerRoute:
     stack_file: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WorkerStreams:
     """What a worker is started with. The router closes the descriptors, see `LogRouter.close_child_ends`."""
 

@@ -1,7 +1,6 @@
 """Collects what failures and stops leave behind: failures, and the stacks of live workers. Loaded when first needed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
@@ -13,7 +12,7 @@ from muster.agent.node.actions import LocalFailure
 from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import record, replace
 
 
 class Evidence:

@@ -213,6 +213,7 @@ class Supervisor:
     def _load_evidence(self) -> None:
         with suppress(OSError, ImportError):  # no descriptors left: no reason to end workers that run
             self._read_evidence()
+            import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
 
     def _read_evidence(self) -> "Evidence":
         if self._evidence is None:
@@ -240,7 +241,7 @@ class Supervisor:
             case actions.ReportStarted(round=started):
                 self._transition_log.write_started(started, self._config.nproc)
                 rendezvous.report_started(started.number)
-                # What a failure needs costs some 20 ms to load: then they would be part of the recovery.
+                # What a failure needs costs some 6 ms to load: then they would be part of the recovery.
                 self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
             case actions.ReportFailed():
                 failures = self._collect_failures(action.round, (action.failure,))

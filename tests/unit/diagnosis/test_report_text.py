@@ -1,7 +1,6 @@
 """The report on one page, as JSON, in torch's format, and shortened to a termination message."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from muster.agent.diagnosis.report_files import (
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.diagnosis.tracebacks import find_place
+from muster.agent.runtime.records import replace
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
 

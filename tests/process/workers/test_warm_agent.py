@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Tree, wait_until
+from harness import Tree, run_tree, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -88,3 +88,48 @@ def wait_for_world(size: int, tree: Tree) -> None:
         return re.findall(r"sum (\d+) of (\d+)", tree.stdout)[-1:] == [(str(size), str(size))]
 
     wait_until(is_there, what=f"a world of {size}: {tree.stdout[-500:]} {tree.stderr[-500:]}")
+
+
+FORK_WARNS = """
+import os, warnings
+
+def fork(fork=os.fork):
+    count = len(os.listdir("/proc/self/task"))
+    pid = fork()
+    if pid and count > 1:
+        warnings.warn(f"This process (pid={os.getpid()}) is multi-threaded", DeprecationWarning, stacklevel=2)
+    return pid
+
+os.fork = fork
+"""
+"""What Python does from 3.12 on, and more: the warning that is an error is raised, and threads that the fork handlers
+stop count."""
+
+
+@pytest.mark.parametrize(
+    ("module", "ways"),
+    [
+        ("import numpy", {"warm"}),  # OpenBLAS has a pool of threads, and fork handlers that stop it
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", {"cold"}),
+    ],
+    ids=["pool", "thread"],
+)
+def test_the_warning_about_forks_of_processes_with_threads_may_be_an_error(
+    tmp_path: Path, module: str, ways: set[str]
+) -> None:
+    """In the agent, which has threads of its own, and in the template."""
+    (tmp_path / "sitecustomize.py").write_text(FORK_WARNS)
+    (tmp_path / "preloaded.py").write_text(module)
+    script = tmp_path / "main.py"
+    script.write_text("import os, preloaded, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
+    python = [sys.executable, "-W", "error", *AGENT[1:]]
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--preload", "preloaded"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "3"}
+    outcome = run_tree([*python, *flags, "--log-dir", str(tmp_path / "logs"), str(script)], env=env)
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    assert "DeprecationWarning" not in outcome.stderr + outcome.stdout
+    assert "1 restart " in outcome.stderr, outcome.explain()
+    events = read_events(tmp_path / "logs")
+    released = [event["detail"] for event in events if event["what"] == "worker_released"]
+    assert ({each["how"] for each in released}, len(released)) == (ways, 4)
+    assert not [event for event in events if event["what"] == "template_ended" and event["detail"]["status"]]

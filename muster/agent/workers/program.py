@@ -180,8 +180,7 @@ def run(
         stack_file: "" for none.
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
         crash_file: "" for stderr.
-        record_code: called with the exit code of a program that ends without an exception or by `sys.exit`; None: only
-            the interpreter can tell.
+        record_code: called with the exit code as soon as it is known; None: only the interpreter can tell.
     """
     for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
         del sys.modules[name]  # ours, from the bundle or the template; the program imports the installed one
@@ -207,7 +206,7 @@ def run(
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
         shown = _find_user_frames(error.__traceback__)
-        _limit_traceback(error, shown)
+        _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             _write_error_file(error, shown, error_file)
         raise
@@ -366,8 +365,13 @@ def _find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
     return tb
 
 
-def _limit_traceback(error: BaseException, shown: "TracebackType | None") -> None:
-    """Make the interpreter's report of `error`, through any hook the user set, show the user's frames only."""
+def _limit_traceback(
+    error: BaseException, shown: "TracebackType | None", record_code: "Callable[[int | None], None] | None"
+) -> None:
+    """Make the interpreter's report of `error`, through any hook the user set, show the user's frames only.
+
+    Only a hook that returns lets the interpreter end with 1; and of an interrupt it dies.
+    """
     hook = getattr(sys, "excepthook", None)
 
     def show(kind: type[BaseException], value: BaseException, tb: "TracebackType | None") -> None:
@@ -380,6 +384,8 @@ def _limit_traceback(error: BaseException, shown: "TracebackType | None") -> Non
             return
         sys.excepthook = hook
         hook(kind, value, tb)
+        if record_code is not None and value is error and not isinstance(value, KeyboardInterrupt):
+            record_code(1)
 
     sys.excepthook = show
 

@@ -20,15 +20,17 @@ def test_what_a_program_leaves_ends_as_in_plain_python(way: str, tmp_path: Path)
     compare(Probe(target="ends.py", args=(way,), preload=PRELOAD), tmp_path)
 
 
-def test_a_process_group_that_is_left_ends_as_in_plain_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["gloo", "gloo_exception"])
+def test_a_process_group_that_is_left_ends_as_in_plain_python(way: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    compare(Probe(target="ends.py", args=("gloo",), preload="torch"), tmp_path)
+    compare(Probe(target="ends.py", args=(way,), preload="torch"), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("way", "preload", "code"),
     [
         ("aborts_in_c", PRELOAD, 0),
+        ("aborts_in_c_exception", PRELOAD, 1),
         ("aborts_in_c_elsewhere", PRELOAD, -signal.SIGABRT),
         ("aborts_in_c", "json", -signal.SIGABRT),  # the program loads libcrypto, which has exit handlers of its own
     ],
@@ -52,3 +54,49 @@ def test_where_the_two_ends_could_differ_the_interpreter_ends_the_worker(
     started = run_started(probe, "warm", tmp_path)
     assert set(started.ways) == {"warm"}
     assert started.shown[0][0].code == -signal.SIGABRT
+
+
+OPERATORS = """
+import sys, weakref
+from muster.agent.workers.warm.early_end import EarlyEnd
+
+class Library:
+    pass
+
+def remove():
+    print("removed")
+
+remove.__module__, remove.__qualname__ = "torch.library", "_del_library"
+end, library = EarlyEnd(), Library()
+weakref.finalize(library, remove)
+end.record_template()
+end.record_start(bool)
+weakref.finalize(library, print, "own")
+end.record_code(eval(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("recorded", "flags", "code", "lines"),
+    [
+        ("7", (), 7, ["own"]),
+        ("7", ("-X", "dev"), 0, ["own", "removed"]),  # the slow way: the interpreter's own code
+        ("None", (), 0, ["own", "removed"]),
+    ],
+)
+def test_torchs_operators_are_removed_in_the_slow_way_only(
+    recorded: str, flags: tuple[str, ...], code: int, lines: list[str]
+) -> None:
+    """Once, and after what the program registered."""
+    ended = subprocess.run(
+        [sys.executable, *flags, "-c", OPERATORS, recorded], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (code, lines, "")
+
+
+def test_torch_registers_its_operators_as_expected() -> None:
+    """Else a worker's end takes twice as long, and nothing else shows it."""
+    pytest.importorskip("torch")
+    source = "import torch\nfrom muster.agent.workers.warm import early_end\nprint(len(early_end._list_finalizers()))"
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=120)
+    assert int(ended.stdout) > 10

@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -176,6 +177,20 @@ def gloo():
     keep(dist.all_reduce(values, async_op=True), Loud("after the group"))
 
 
+def fail_with_locals():
+    """What the frames of a traceback hold is destroyed with them."""
+    local, file = Loud("local"), open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  # as above
+    file.write("written when the frame is gone\n")
+    generator = suspended()
+    next(generator)
+    raise KeyError(local.name)
+
+
+def fail_under_a_hook(hook):
+    sys.excepthook = hook
+    raise ValueError("the hook decides")
+
+
 WAYS = {
     "object": lambda: keep(Loud("object")),
     "order": lambda: globals().update(b=Loud("b"), _a=Loud("_a"), a=Loud("a"), _b=Loud("_b")),
@@ -204,7 +219,14 @@ WAYS = {
     "gloo": gloo,
     "exception": lambda: (keep(Loud("object")), {}["missing"]),
     "exits": lambda: (keep(Loud("object")), sys.exit(7)),
+    "exception_locals": fail_with_locals,
+    "exception_hook": lambda: fail_under_a_hook(lambda *_: print("hooked")),
+    "exception_hook_exits": lambda: fail_under_a_hook(lambda *_: sys.exit(7)),
+    "exception_thread": lambda: (wait_for_thread(), {}["missing"]),
+    "gloo_exception": lambda: (gloo(), {}["missing"]),
+    "interrupt": lambda: (keep(Loud("object")), signal.raise_signal(signal.SIGINT)),
     "aborts_in_c": aborts_in_c,
+    "aborts_in_c_exception": lambda: (aborts_in_c(), fail_with_locals()),
     "aborts_in_c_elsewhere": lambda: (aborts_in_c(), keep_elsewhere(Loud("kept by json"))),
 }
 

@@ -57,6 +57,7 @@ class EarlyEnd:
         self._template_modules: dict[str, ModuleType] = {}
         self._libraries: frozenset[bytes] = frozenset()
         self._streams: tuple[Any, ...] = ()
+        self._finalizers: list[weakref.finalize[..., Any]] = []
         self._before: Callable[[], object] = bool
         atexit.register(self._end)
 
@@ -64,6 +65,7 @@ class EarlyEnd:
         """Record what is there before the program begins; in the template, when all is imported."""
         self._template_modules = dict(sys.modules)
         self._libraries = _list_libraries()
+        self._finalizers = _list_finalizers()
 
     def record_start(self, before: Callable[[], object]) -> None:
         """Record the program's standard streams, and what to call first at the end; in the worker."""
@@ -73,15 +75,22 @@ class EarlyEnd:
     def record_code(self, code: int | None) -> None:
         """Record the exit code that the program has chosen, 0 to 255; None: only the interpreter can tell."""
         self._code = code
+        for finalizer in self._finalizers:
+            finalizer.atexit = code is None  # the program's own run with the other exit handlers, before `_end`
 
     def _end(self) -> None:
         self._before()
-        if self._code is None or not self._can_end_early():
+        if self._code is None:
             return
-        own = self._remove_own_modules()
-        if self._tear_down(own):
-            os._exit(self._code)
-        sys.modules.update(self._template_modules)  # the interpreter clears the rest
+        if self._can_end_early():
+            own = self._remove_own_modules()
+            if self._tear_down(own):
+                os._exit(self._code)
+            sys.modules.update(self._template_modules)  # the interpreter clears the rest
+        for finalizer in reversed(self._finalizers):
+            found = finalizer.detach()
+            if found is not None:
+                found[1](*found[2], **found[3])
 
     # -- before -------------------------------------------------------------------------------------------------------
 
@@ -92,6 +101,7 @@ class EarlyEnd:
             and len(sys._current_frames()) == 1  # noqa: SLF001  # daemon threads run on until the interpreter ends
             and sys.gettrace() is sys.getprofile() is None
             and not (sys.warnoptions or sys.flags.dev_mode or gc.get_debug() or gc.callbacks)
+            and not (sys.flags.inspect or os.environ.get("PYTHONINSPECT"))  # whose prompt ends it with another code
             and not any(name in os.environ for name in _TOOLS)
             and not any(getattr(sys.modules.get(name), "_initialized", False) for name in _DEVICE_MODULES)
             and not any("interpreters" in name for name in sys.modules.keys() - self._template_modules.keys())
@@ -172,6 +182,18 @@ def _is_standard(stream: io.IOBase) -> bool:
 
 
 # -- what the process has ---------------------------------------------------------------------------------------------
+
+
+def _list_finalizers() -> "list[weakref.finalize[..., Any]]":
+    """The exit handlers of torch's own operators, oldest first: over half of the CPU of a worker's end.
+
+    They take the operators out of torch's tables, which nothing reads any more.
+    """
+    return [
+        finalizer
+        for finalizer, about in getattr(weakref.finalize, "_registry", {}).items()
+        if (about.func.__module__, about.func.__qualname__) == ("torch.library", "_del_library") and finalizer.atexit
+    ]
 
 
 def _list_libraries() -> frozenset[bytes]:

@@ -81,9 +81,9 @@ class Member:
         self._loop = loop
         self._waits_since_s = 0.0
         self._wait_timer: Timer | None = None
-        self._round: Round | None = None
         self._is_running = False
-        """Workers of the round may be alive here: from RoundFormed to `report_stopped`."""
+        """Workers of a round may be alive here: from RoundFormed to `report_stopped`. It is the last one that
+        `RecoveryTracker` knows."""
         self._kinds_posted: set[BreakKind] = set()
         self._job_end: down.JobEnd | None = None
         self._peak_bytes = 0
@@ -113,7 +113,7 @@ class Member:
 
     def report_started(self, round_number: int) -> None:
         """See `Rendezvous`. Only global rank 0's node reports it; a round was acknowledged when it was received."""
-        if self._is_current(round_number) and self._round is not None and self._hosts_rank_0(self._round):
+        if self._is_current(round_number) and self._recovery.group_rank == 0:
             self._session.send(up.Started(round_number=round_number))
 
     def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
@@ -171,7 +171,7 @@ class Member:
         self._ports.close()
 
     def _is_current(self, round_number: int) -> bool:
-        return self._round is not None and self._round.number == round_number and self._is_running
+        return self._is_running and self._recovery.round_number == round_number
 
     def _begin_wait(self) -> None:
         """Say why this node waits, if it does so for long. Nothing happens if it waits already."""
@@ -271,18 +271,18 @@ class Member:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _on_round_start(self, start: down.RoundStart) -> None:
-        self._round = self._build_round(start)
+        formed, hosts_rank_0 = self._build_round(start), start.group_rank == 0
         self._recovery.record_round(start.facts.value, start.quorum_rounds, start.group_rank)
         self._is_running = True
         self._end_wait()
         self._has_reported_spare = False
         self._kinds_posted = set()
-        self._ports.begin_round(hosts_rank_0=self._hosts_rank_0(self._round))
+        self._ports.begin_round(hosts_rank_0=hosts_rank_0)
         self._session.begin_round(
-            alone=self._round.group_world_size == 1,
-            acknowledgement=RoundAcknowledged(id=self._id, round_number=self._round.number),
+            alone=formed.group_world_size == 1,
+            acknowledgement=RoundAcknowledged(id=self._id, round_number=formed.number),
         )
-        self._post(RoundFormed(round=self._round, is_held=not self._hosts_rank_0(self._round)))
+        self._post(RoundFormed(round=formed, is_held=not hosts_rank_0))
 
     def _build_round(self, start: down.RoundStart) -> Round:
         """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
@@ -316,10 +316,6 @@ class Member:
             stacks=stacks,
         )
 
-    @staticmethod
-    def _hosts_rank_0(round_: Round) -> bool:
-        return round_.group_rank == 0
-
     def _on_rank_0_started(self, started: down.Rank0Started) -> None:
         if self._is_current(started.round_number):
             self._post(GlobalRank0Started(round_number=started.round_number))
@@ -342,10 +338,10 @@ class Member:
             self._session.send(self._build_stopped(broken.round_number))
 
     def _post_break(self, kind: BreakKind, reason: str, *, want_stacks: bool = False) -> None:
-        if self._round is None or not self._is_running or kind in self._kinds_posted:
+        if not self._is_running or kind in self._kinds_posted:
             return
         self._kinds_posted.add(kind)
-        number, is_leader = self._round.number, self._session.is_leading
+        number, is_leader = self._recovery.round_number, self._session.is_leading
         self._post(
             RoundBroken(round_number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader)
         )

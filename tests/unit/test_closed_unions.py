@@ -16,6 +16,8 @@ FILES = (
     "node/round_workers",
     "node/state",
     "node/supervisor",
+    "rendezvous/backends/torch_handler",
+    "rendezvous/backends/torch_thread",
     "rendezvous/consensus/decisions",
     "rendezvous/consensus/formation",
     "rendezvous/consensus/waits",

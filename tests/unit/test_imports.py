@@ -141,7 +141,7 @@ def test_worker_imports_the_contract_and_nothing_else_of_muster(imports: list[Im
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "placement.device_count.")
     data += ("runtime.event_log.",)
-    data += ("rendezvous.backends.torch_thread.", "rendezvous.backends.torch_watch.")  # for handlers of the caller
+    data += ("rendezvous.backends.torch_thread.", "rendezvous.backends.torch_messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
     api = (found for found in imports if found.place == "elastic" or found.path == "run.py")

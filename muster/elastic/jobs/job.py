@@ -201,7 +201,7 @@ class Job:
             return
         for message in messages:
             if "rendezvous" in message and self._rendezvous is not None:
-                self._rendezvous.handle(message)
+                self._rendezvous.handle(message["rendezvous"])
             elif "record" in message:
                 self._keep_record(message["record"])
             elif "error" in message:

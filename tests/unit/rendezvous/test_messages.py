@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
+from muster.agent.rendezvous.backends import torch_messages
 from muster.agent.rendezvous.consensus.events import Failed, Stopped
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol import discovery_messages as discovery
@@ -32,6 +33,8 @@ UNIONS: list[MessageUnion] = [
     discovery.FIRST_MESSAGES,
     discovery.QUERY_ANSWERS,
     discovery.ANNOUNCEMENT_ANSWERS,
+    torch_messages.COMMANDS,
+    torch_messages.THREAD_FINDINGS,
 ]
 PLACES = [(union, kind) for union in UNIONS for kind in union.kinds]
 

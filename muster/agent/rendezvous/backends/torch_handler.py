@@ -14,8 +14,17 @@ from typing import Protocol
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.backends.torch_thread import Layout
-from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere
+from muster.agent.rendezvous.backends.torch_messages import (
+    Command,
+    EndKnown,
+    HandlerFailed,
+    HandlerFormedRound,
+    NodesWaiting,
+    Order,
+    ThreadFinding,
+    ThreadNotice,
+)
+from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
 from muster.agent.rendezvous.interface import (
     BreakKind,
     DrainReport,
@@ -27,6 +36,7 @@ from muster.agent.rendezvous.interface import (
 )
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import assert_never
 
 
 class CommandThread(Protocol):
@@ -36,7 +46,7 @@ class CommandThread(Protocol):
         """Begin."""
         ...
 
-    def send_command(self, command: str, reason: str = "", root: Failure | None = None) -> None:
+    def send_command(self, command: Command) -> None:
         """See `HandlerThread`."""
         ...
 
@@ -64,35 +74,56 @@ class TorchRendezvous:
         self._closed = False
         self._awaits_round = False
         """No worker is left, and the next round has not formed."""
-        self._results: deque[Callable[[], None]] = deque()
+        self._findings: deque[ThreadFinding] = deque()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        loop.watch_readable(self._read_fd, self._run_results)
+        loop.watch_readable(self._read_fd, self._receive_findings)
         self._thread = make_thread(self)
 
-    # -- called by the thread ---------------------------------------------------------------------------------------
+    # -- what the thread finds --------------------------------------------------------------------------------------
 
-    def run_on_loop(self, result: Callable[[], None]) -> None:
-        """Called by the thread: run `result` on the loop."""
-        self._results.append(result)
+    def post_finding(self, finding: ThreadFinding) -> None:
+        """Called by the thread: have the loop handle it."""
+        self._findings.append(finding)
         try:
             os.write(self._write_fd, b"\0")
         except (OSError, ValueError):
-            self._results.clear()  # closed meanwhile: no result is wanted
+            self._findings.clear()  # closed meanwhile: nothing is wanted any more
 
-    def _run_results(self) -> None:
+    def _receive_findings(self) -> None:
         try:
             os.read(self._read_fd, 4096)
         except BlockingIOError:
             return
-        while self._results:
-            self._results.popleft()()
+        while self._findings:
+            self._handle(self._findings.popleft())
 
-    def on_formed(self, rank: int, size: int, layout: Layout, *, use_agent_store: bool) -> None:
-        """A round of torch's handler is complete."""
+    def _handle(self, finding: ThreadFinding) -> None:
+        match finding:
+            case HandlerFormedRound():
+                self._begin_round(finding)
+            case NodesWaiting():
+                self._break_round(f"{finding.count} node{'s' if finding.count > 1 else ''} waiting to join")
+            case NodeLost():
+                self._break_round(f"node {finding.rank} was lost: no heartbeat for {finding.silence_s:g} s")
+            case FailedElsewhere():
+                self._handle_failed_elsewhere(finding)
+            case EndKnown():
+                self._policy.end_job(succeeded=finding.succeeded)
+            case HandlerFailed():
+                if not self._policy.has_ended:
+                    self._policy.has_ended = True
+                    self._post(RendezvousFailed(reason=finding.reason, usage=finding.usage))
+            case ThreadNotice():
+                self._post(Notice(text=finding.text))
+            case _:
+                assert_never(finding)
+
+    def _begin_round(self, formed: HandlerFormedRound) -> None:
         if self._policy.has_ended:
             return
         self._awaits_round = False
         self._policy.begin_round()
+        rank, layout = formed.rank, formed.layout
         self._post(
             RoundFormed(
                 round=Round(
@@ -100,59 +131,38 @@ class TorchRendezvous:
                     attempt=self._policy.attempt,
                     restarts_left=self._policy.restarts_left,
                     group_rank=rank,
-                    group_world_size=size,
+                    group_world_size=formed.size,
                     rank_offset=layout.offsets[rank],
                     world_size=layout.world_size,
                     role_rank_offset=layout.role_offsets[rank],
                     role_world_size=layout.role_sizes[rank],
                     master_addr=layout.master_addr,
                     master_port=layout.master_port,
-                    use_agent_store=use_agent_store,
+                    use_agent_store=formed.use_agent_store,
                     node_index=self._config.node_index or 0,
                 )
             )
         )
 
-    def on_waiting(self, count: int) -> None:
-        """Nodes wait to join: all agents go to the next round."""
+    def _break_round(self, reason: str) -> None:
+        """All agents go to the next round."""
         if not self._policy.has_ended and self._policy.broken is None:
-            self._thread.send_command("pause")
-            self._policy.break_round(BreakKind.MEMBERSHIP, f"{count} node{'s' if count > 1 else ''} waiting to join")
+            self._thread.send_command(Command(order=Order.PAUSE))
+            self._policy.break_round(BreakKind.MEMBERSHIP, reason)
 
-    def on_node_lost(self, rank: int, silence_s: float) -> None:
-        """A node that had not succeeded sends no heartbeat: all agents go to the next round."""
-        if not self._policy.has_ended and self._policy.broken is None:
-            self._thread.send_command("pause")
-            self._policy.break_round(BreakKind.MEMBERSHIP, f"node {rank} was lost: no heartbeat for {silence_s:g} s")
-
-    def on_failed_elsewhere(self, found: FailedElsewhere) -> None:
-        """The job has failed for good on another node."""
+    def _handle_failed_elsewhere(self, found: FailedElsewhere) -> None:
         if self._policy.has_ended:
             return
         self._policy.record_failed_elsewhere(found.reason, found.root)
         if self._awaits_round:
             self._policy.end_job(succeeded=False)
 
-    def post_notice(self, text: str) -> None:
-        """Post one line for the console."""
-        self._post(Notice(text=text))
-
-    def on_end_acknowledged(self, *, succeeded: bool) -> None:
-        """Every node that can know the job's end knows it."""
-        self._policy.end_job(succeeded=succeeded)
-
-    def on_handler_failed(self, reason: str, *, usage: bool) -> None:
-        """The handler has failed."""
-        if not self._policy.has_ended:
-            self._policy.has_ended = True
-            self._post(RendezvousFailed(reason=reason, usage=usage))
-
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
     def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
         """See `Rendezvous`. torch's handlers decide about the store."""
         self._thread.start()
-        self._thread.send_command("next")
+        self._thread.send_command(Command(order=Order.NEXT))
 
     def report_prepared(self) -> None:
         """See `Rendezvous`. torch's handlers form a round at once of the nodes that have joined."""
@@ -165,9 +175,9 @@ class TorchRendezvous:
         if self._policy.record_failures(round_number, failures):
             final, root = self._policy.final, self._policy.get_root()
             if final is None:
-                self._thread.send_command("pause", root=root)
+                self._thread.send_command(Command(order=Order.PAUSE))
             else:
-                self._thread.send_command("fail", final.describe(), root)
+                self._thread.send_command(Command(order=Order.FAIL, reason=final.describe(), root=root))
 
     def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""
@@ -177,7 +187,7 @@ class TorchRendezvous:
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:  # noqa: ARG002
         """See `Rendezvous`. No drain begins here."""
         if round_number == self._policy.number and self._policy.broken is None:
-            self._thread.send_command("done")
+            self._thread.send_command(Command(order=Order.DONE))
 
     def report_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
@@ -186,9 +196,9 @@ class TorchRendezvous:
         following = self._policy.record_stopped(round_number, failures, stacks)
         if following is Next.ROUND:
             self._awaits_round = True
-            self._thread.send_command("next")
+            self._thread.send_command(Command(order=Order.NEXT))
         elif following is Next.END:
-            self._thread.send_command("await_end")
+            self._thread.send_command(Command(order=Order.AWAIT_END))
 
     def report_leaving(self, reason: str) -> None:
         """See `Rendezvous`. torch's handlers have no such call: the others detect that heartbeats stop."""

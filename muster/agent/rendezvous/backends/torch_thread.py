@@ -12,15 +12,26 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_messages import (
+    Command,
+    EndKnown,
+    HandlerFailed,
+    HandlerFormedRound,
+    Layout,
+    NodesWaiting,
+    Order,
+    ThreadFinding,
+    ThreadNotice,
+)
 from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, RoundWatch
+from muster.agent.rendezvous.protocol.codec import decode
 from muster.agent.runtime.ports import PortReservation
+from muster.agent.runtime.records import assert_never
 
 POLL_S = 0.1
 """How often the handler is asked for waiting nodes, as by torch's agent."""
@@ -34,53 +45,11 @@ KEEP_ALIVE_MAX_ATTEMPT = 3
 """torch's own defaults for its c10d."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """The ranks of all nodes and MASTER_ADDR:PORT; written by rank 0's agent, read by all."""
-
-    offsets: list[int]
-    role_offsets: list[int]
-    role_sizes: list[int]
-    world_size: int
-    master_addr: str
-    master_port: int
-    nonce: str
-    """Unique to this round."""
-
-
 class Owner(Protocol):
-    """Receives, on the agent's loop, what the thread finds."""
+    """Receives what the thread finds."""
 
-    def run_on_loop(self, result: Callable[[], None]) -> None:
-        """Called by the thread: run `result` on the loop."""
-        ...
-
-    def on_formed(self, rank: int, size: int, layout: Layout, *, use_agent_store: bool) -> None:
-        """A round of torch's handler is complete."""
-        ...
-
-    def on_waiting(self, count: int) -> None:
-        """Nodes wait to join."""
-        ...
-
-    def on_node_lost(self, rank: int, silence_s: float) -> None:
-        """A node that had not succeeded sends no heartbeat."""
-        ...
-
-    def on_failed_elsewhere(self, found: FailedElsewhere) -> None:
-        """The job has failed for good on another node."""
-        ...
-
-    def on_end_acknowledged(self, *, succeeded: bool) -> None:
-        """Every node that can know the job's end knows it."""
-        ...
-
-    def on_handler_failed(self, reason: str, *, usage: bool) -> None:
-        """The handler has failed."""
-        ...
-
-    def post_notice(self, text: str) -> None:
-        """Post one line for the console."""
+    def post_finding(self, finding: ThreadFinding) -> None:
+        """Called by the thread; returns soon."""
         ...
 
 
@@ -109,7 +78,7 @@ class HandlerThread(threading.Thread):
         self._nproc = nproc
         self._role = role
         self._owner = owner
-        self._commands: queue.SimpleQueue[tuple[str, str, Failure | None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._handler: Any = handler
         self._store: Any = None
         self._rank = self._size = 0
@@ -120,13 +89,13 @@ class HandlerThread(threading.Thread):
         self._stage = _Stage.PAUSED
         self._wait_until_s = 0.0
 
-    def send_command(self, command: str, reason: str = "", root: Failure | None = None) -> None:
-        """`next`, `pause`, `done`, `fail` (why, and the root cause) or `await_end`; carried out in order."""
-        self._commands.put((command, reason, root))
+    def send_command(self, command: Command) -> None:
+        """Have the thread carry out a command, after those sent before."""
+        self._commands.put(command)
 
     def stop(self) -> None:
         """End the thread, waiting at most 1 s. A handler that blocks ends with the process."""
-        self.send_command("quit")
+        self.send_command(Command(order=Order.QUIT))
         if self.is_alive():
             self.join(1.0)
         if self._port is not None:
@@ -154,7 +123,7 @@ class HandlerThread(threading.Thread):
             self._run_commands()
         except RendezvousClosedError:
             if (found := self._find_failure()) is not None:
-                self._owner.run_on_loop(lambda: self._owner.on_failed_elsewhere(found))
+                self._owner.post_finding(found)
                 return
             self._report_failure(f"run {self._config.run_id!r} is closed: another node has ended it", usage=False)
         except RendezvousTimeoutError as error:
@@ -170,7 +139,7 @@ class HandlerThread(threading.Thread):
 
     def _report_failure(self, reason: str, *, usage: bool) -> None:
         line = " ".join(reason.split())[:500]
-        self._owner.run_on_loop(lambda: self._owner.on_handler_failed(line, usage=usage))
+        self._owner.post_finding(HandlerFailed(reason=line, usage=usage))
 
     def _create_handler(self) -> Any:
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
@@ -198,24 +167,33 @@ class HandlerThread(threading.Thread):
     def _run_commands(self) -> None:
         while True:
             try:
-                command, reason, root = self._commands.get(timeout=None if self._watch is None else POLL_S)
+                command = self._commands.get(timeout=None if self._watch is None else POLL_S)
             except queue.Empty:
                 self._poll()
                 continue
-            if command == "quit":
+            if command.order is Order.QUIT:
                 return
-            if command == "next":
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command.order:
+            case Order.NEXT:
                 self._next_round()
-            elif command == "pause":
+            case Order.PAUSE:
                 self._stage = _Stage.PAUSED
-            elif command == "done" and self._watch is not None:
-                self._watch.post_done()
-            elif command == "fail":
+            case Order.DONE:
+                if self._watch is not None:
+                    self._watch.post_done()
+            case Order.FAIL:
                 self._stage = _Stage.STOPPING
-                self._post_failure(reason, root)
-            elif command == "await_end":
+                self._post_failure(command.reason, command.root)
+            case Order.AWAIT_END:
                 self._stage = _Stage.FAILED
                 self._wait_until_s = time.monotonic() + END_WAIT_LIMIT_S
+            case Order.QUIT:
+                return
+            case _:
+                assert_never(command.order)
 
     def _poll(self) -> None:
         """Send a heartbeat, and check the other nodes."""
@@ -239,13 +217,13 @@ class HandlerThread(threading.Thread):
         elif isinstance(found, FailedElsewhere):
             self._stage = _Stage.STOPPING
             watch.post_seen()
-            owner.run_on_loop(lambda: owner.on_failed_elsewhere(found))
+            owner.post_finding(found)
         elif (count := self._handler.num_nodes_waiting()) > 0:
             self._stage = _Stage.PAUSED
-            owner.run_on_loop(lambda: owner.on_waiting(count))
+            owner.post_finding(NodesWaiting(count=count))
         elif found is not None:
             self._stage = _Stage.PAUSED
-            owner.run_on_loop(lambda: owner.on_node_lost(found.rank, self._silence_s))
+            owner.post_finding(found)
 
     def _shut_down_handler(self, watch: RoundWatch) -> None:
         """Shut down the handler before writing `seen`: the store exists until all have written that, but not longer."""
@@ -264,7 +242,7 @@ class HandlerThread(threading.Thread):
             is_seen = True
         if is_seen or time.monotonic() >= self._wait_until_s:
             succeeded, self._stage = self._stage is _Stage.SUCCEEDED, _Stage.STOPPING
-            self._owner.run_on_loop(lambda: self._owner.on_end_acknowledged(succeeded=succeeded))
+            self._owner.post_finding(EndKnown(succeeded=succeeded))
 
     def _post_failure(self, reason: str, root: Failure | None) -> None:
         """Write the failure to the store for the other nodes. This node's own report does not depend on it."""
@@ -274,8 +252,7 @@ class HandlerThread(threading.Thread):
                 self._watch.post_seen()
             self._handler.shutdown()
         except Exception as error:  # noqa: BLE001  # as above
-            line = f"cannot report the failure to the other nodes: {error}"
-            self._owner.run_on_loop(lambda: self._owner.post_notice(line))
+            self._owner.post_finding(ThreadNotice(text=f"cannot report the failure to the other nodes: {error}"))
 
     def _find_failure(self) -> FailedElsewhere | None:
         """What a node wrote when the job failed for good in the last round, if the store can still be read."""
@@ -287,7 +264,7 @@ class HandlerThread(threading.Thread):
     def _next_round(self) -> None:
         found = self._find_failure()
         if found is not None:
-            self._owner.run_on_loop(lambda: self._owner.on_failed_elsewhere(found))
+            self._owner.post_finding(found)
             return
         info = self._handler.next_rendezvous()
         self._store, self._rank, self._size = info.store, info.rank, info.world_size
@@ -302,8 +279,9 @@ class HandlerThread(threading.Thread):
         )
         self._stage = _Stage.RUNNING
         shared = self._keeps_bootstrap() and bool(self._handler.use_agent_store)
-        rank, size = self._rank, self._size
-        self._owner.run_on_loop(lambda: self._owner.on_formed(rank, size, layout, use_agent_store=shared))
+        self._owner.post_finding(
+            HandlerFormedRound(rank=self._rank, size=self._size, layout=layout, use_agent_store=shared)
+        )
 
     def _keeps_bootstrap(self) -> bool:
         """True for third-party handlers, which name the workers' store themselves.
@@ -323,7 +301,8 @@ class HandlerThread(threading.Thread):
             layout = {"nodes": _sum_sizes(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
             self._store.set("muster/layout", json.dumps(layout))
         layout = json.loads(self._store.get("muster/layout"))
-        return Layout(**layout["nodes"], master_addr=layout["addr"], master_port=layout["port"], nonce=layout["nonce"])
+        addresses = {"master_addr": layout["addr"], "master_port": layout["port"], "nonce": layout["nonce"]}
+        return decode(Layout, {**layout["nodes"], **addresses})
 
     def _find_master(self, info: Any) -> tuple[str, int]:
         bootstrap = info.bootstrap_store_info
@@ -348,7 +327,7 @@ def find_silence_s(config: RendezvousConfig) -> float:
     return interval_s * attempts
 
 
-def _sum_sizes(nodes: list[tuple[int, str]]) -> dict[str, Any]:
+def _sum_sizes(nodes: list[tuple[int, str]]) -> dict[str, object]:
     offsets, role_offsets, total = [], [], 0
     role_sizes: dict[str, int] = {}
     for nproc, role in nodes:

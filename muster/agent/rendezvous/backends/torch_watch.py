@@ -19,7 +19,7 @@ from typing import Any
 
 from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
-from muster.agent.runtime.fields import Line
+from muster.agent.runtime.fields import GroupRank, Line, Seconds
 from muster.agent.runtime.records import record
 
 HEARTBEAT_S = 1.0
@@ -44,7 +44,9 @@ class FailedElsewhere:
 class NodeLost:
     """A node whose workers had not succeeded sends no heartbeat."""
 
-    rank: int
+    rank: GroupRank
+    silence_s: Seconds
+    """For how long."""
 
 
 Finding = AllDone | FailedElsewhere | NodeLost
@@ -153,6 +155,6 @@ class RoundWatch:
             self._last_count, self._last_change_s = count, now_s
         elif now_s - self._last_change_s >= self.silence_s:
             if not self._store.check([self._key("done", self._watched)]):
-                return NodeLost(rank=self._watched)
+                return NodeLost(rank=self._watched, silence_s=self.silence_s)
             self._watch_next()
         return None

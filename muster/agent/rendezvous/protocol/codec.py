@@ -111,7 +111,7 @@ class MessageUnion(Generic[T]):
     """Reads the messages of one direction."""
 
     def __init__(self, union: object) -> None:
-        self.kinds: tuple[type[T], ...] = get_args(union)
+        self.kinds: tuple[type[T], ...] = get_args(union) or (union,)
         self._by_name = {kind.__name__: kind for kind in self.kinds}
 
     def read(self, frame: object, **known: object) -> T | None:

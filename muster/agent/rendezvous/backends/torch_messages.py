@@ -1,0 +1,119 @@
+"""What passes between `torch_handler` and the thread that owns torch's handler: commands one way, findings the other.
+
+Where that thread belongs to the program that drives this agent, each is one JSON line, {"rendezvous": message}.
+"""
+
+from enum import Enum
+from typing import Annotated
+
+from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
+from muster.agent.rendezvous.protocol.codec import MessageUnion, encode_message
+from muster.agent.runtime.fields import (
+    MOST_NODES,
+    Count,
+    GroupRank,
+    Limit,
+    Line,
+    Name,
+    Paragraph,
+    Port,
+    Processes,
+    Size,
+)
+from muster.agent.runtime.records import record
+
+LINE_LIMIT_BYTES = 1 << 20
+Counts = Annotated[tuple[Count, ...], Limit(most=MOST_NODES)]
+"""One for each node, in the order of group ranks."""
+
+
+class Order(Enum):
+    """What the thread is to do."""
+
+    NEXT = "next"
+    """Join the next round."""
+    PAUSE = "pause"
+    """The round is broken: only send heartbeats."""
+    DONE = "done"
+    """All workers of this node have succeeded."""
+    FAIL = "fail"
+    """The job has failed for good: tell the others why, and the root cause."""
+    AWAIT_END = "await_end"
+    """No worker is left here: report when the others know the job's end."""
+    QUIT = "quit"
+
+
+@record
+class Command:
+    """Carried out in the order sent."""
+
+    order: Order
+    reason: Paragraph = ""
+    """With `FAIL`."""
+    root: Failure | None = None
+
+
+@record
+class Layout:
+    """The ranks of all nodes and MASTER_ADDR:PORT; written by rank 0's agent, read by all."""
+
+    offsets: Counts
+    role_offsets: Counts
+    role_sizes: Counts
+    world_size: Processes
+    master_addr: Name
+    master_port: Port
+    nonce: Name
+    """Unique to this round."""
+
+
+@record
+class HandlerFormedRound:
+    """A round of torch's handler is complete."""
+
+    rank: GroupRank
+    size: Size
+    layout: Layout
+    use_agent_store: bool
+
+
+@record
+class NodesWaiting:
+    """Nodes wait to join."""
+
+    count: Count
+
+
+@record
+class EndKnown:
+    """Every node that can know the job's end knows it."""
+
+    succeeded: bool
+
+
+@record
+class HandlerFailed:
+    """The handler has failed."""
+
+    reason: Line
+    usage: bool
+    """It is a mistake of the caller."""
+
+
+@record
+class ThreadNotice:
+    """One line for the console."""
+
+    text: Line
+
+
+ThreadFinding = HandlerFormedRound | NodesWaiting | NodeLost | FailedElsewhere | EndKnown | HandlerFailed | ThreadNotice
+
+COMMANDS: MessageUnion[Command] = MessageUnion(Command)
+THREAD_FINDINGS: MessageUnion[ThreadFinding] = MessageUnion(ThreadFinding)
+
+
+def encode_line(message: Command | ThreadFinding) -> bytes:
+    """One line for the other process."""
+    return b'{"rendezvous":' + encode_message(message, LINE_LIMIT_BYTES).encode() + b"}\n"

@@ -33,10 +33,11 @@ UNIONS: list[MessageUnion] = [
     discovery.FIRST_MESSAGES,
     discovery.QUERY_ANSWERS,
     discovery.ANNOUNCEMENT_ANSWERS,
-    torch_messages.COMMANDS,
-    torch_messages.THREAD_FINDINGS,
 ]
-PLACES = [(union, kind) for union in UNIONS for kind in union.kinds]
+"""Between nodes."""
+LOCAL_UNIONS: list[MessageUnion] = [torch_messages.COMMANDS, torch_messages.THREAD_FINDINGS]
+"""Between the agent and the program that drives it."""
+PLACES = [(union, kind) for union in (*UNIONS, *LOCAL_UNIONS) for kind in union.kinds]
 
 
 def name(place: Any) -> str:

@@ -10,7 +10,6 @@ from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
 from muster.agent.rendezvous.protocol.codec import MessageUnion, encode_message
 from muster.agent.runtime.fields import (
-    MOST_NODES,
     Count,
     GroupRank,
     Limit,
@@ -24,7 +23,7 @@ from muster.agent.runtime.fields import (
 from muster.agent.runtime.records import record
 
 LINE_LIMIT_BYTES = 1 << 20
-Counts = Annotated[tuple[Count, ...], Limit(most=MOST_NODES)]
+Counts = Annotated[tuple[Count, ...], Limit(most=1 << 16)]
 """One for each node, in the order of group ranks."""
 
 

@@ -19,8 +19,9 @@ from muster.agent.runtime.fields import HOST_NAME, NAME_LIMIT_BYTES, Limit, Rang
 
 T = TypeVar("T")
 
-Read = Callable[[object], Any]
+Read = Callable[[object], object]
 Write = Callable[[Any, "_Budget"], str]
+"""A writer takes only what its annotation declares, which no type of a table of writers can say."""
 
 TEXT_BUDGET_BYTES = 8 * 1024 * 1024
 """What the texts of one message may take together; those that come later are cut to `_SHORT_BYTES`."""
@@ -79,7 +80,7 @@ def clean_name(text: str) -> str:
 
 def encode(value: object, limit_bytes: int) -> str:
     """Encode a record as JSON of at most `limit_bytes`: texts are shortened until it fits."""
-    kind: Any = type(value)
+    kind: Hashable = type(value)  # type: ignore[assignment]  # mypy takes no class for hashable
     _, write = _build_codec(kind)
     text = ""
     for left_bytes, short_bytes in ((TEXT_BUDGET_BYTES, _SHORT_BYTES), (0, _SHORTEST_BYTES)):
@@ -102,8 +103,10 @@ def decode(kind: type[T], data: object) -> T:
     Raises:
         MalformedMessageError: a field is invalid.
     """
-    annotation: Any = kind
-    made: T = _build_codec(annotation)[0](data)
+    annotation: Hashable = kind  # type: ignore[assignment]  # as above
+    made = _build_codec(annotation)[0](data)
+    if not isinstance(made, kind):
+        raise TypeError(f"the codec of {kind.__name__} made {made!r}")
     return made
 
 
@@ -153,22 +156,23 @@ def _build_codec(annotation: Hashable) -> tuple[Read, Write]:
         return _build_enum(annotation)
     if annotation is bool:
         return _read_bool, lambda value, _budget: "true" if value else "false"
-    if not getattr(annotation, "__annotations__", None) and annotation.__module__ == "builtins":
+    if not isinstance(annotation, type) or annotation.__module__ == "builtins":
         raise TypeError(f"a field of type {annotation!r} declares no limit: use the types of runtime.fields")
     return _build_record(annotation)
 
 
-def _build_limited(base: Any, marks: tuple[object, ...]) -> tuple[Read, Write]:
+def _build_limited(base: object, marks: tuple[object, ...]) -> tuple[Read, Write]:
     limits = [mark for mark in marks if isinstance(mark, Limit)]
     ranges = [mark for mark in marks if isinstance(mark, Range)]
     if base is str and limits:
         limit = min(limits, key=lambda each: each.most)
         read = read_host if HOST_NAME in marks else _read_text
         return lambda value: read(value, limit.most), lambda value, budget: budget.write_text(value, limit)
-    if base in (int, float) and ranges:
+    if (base is int or base is float) and ranges:
         return _build_number(base, ranges[0])
-    if get_origin(base) in (tuple, frozenset) and limits:
-        return _build_many(get_origin(base), get_args(base)[0], limits[0])
+    origin = get_origin(base)
+    if (origin is tuple or origin is frozenset) and limits:
+        return _build_many(origin, get_args(base)[0], limits[0])
     raise TypeError(f"{base!r} is not limited by {marks!r}")
 
 
@@ -213,8 +217,9 @@ def read_host(value: object, limit_bytes: int = NAME_LIMIT_BYTES) -> str:
     return name
 
 
-def _build_optional(args: tuple[Any, ...]) -> tuple[Read, Write]:
-    (some,) = (arg for arg in args if arg is not types.NoneType)
+def _build_optional(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
+    none: object = types.NoneType
+    (some,) = (arg for arg in args if arg is not none)
     read, write = _build_codec(some)
     return (
         lambda value: None if value is None else read(value),
@@ -222,7 +227,7 @@ def _build_optional(args: tuple[Any, ...]) -> tuple[Read, Write]:
     )
 
 
-def _build_shared(kind: Any) -> tuple[Read, Write]:
+def _build_shared(kind: Hashable) -> tuple[Read, Write]:
     read, _ = _build_codec(kind)
 
     def write_once(shared: Shared[object], _budget: _Budget) -> str:
@@ -233,7 +238,7 @@ def _build_shared(kind: Any) -> tuple[Read, Write]:
     return lambda value: Shared(read(value)), write_once
 
 
-def _build_fixed(args: tuple[Any, ...]) -> tuple[Read, Write]:
+def _build_fixed(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
     codecs = [_build_codec(arg) for arg in args]
 
     def read(value: object) -> tuple[object, ...]:
@@ -247,7 +252,7 @@ def _build_fixed(args: tuple[Any, ...]) -> tuple[Read, Write]:
     return read, write
 
 
-def _build_many(build: Callable[[Iterable[object]], object], item: Any, limit: Limit) -> tuple[Read, Write]:
+def _build_many(build: Callable[[Iterable[object]], object], item: Hashable, limit: Limit) -> tuple[Read, Write]:
     read_item, write_item = _build_codec(item)
 
     def read(value: object) -> object:
@@ -257,8 +262,8 @@ def _build_many(build: Callable[[Iterable[object]], object], item: Any, limit: L
             raise MalformedMessageError(f"more than {limit.most} items")
         return build(map(read_item, value))
 
-    def write(value: Any, budget: _Budget) -> str:
-        items = sorted(value) if build is frozenset else value
+    def write(value: tuple[Any, ...] | frozenset[Any], budget: _Budget) -> str:
+        items = sorted(value) if isinstance(value, frozenset) else value
         if len(items) > limit.most:
             items = items[-limit.most :] if limit.keeps_end else items[: limit.most]
         if budget.left_bytes <= 0 and items and isinstance(items[0], str):
@@ -280,12 +285,12 @@ def _build_enum(kind: type[Enum]) -> tuple[Read, Write]:
     return read, lambda value, _budget: to_json(value.value)
 
 
-def _build_record(kind: Any) -> tuple[Read, Write]:
+def _build_record(kind: type) -> tuple[Read, Write]:
     fields = [
         (name, getattr(kind, name, _REQUIRED) is _REQUIRED, *_build_codec(annotation))
         for name, annotation in kind.__annotations__.items()
     ]
-    find_contradiction: Callable[[Any], str | None] | None = getattr(kind, "find_contradiction", None)
+    find_contradiction: Callable[[object], str | None] | None = getattr(kind, "find_contradiction", None)
 
     def read(value: object) -> object:
         if not isinstance(value, dict):

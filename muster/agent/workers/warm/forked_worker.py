@@ -6,15 +6,29 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
+
+
+class WorkerMessage(TypedDict):
+    """What a parked worker needs of its `WorkerSpec`; an empty name stands for no file."""
+
+    kind: str
+    target: str
+    args: list[str]
+    env: dict[str, str]
+    cpus: list[int] | None
+    error_file: str
+    stack_signum: int
+    """0: none."""
+    stack_file: str
+    crash_file: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """What the agent sends to a parked worker: the worker it must become."""
 
-    spec: dict[str, Any]
-    """kind, target, args, env, cpus (list or None), error_file, stack_signum, stack_file, crash_file."""
+    spec: WorkerMessage
     stdout_fd: int
     stderr_fd: int
 

@@ -14,19 +14,21 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from muster import _processes
 from muster._contract import name_signal
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import assert_never
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
-if TYPE_CHECKING:  # only a program with torch needs a store
+if TYPE_CHECKING:  # only a program with torch needs a store, and the template is another process
     from muster.agent.workers.warm.store_handle import StoreHandle
+    from muster.agent.workers.warm.template import Forked, Imported, TemplateMessage
 
 _MAX_TEMPLATE_ENDS = 3
 """After so many ends of a template no new one is started."""
@@ -247,20 +249,23 @@ class TemplateStarter:
         self._children.watch(template.pid, lambda status: self._handle_template_end(template, status))
         template.watch(self._handle_message)
 
-    def _handle_message(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: "TemplateMessage") -> None:
         if "brings_torch" in message:
             self._brings_torch = message["brings_torch"]
             self._call_on_read()
-        elif "ready" in message and self._template is not None:
-            self._handle_ready(message["ready"], self._template.started_s)
+        elif "ready" in message:
+            if self._template is not None:
+                self._handle_ready(message["ready"], self._template.started_s)
         elif "forked" in message:
             self._handle_forked(message)
         elif "notice" in message:
             self._notify_once(message["notice"])
         elif "unsafe" in message:
             self._switch_to_cold(message["unsafe"])
+        else:
+            assert_never(message)
 
-    def _handle_ready(self, about: dict[str, Any], started_s: float) -> None:
+    def _handle_ready(self, about: "Imported", started_s: float) -> None:
         self._phase = TemplatePhase.READY
         import_s = round(self._loop.clock.now_s() - started_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **about["memory"])
@@ -355,10 +360,10 @@ class TemplateStarter:
         except (OSError, SpawnError) as error:
             store.fail(str(error))
 
-    def _handle_forked(self, message: dict[str, Any]) -> None:
+    def _handle_forked(self, message: "Forked") -> None:
         if self._template is None:
             return
-        pids: list[int] = message["forked"]
+        pids = message["forked"]
         pending, asked = self._template.pending_sockets, message["asked"]
         sockets, self._template.pending_sockets = pending[:asked], pending[asked:]
         for pid, one in zip(pids, sockets, strict=False):

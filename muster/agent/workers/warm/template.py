@@ -6,11 +6,10 @@ Runs from `program.main`; `serve` returns in each worker, in the interpreter's o
     template --fork--> intermediate --fork--> worker (parked)   the intermediate ends: the worker is the agent's child
     agent    ------- release, over its own socket ------> worker runs the program
 
-Control is a SOCK_SEQPACKET pair, one JSON object per message; from the agent {"fork": n} with n sockets attached, to
-the agent {"brings_torch": bool}, {"ready": {...}}, {"unsafe": reason}, {"notice": text}, {"asked": n, "forked": [pids],
-"error": text}. A release is one byte with three descriptors: a memory file with JSON, standard output, standard error.
-One with a single descriptor makes it the store's process instead, see `store`. On end of file the template and parked
-workers exit.
+Control is a SOCK_SEQPACKET pair, one JSON object per message: from the agent {"fork": n} with n sockets attached, to
+the agent a `TemplateMessage`. A release is one byte with three descriptors: a memory file with JSON, standard output,
+standard error. One with a single descriptor makes it the store's process instead, see `store`. On end of file the
+template and parked workers exit.
 """
 
 import ctypes
@@ -24,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypedDict, final
 
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
@@ -33,6 +32,58 @@ from muster.agent.workers.warm.preload import brings_torch, choose_modules
 
 Launch = tuple[str, str, int, str, str, str, list[str]]
 """kind, error file, stack signal, stack file, crash file, target, arguments."""
+
+
+@final
+class BringsTorch(TypedDict):
+    """Whether what it is about to import includes torch."""
+
+    brings_torch: bool
+
+
+class Imported(TypedDict):
+    """What the template is when all is imported."""
+
+    modules: list[str]
+    pid: int
+    memory: dict[str, int]
+    """See `_read_memory`."""
+
+
+@final
+class Ready(TypedDict):
+    """It can fork."""
+
+    ready: Imported
+
+
+@final
+class Forked(TypedDict):
+    """It has forked, or could not."""
+
+    asked: int
+    forked: list[int]
+    """Process ids."""
+    error: str
+    """Why there are fewer than asked for; empty: there are not."""
+    duration_s: float
+
+
+@final
+class TemplateNotice(TypedDict):
+    """One line for the console."""
+
+    notice: str
+
+
+@final
+class Unsafe(TypedDict):
+    """Why no worker may be forked; it ends."""
+
+    unsafe: str
+
+
+TemplateMessage = BringsTorch | Ready | Forked | TemplateNotice | Unsafe
 
 _MESSAGE_BYTES: Final = 65536
 _LINE_CHARACTERS: Final = 500
@@ -70,7 +121,7 @@ def serve(
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, requested, kind, target)
     early_end.record_template()
-    _send(control, ready={"modules": modules, "pid": os.getpid(), "memory": _read_memory()})
+    _send(control, {"ready": {"modules": modules, "pid": os.getpid(), "memory": _read_memory()}})
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
     release = _wait_for_release(parked, rename_process)
@@ -99,7 +150,7 @@ def _exit_with_agent(agent_pid: int) -> None:
         os._exit(1)
 
 
-def _send(control: socket.socket, **message: Any) -> None:
+def _send(control: socket.socket, message: TemplateMessage) -> None:
     control.send(json.dumps(message).encode())
 
 
@@ -112,19 +163,19 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     thresholds = _pause_collections()
     preload = choose_modules(requested, kind=kind, target=target)
     if preload.notice:
-        _send(control, notice=preload.notice)
+        _send(control, {"notice": preload.notice})
     sites = ImportSites(kind, target)
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
         _exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
-    _send(control, brings_torch=brings_torch(preload.modules))
+    _send(control, {"brings_torch": brings_torch(preload.modules)})
     imported = []
     for name in preload.modules:
         failure = _import(name, sites.find(name))
         if failure is None:
             imported.append(name)
             continue
-        _send(control, notice=f"cannot preload {name}: {failure.line}; left to the workers")
+        _send(control, {"notice": f"cannot preload {name}: {failure.line}; left to the workers"})
         if failure.partial:
             _exit_unsafe(control, f"the import of {name} failed half-way")
     _resume_collections(thresholds)
@@ -211,7 +262,7 @@ def _watch_late_changes(*, says: bool) -> Callable[[], object]:
 
 
 def _exit_unsafe(control: socket.socket, reason: str) -> None:
-    _send(control, unsafe=reason)
+    _send(control, {"unsafe": reason})
     os._exit(0)
 
 
@@ -228,9 +279,7 @@ def _fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
         if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
             for one in sockets:
                 one.close()
-            _send(
-                control, asked=requested, forked=[], error=f"cannot fork: {os.strerror(errno.EMFILE)}", duration_s=0.0
-            )
+            _send_fork_error(control, requested, f"cannot fork: {os.strerror(errno.EMFILE)}")
             continue
         reason = fork_safety.find_hazard_now()
         if reason is not None:
@@ -252,7 +301,7 @@ def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid:
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)
-        _send(control, asked=len(sockets), forked=[], error=f"cannot fork: {error.strerror}", duration_s=0.0)
+        _send_fork_error(control, len(sockets), f"cannot fork: {error.strerror}")
         return None
     if intermediate == 0:
         os.close(pids_read)
@@ -270,8 +319,15 @@ def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid:
     # Only once the intermediate has been reaped are its children the agent's.
     os.waitpid(intermediate, 0)
     os.close(go_write)
-    _send(control, asked=len(sockets), **answer, duration_s=time.monotonic() - began_s)
+    duration_s = time.monotonic() - began_s
+    _send(
+        control, {"asked": len(sockets), "forked": answer["forked"], "error": answer["error"], "duration_s": duration_s}
+    )
     return None
+
+
+def _send_fork_error(control: socket.socket, asked: int, error: str) -> None:
+    _send(control, {"asked": asked, "forked": [], "error": error, "duration_s": 0.0})
 
 
 def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal
+
+if TYPE_CHECKING:
+    from muster.agent.workers.warm.forked_worker import WorkerMessage
+    from muster.agent.workers.warm.template import TemplateMessage
 
 _MAX_FORKS_PER_REQUEST = 200
 """The kernel passes at most 253 descriptors with a message."""
@@ -52,7 +56,7 @@ class TemplateHandle:
             SpawnError: it cannot be started.
         """
         self._loop = loop
-        self._on_message: Callable[[dict[str, Any]], None] | None = None
+        self._on_message: Callable[[TemplateMessage], None] | None = None
         self.pending_sockets: list[socket.socket] = []
         """Our ends of the sockets of workers that were requested but not reported yet."""
         self.started_s = loop.clock.now_s()
@@ -85,7 +89,7 @@ class TemplateHandle:
             self.pid = spawn(spec, keep_fd=theirs.fileno())
             on_failure.pop_all()
 
-    def watch(self, on_message: Callable[[dict[str, Any]], None]) -> None:
+    def watch(self, on_message: "Callable[[TemplateMessage], None]") -> None:
         """Call back on the loop with each message, see `template`."""
         self._on_message = on_message
         if self._control is not None:
@@ -221,8 +225,8 @@ def _make_memory_file(data: bytes) -> int:
     return memory_fd
 
 
-def encode_worker(spec: WorkerSpec) -> dict[str, Any]:
-    """Encode what a released worker needs, as JSON types; see `forked_worker.Release.spec`."""
+def encode_worker(spec: WorkerSpec) -> "WorkerMessage":
+    """Encode what a released worker needs, as JSON types."""
     return {
         "kind": spec.program.kind.value,
         "target": spec.program.target,

@@ -39,6 +39,9 @@ RDZV_CONF_WITHOUT_EFFECT: Final = ("close_timeout", "heartbeat_timeout", "read_t
 RDZV_BACKENDS: Final = ("c10d", "muster", "static")
 """Values of `--rdzv-backend` that are muster's own; any other is torch's, with keys of its own."""
 
+DEFAULT_RUN_ID: Final = "none"
+"""The run id without `--rdzv-id`, as with torchrun."""
+
 DEFAULT_RDZV_PORT: Final = 29400
 """Port of the rendezvous leader when neither the command line nor an adapter names one (as torchrun's c10d)."""
 
@@ -116,7 +119,10 @@ class Env:
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
-    """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one agreed step."""
+    """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one step."""
+
+    CHECKPOINT: Final = "MUSTER_CHECKPOINT"
+    """The content of `LogNames.CHECKPOINT` of the replica that this one replaces, where its folder went with it."""
 
     CONTROL_FD: Final = "MUSTER_CONTROL_FD"
     """Number of an inherited socket to the Python program that drives this agent: records and errors are sent there,
@@ -130,7 +136,7 @@ class Env:
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, DRAIN_LIMIT_S, CONTROL_FD, REPORT_FILE),
+        *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
     )
     """What the agent removes from its workers' environment."""
 
@@ -202,6 +208,9 @@ class LogNames:
     """`<log_dir>/<run_id>/report.json`: the failure report of the whole job, `Report.to_json()`."""
     EVENTS: Final = "events.jsonl"
     """`<log_dir>/<run_id>/events.jsonl`: one record per transition of this node's agent."""
+    CHECKPOINT: Final = "checkpoint.json"
+    """`<log_dir>/<run_id>/checkpoint.json`: the last checkpoint that all ranks have saved, `Checkpoint` as JSON. Until
+    the job has succeeded: its next incarnation resumes from there."""
 
 
 REPORT_SCHEMA: Final = 1
@@ -210,14 +219,14 @@ TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 
 
 class StatusPageLayout:
-    """Layout of the status page, version 1: one small memory file per node and round, shared by agent and workers.
+    """Layout of the status page, version 2: one small memory file per node and round, shared by agent and workers.
 
     The agent writes the header, each worker its own slot. Every field is one aligned native 8-byte word (a signed
     integer, or a double where said), written by one store: a reader never sees half a field. There is no lock and no
     order between fields, so nothing may be concluded from two fields together but what one word holds.
     """
 
-    VERSION: Final = 1
+    VERSION: Final = 2
     MAGIC: Final = 0x6D75737465720000 | VERSION
     """`muster` and the version. A worker that finds another value uses no page."""
     BLOCK_BYTES: Final = 4096
@@ -258,7 +267,8 @@ class StatusPageLayout:
     PHASE_TABLE: Final = 16
     VALUE_TABLE: Final = 96
     SAVED_PATH: Final = 192
-    """A text entry (checksum and bytes) that fills the rest of the slot but its last word."""
+    """A text entry (checksum and bytes) that fills the rest of the slot but its last word: first `SAVED` again as 8
+    native bytes, so that step and path cannot be of two checkpoints, then the path; no path: nothing."""
     UNREAD: Final = WORDS - 1
     """Where values go that have no place in the table."""
 
@@ -271,7 +281,7 @@ class StatusPageLayout:
     """A text entry: a word that holds length and CRC-32, then the bytes. Readers check it: half a text is no text."""
     VALUE_ENTRY_WORDS: Final = PHASE_ENTRY_WORDS + 1
     """A text entry, then the value as a double."""
-    PATH_BYTES: Final = (UNREAD - SAVED_PATH - 1) * 8
+    PATH_BYTES: Final = (UNREAD - SAVED_PATH - 2) * 8
 
     STOP: Final = 0
     CHECKPOINT: Final = 1

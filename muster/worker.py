@@ -33,7 +33,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import SupportsFloat
 
 from muster._contract import Env
@@ -110,6 +110,23 @@ def should_checkpoint(i: int) -> bool:
     return False if slot is None else slot.ask(Layout.CHECKPOINT, i)
 
 
+def ask_once(i: int, stride: int | None = None) -> bool:
+    """`should_stop` for a process that asks one question and ends: `muster-agent ask stop` is one per step.
+
+    It speaks for the rank unless another process does that lives, and goes on from what the last one has asked.
+
+    Args:
+        i: as `should_stop` has it.
+        stride: the rank asks about every so many steps; None: the distance of its last two questions.
+    """
+    slot = _open(_share)
+    if slot is None:
+        return False
+    if stride is not None and slot.words[_ASKED + _STOP] == 0:
+        slot.words[Layout.STRIDE + _STOP] = stride
+    return slot.ask(_STOP, i)
+
+
 def wait_while_paused() -> None:
     """Wait while the job is paused; returns at once otherwise. Call it once per step, after `step`.
 
@@ -127,22 +144,20 @@ def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
 
     Args:
         i: the step.
-        path: where it is; once every rank has reported the step, the next attempt finds it in `resume_path()`. At most
-            2,544 bytes.
+        path: where it is, for all ranks: a file or folder that every node can read. Once every rank of the job has
+            reported the step, workers that are started later find the path that the lowest rank has named in
+            `resume_path()`. At most 2,536 bytes of UTF-8. None: nothing can be resumed from it.
 
     Raises:
         TypeError: `i` is no int.
-        ValueError: `i` is negative, or the path is too long.
+        ValueError: `i` is negative, or the path is too long or not UTF-8.
     """
     number = _to_step(i)
     slot = _state.slot if _state.is_open else _open()
     if slot is None:
         return
-    if path is not None:
-        text = os.fsencode(path)
-        if len(text) > Layout.PATH_BYTES:
-            raise ValueError(f"saved: the path has {len(text)} bytes, at most {Layout.PATH_BYTES} are allowed")
-        slot.write_text(Layout.SAVED_PATH, text)
+    text = b"" if path is None else _encode_path(path)
+    slot.write_text(Layout.SAVED_PATH, (number + 1).to_bytes(8, sys.byteorder) + text)
     slot.words[Layout.SAVED] = number + 1
 
 
@@ -182,7 +197,11 @@ def is_managed() -> bool:
 
 
 def resume_path() -> str | None:
-    """The path of the last checkpoint that all ranks saved at one step (see `saved`); None: begin anew."""
+    """The path of the last checkpoint that all ranks saved at one step (see `saved`), the same in every rank.
+
+    None: there is none, so begin anew. The path is of this job, or of what ran before it was preempted; whether the
+    checkpoint is still there, the script knows best.
+    """
     return os.environ.get(Env.RESUME_PATH) or None
 
 
@@ -278,13 +297,13 @@ class _State:
 _state = _State()
 
 
-def _open() -> _Slot | None:
+def _open(claim: "Callable[[_Slot], _Slot | None] | None" = None) -> _Slot | None:
     """Map the slot of this rank if this process may speak for it. Any failure leaves the script as it would be."""
     _state.is_open = True
     where = os.environ.get(Env.STATUS_PAGE)
     if where:
         try:
-            _state.slot = _map_slot(*_parse(where))
+            _state.slot = _map_slot(*_parse(where), claim or _claim)
         except (OSError, ValueError) as error:
             _print(f"cannot use the status page {where!r} ({error}): steps are not reported and not agreed on")
     return _state.slot
@@ -295,7 +314,7 @@ def _parse(where: str) -> tuple[str, int, int]:
     return path, int(round_number), int(slot)
 
 
-def _map_slot(path: str, round_number: int, number: int) -> _Slot | None:
+def _map_slot(path: str, round_number: int, number: int, claim: "Callable[[_Slot], _Slot | None]") -> _Slot | None:
     opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(opened, os.fstat(opened).st_size)
@@ -309,7 +328,7 @@ def _map_slot(path: str, round_number: int, number: int) -> _Slot | None:
             raise ValueError(f"it has {header[Layout.SLOTS]} slots")
         # The lock is for this moment only: two processes of a rank may come here at once.
         fcntl.lockf(opened, fcntl.LOCK_EX, 8, (number + 1) * Layout.BLOCK_BYTES)
-        return _claim(_Slot(memory, number))
+        return claim(_Slot(memory, number))
     finally:
         os.close(opened)
 
@@ -322,6 +341,17 @@ def _claim(slot: _Slot) -> _Slot | None:
     if owner:
         slot.bytes[:] = bytes(Layout.BLOCK_BYTES)
     slot.words[Layout.OWNER] = os.getpid()
+    return slot
+
+
+def _share(slot: _Slot) -> _Slot | None:
+    """Speak for the rank together with the short-lived processes before and after this one."""
+    owner = slot.words[Layout.OWNER]
+    if owner and _is_alive(owner):
+        _print(f"process {owner} speaks for this rank: it has to ask")
+        return None
+    if owner:
+        slot.bytes[:] = bytes(Layout.BLOCK_BYTES)
     return slot
 
 
@@ -371,6 +401,17 @@ def _to_float(name: str, value: SupportsFloat) -> float:
 
 def _is_tensor(value: object) -> bool:
     return any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__)
+
+
+def _encode_path(path: str | os.PathLike[str]) -> bytes:
+    text = os.fsencode(path)
+    if len(text) > Layout.PATH_BYTES:
+        raise ValueError(f"saved: the path has {len(text)} bytes, at most {Layout.PATH_BYTES} are allowed")
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"saved: the path {path!r} is not UTF-8") from None
+    return text
 
 
 def _to_name(name: str) -> bytes:

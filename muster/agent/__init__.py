@@ -7,6 +7,7 @@
     launch      from a command line to a running agent, whose parts it puts together; maps errors to lines and codes
     config      the configuration, one frozen object          errors     the error tree
     round       one agreed membership, as one node needs it    workspace_unpacking  the code that came with the job
+    checkpoint_file  the job's last checkpoint, for its next incarnation    ask     `muster-agent ask`, in a worker
 
     cli/        command line to configuration               logs/       workers' output
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed

@@ -6,16 +6,21 @@ Only what the guard needs is imported before the fork: the guard runs as long as
 import os
 import sys
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all that a question needs
+
 if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
     # `-m` puts the working directory first, where a user's selectors.py would shadow the standard library. Our own
     # modules are found through the package that is already imported.
     del sys.path[0]
 
-from muster import _guard
-from muster._contract import DRIVEN_FLAG
+if TYPE_CHECKING:
+    from muster._guard import GuardLease
 
 _WORKER_FLAG = "--muster-worker"
 """As in `workers.program`, which is imported only for this flag: in the bundle, cold workers start through here."""
+
+_ASK = "ask"
+"""First word of a question by a worker. A program of that name is started as `./ask`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +31,13 @@ def main(argv: list[str] | None = None) -> int:
 
         program.main(args[1:])
         return 0
+    if args[:1] == [_ASK]:
+        from muster.agent import ask
+
+        return ask.main(args[1:])
+    from muster import _guard
+    from muster._contract import DRIVEN_FLAG
+
     if args[:1] == [DRIVEN_FLAG]:
         from muster.agent import driven
 
@@ -33,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     return _guard.run_guarded(lambda lease: _run_agent(args, lease))
 
 
-def _run_agent(args: list[str], lease: _guard.GuardLease) -> int:
+def _run_agent(args: list[str], lease: "GuardLease") -> int:
     from muster.agent.launch import run_agent
 
     return run_agent(args, os.environ, lease)

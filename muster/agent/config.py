@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
+from typing import TYPE_CHECKING
 
 from muster._contract import DEFAULT_DRAIN_LIMIT_S
 from muster.agent.workers.spec import Program
+
+if TYPE_CHECKING:
+    from muster.agent.round import Checkpoint
 
 
 class Std(IntFlag):
@@ -57,6 +61,8 @@ class RendezvousConfig:
     last_call_timeout_s: float = 3.0
     keep_alive_interval_s: float = 1.0
     keep_alive_max_attempt: int = 5
+    checkpoint: "Checkpoint | None" = None
+    """The last one of the job's earlier incarnations."""
     incarnation: int = 0
     """How often this node's agent was started before: its memory of the job is lost. 0 when that is not known."""
     stop_limit_s: float = 60.0

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster._contract import NODE_INDEX_MARK, Env, ExitCode
+from muster._contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames
 from muster._guard import GuardLease
 from muster._processes import write_stderr
 from muster.agent.cli.arguments import parse_args
@@ -91,11 +91,14 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
         template = _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
-        return _run_supervisor(config, loop=loop, lease=lease, placements=placements, warm=warm, template=template)
+        return _run_supervisor(
+            config, environ, loop=loop, lease=lease, placements=placements, warm=warm, template=template
+        )
 
 
 def _run_supervisor(
     config: AgentConfig,
+    environ: Mapping[str, str],
     *,
     loop: Loop,
     lease: GuardLease,
@@ -107,6 +110,7 @@ def _run_supervisor(
 
     Args:
         config: the agent's.
+        environ: of this process.
         loop: its one loop.
         lease: the guard's fencing lease.
         placements: length nproc, indexed by local rank; empty: workers run where the agent may.
@@ -125,6 +129,7 @@ def _run_supervisor(
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
+    config = _add_checkpoint(config, logs.run_dir, environ)
     event_log = _open_event_log(config, loop, logs)
     children = ChildWatch(loop)
     parts = AgentParts(
@@ -140,6 +145,17 @@ def _run_supervisor(
         ),
     )
     return Supervisor(config, parts).run()
+
+
+def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[str, str]) -> AgentConfig:
+    """Add the last checkpoint of the job's earlier incarnations. A run id that every job has tells nothing of them."""
+    is_kept = run_dir is not None and os.path.exists(os.path.join(run_dir, LogNames.CHECKPOINT))
+    if config.rendezvous.run_id == DEFAULT_RUN_ID or not (is_kept or environ.get(Env.CHECKPOINT)):
+        return config
+    from muster.agent import checkpoint_file
+
+    checkpoint = checkpoint_file.find(run_dir, environ.get(Env.CHECKPOINT, ""))
+    return replace(config, rendezvous=replace(config.rendezvous, checkpoint=checkpoint))
 
 
 def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":

@@ -1,6 +1,27 @@
 """One agreed membership as one node needs it: rendezvous passes it to workers, logs and reports."""
 
+from typing import Annotated
+
+from muster._contract import StatusPageLayout
+from muster.agent.runtime.fields import Count, Limit, Step
 from muster.agent.runtime.records import record
+
+CheckpointPath = Annotated[str, Limit(most=StatusPageLayout.PATH_BYTES)]
+
+
+@record
+class Checkpoint:
+    """A checkpoint that all ranks of the job have saved at one step."""
+
+    number: Count
+    """Counts the job's, also over its incarnations: of two, the one with the higher number is the later."""
+    step: Step
+    path: CheckpointPath
+    """As the lowest rank that named one has named it."""
+
+    def describe(self) -> str:
+        """Step and path, for a line on the console."""
+        return f"step {self.step}, {self.path}"
 
 
 @record
@@ -28,3 +49,5 @@ class Round:
     """This agent must host it; False also behind those of torch's handlers that do so themselves."""
     node_index: int = 0
     """The index this node joined with (--node-rank), which decides the order of ranks."""
+    checkpoint: Checkpoint | None = None
+    """From which the workers can resume."""

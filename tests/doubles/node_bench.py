@@ -310,6 +310,9 @@ class FakeRendezvous:
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         self._record("drain reported", round_number, (drain, report))
 
+    def report_saved(self, round_number: int, step: int, path: str) -> None:
+        self._record("saved", round_number, (step, path))
+
     def report_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
     ) -> None:

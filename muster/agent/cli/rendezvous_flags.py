@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from muster._contract import DEFAULT_RDZV_PORT, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
+from muster._contract import DEFAULT_RDZV_PORT, DEFAULT_RUN_ID, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
@@ -236,7 +236,7 @@ def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
         return given
     if given is not None and not standalone:
         raise values.build_error("rdzv-id", "a name that is the same on all nodes")
-    return os.urandom(8).hex() if standalone else "none"
+    return os.urandom(8).hex() if standalone else DEFAULT_RUN_ID
 
 
 def _refuse_unknown_keys(conf: Mapping[str, str], *, origin: str) -> None:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from muster.agent.node.events import RoundTimer
 from muster.agent.rendezvous.interface import DrainReport, JobEnded, RendezvousFailed
-from muster.agent.round import Round
+from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.records import record
 
 
@@ -192,6 +192,15 @@ class ReportDrain:
 
 
 @record
+class ReportSaved:
+    """Rendezvous: all workers of this node have saved the step; `path` as in `events.CheckpointSaved`."""
+
+    round: Round
+    step: int
+    path: str
+
+
+@record
 class ReportStopped:
     """Rendezvous: no worker of the round is left."""
 
@@ -219,6 +228,7 @@ RendezvousAction: TypeAlias = (
     | ReportStopped
     | AskDrain
     | ReportDrain
+    | ReportSaved
     | LeaveJob
 )
 
@@ -246,6 +256,13 @@ class RecordFencing:
 
 
 @record
+class KeepCheckpoint:
+    """Write it to the run's folder, for the job's next incarnation."""
+
+    checkpoint: Checkpoint
+
+
+@record
 class PrintLine:
     """Print one line of the agent on the console."""
 
@@ -266,6 +283,8 @@ class Finish:
     rendezvous_failed: RendezvousFailed | None = None
 
 
-AgentAction: TypeAlias = StartTimer | BeginRound | RecordFencing | PrintLine | RecordJobFailure | Finish
+AgentAction: TypeAlias = (
+    StartTimer | BeginRound | RecordFencing | KeepCheckpoint | PrintLine | RecordJobFailure | Finish
+)
 
 Action: TypeAlias = WorkerAction | DiagnosisAction | RendezvousAction | AgentAction

@@ -21,17 +21,20 @@ from muster.agent.node.actions import (
     BeginRound,
     Finish,
     JoinJob,
+    KeepCheckpoint,
     LeaveJob,
     ParkWorkers,
     PrintLine,
     RecordJobFailure,
     ReportPrepared,
+    ReportSaved,
     ReportStopped,
     StartTimer,
     StartWorkers,
 )
 from muster.agent.node.events import (
     AgentStarted,
+    CheckpointSaved,
     Event,
     FailureSettled,
     RoundTimer,
@@ -80,6 +83,7 @@ from muster.agent.node.worker_decisions import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    CheckpointCompleted,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
@@ -152,6 +156,10 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_signal(state, event)
         case DrainBegun() | DrainCommitted() | DrainWithdrawn() | SlotsRead():
             return _on_drain(state, event)
+        case CheckpointSaved():
+            return _on_checkpoint_saved(state, event)
+        case CheckpointCompleted():
+            return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
         case _:
             assert_never(event)
 
@@ -190,6 +198,8 @@ def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     delay_s = state.rules.find_longest_backoff_s(new.attempt)
     is_held = is_held and state.rank0_started < new.number and (delay_s > 0.0 or not new.use_agent_store)
     actions: tuple[Action, ...] = (BeginRound(round=new),)
+    if new.checkpoint is not None and new.group_rank == 0:
+        actions = (*actions, PrintLine(text=f"the last checkpoint of all ranks: {new.checkpoint.describe()}"))
     if is_held:
         delay_s += HOLD_S
     elif delay_s > 0.0:
@@ -254,6 +264,14 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
 def _is_leaving(state: NodeState) -> bool:
     """Whether a signal, or the job's end, ends this node."""
     return isinstance(state.phase, Stopping) and isinstance(state.phase.then, Finish)
+
+
+def _on_checkpoint_saved(state: NodeState, event: CheckpointSaved) -> Decision:
+    """Report it also while the workers are being stopped: a checkpoint of the last moment counts."""
+    phase = state.phase
+    if not isinstance(phase, Running | Succeeded | Stopping) or event.round_number != phase.round.number:
+        return state, ()
+    return state, (ReportSaved(round=phase.round, step=event.step, path=event.path),)
 
 
 def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:

@@ -168,6 +168,15 @@ class SlotsRead:
     slots: "tuple[RankSlot, ...] | None"
 
 
+@record
+class CheckpointSaved:
+    """All workers of round `round_number` have saved this step; `path` as the lowest local rank named it, or ""."""
+
+    round_number: int
+    step: int
+    path: str
+
+
 Event: TypeAlias = (
     RendezvousEvent
     | AgentStarted
@@ -186,4 +195,5 @@ Event: TypeAlias = (
     | WorkersNotEnded
     | SignalReceived
     | SlotsRead
+    | CheckpointSaved
 )

@@ -11,7 +11,7 @@ from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
 from muster.agent.round import Round
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.environment import build_worker_env, substitute_macros
@@ -25,6 +25,10 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.workers.status_page import StatusPage
+
+
+_SAVED_LOOK_S = 1.0
+"""How often the page is read for checkpoints that all workers have saved."""
 
 
 @record
@@ -70,6 +74,9 @@ class RoundWorkers:
         self._page_failed = False
         self._is_draining = False
         """A command was written for this round."""
+        self._reported: tuple[int, str] | None = None
+        """The checkpoint of this round that was posted last."""
+        self._saved_timer: Timer | None = None
         self._rank_offset = 0
         self.page: StatusPage | None = None
         """Of this round; None: none could be made, and steps are not shown."""
@@ -184,13 +191,26 @@ class RoundWorkers:
         from muster.agent.workers.status_page import StatusPage  # loaded while the workers' template imports
 
         self._close_page()
-        self._is_draining, self._rank_offset = False, formed.rank_offset
+        self._is_draining, self._rank_offset, self._reported = False, formed.rank_offset, None
         try:
             self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
         except OSError as error:
             if not self._page_failed:
                 self._logs.print_line(f"no status page ({error}): steps of muster.worker are not shown or agreed on")
             self._page_failed = True
+        else:
+            self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed.number))
+
+    def _watch_saved(self, round_number: int) -> None:
+        self._look_for_checkpoint(round_number)
+        self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(round_number))
+
+    def _look_for_checkpoint(self, round_number: int) -> None:
+        """Post a checkpoint that all workers of the round have saved since the last look."""
+        found = None if self.page is None else self.page.read_checkpoint()
+        if found is not None and found != self._reported:
+            self._reported = found
+            self._post(events.CheckpointSaved(round_number=round_number, step=found[0], path=found[1]))
 
     def is_asked(self) -> bool:
         """Whether a worker of this round has asked `should_stop`."""
@@ -237,6 +257,9 @@ class RoundWorkers:
                 assert_never(action)
 
     def _close_page(self) -> None:
+        if self._saved_timer is not None:
+            self._saved_timer.cancel()
+            self._saved_timer = None
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -259,6 +282,7 @@ class RoundWorkers:
     def _on_ended(self, end: WorkerEnd) -> None:
         worker = end.worker
         self.ends[worker.local_rank] = end
+        self._look_for_checkpoint(worker.round_number)
         fencings = self._lease.count_fencings() - self._fencings
         self._post(
             events.WorkerExited(

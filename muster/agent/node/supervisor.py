@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.diagnosis.report import Failure
     from muster.agent.node.evidence import Evidence
     from muster.agent.placement.affinity import WorkerPlacement
-    from muster.agent.round import Round
+    from muster.agent.round import Checkpoint, Round
 
 _LOAD_EVIDENCE_AFTER_S = 1.0
 """After the start of a round, when its workers are likely to be past their own."""
@@ -99,6 +99,7 @@ class Supervisor:
         self._state = NodeState(rules=_build_rules(config))
         self._code: int | None = None
         self._job_failed_s: float | None = None
+        self._has_checkpoint = config.rendezvous.checkpoint is not None
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -191,6 +192,7 @@ class Supervisor:
                 | actions.ReportStopped()
                 | actions.AskDrain()
                 | actions.ReportDrain()
+                | actions.ReportSaved()
                 | actions.LeaveJob()
             ):
                 self._report(action)
@@ -257,6 +259,8 @@ class Supervisor:
                 rendezvous.ask_drain(action.round.number, action.reason, action.limit_s)
             case actions.ReportDrain():
                 rendezvous.report_drain(action.round.number, action.drain, action.report)
+            case actions.ReportSaved():
+                rendezvous.report_saved(action.round.number, action.step, action.path)
             case actions.LeaveJob():
                 rendezvous.report_leaving(action.reason)
             case _:
@@ -293,6 +297,8 @@ class Supervisor:
                 self._transition_log.write_round(action.round)
             case actions.RecordFencing():
                 self._transition_log.write_fencing()
+            case actions.KeepCheckpoint():
+                self._keep_checkpoint(action.checkpoint)
             case actions.PrintLine():
                 self._logs.print_line(action.text)
             case actions.RecordJobFailure():
@@ -300,11 +306,30 @@ class Supervisor:
             case actions.Finish():
                 from muster.agent.node import outcome
 
+                if action.ended is not None and action.ended.succeeded and self._logs.run_dir is not None:
+                    self._remove_checkpoint(self._logs.run_dir)
                 self._code = outcome.report_outcome(
                     action, self._config, self._logs, self._event_log.times, self._state.round
                 )
             case _:
                 assert_never(action)
+
+    def _keep_checkpoint(self, checkpoint: "Checkpoint") -> None:
+        from muster.agent import checkpoint_file  # most jobs end without one
+
+        self._has_checkpoint = True
+        self._transition_log.write_checkpoint(checkpoint)
+        run_dir, logs = self._logs.run_dir, self._logs
+        if run_dir is not None:
+            on_error = logs.report_incomplete_logs
+            logs.files.thread.submit(lambda: checkpoint_file.write(run_dir, checkpoint, on_error))
+
+    def _remove_checkpoint(self, run_dir: str) -> None:
+        """The job has succeeded: another one with its run id must not resume from it."""
+        if self._has_checkpoint:
+            from muster.agent import checkpoint_file
+
+            self._logs.files.thread.submit(lambda: checkpoint_file.remove(run_dir))
 
 
 def _build_rules(config: AgentConfig) -> NodeRules:

@@ -15,7 +15,7 @@ from muster.agent.rendezvous.interface import (
     RendezvousFailed,
     RoundBroken,
 )
-from muster.agent.round import Round
+from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.event_log import EventLog, JsonlSink
 
 
@@ -106,6 +106,10 @@ class TransitionLog:
             restarts_left=formed.restarts_left,
         )
         self._log.mark("formed")
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """All ranks of the job have saved a checkpoint."""
+        self._log.write("checkpoint_completed", step=checkpoint.step, path=checkpoint.path)
 
     def write_started(self, started: Round, nproc: int) -> None:
         """All workers of the round run."""

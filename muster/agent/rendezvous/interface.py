@@ -28,7 +28,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from muster._contract import StatusPageLayout
-from muster.agent.round import Round
+from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.fields import Count, Limit, Line, Range, Step
 from muster.agent.runtime.records import record
 
@@ -150,6 +150,13 @@ class DrainWithdrawn:
 
 
 @record
+class CheckpointCompleted:
+    """All ranks of the job have saved this checkpoint: the next rounds have it."""
+
+    checkpoint: Checkpoint
+
+
+@record
 class RendezvousFailed:
     """The nodes did not join in time, or no leader was found again: exit 69 (2 if `usage`)."""
 
@@ -173,6 +180,7 @@ RendezvousEvent: TypeAlias = (
     | DrainBegun
     | DrainCommitted
     | DrainWithdrawn
+    | CheckpointCompleted
     | JobEnded
     | RendezvousFailed
     | Notice
@@ -249,6 +257,18 @@ class Rendezvous(Protocol):
 
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         """Report after DrainBegun that this node's workers wait at a ceiling, or why no step can be agreed on."""
+        ...
+
+    def report_saved(self, round_number: int, step: int, path: str) -> None:
+        """Report that all of this node's workers have saved a checkpoint of the step.
+
+        CheckpointCompleted follows once all nodes of the round have reported the step, if one of them named a path.
+
+        Args:
+            round_number: of the round.
+            step: of all of them.
+            path: as the lowest rank of the node that named one has named it; "": none has.
+        """
         ...
 
     def report_stopped(

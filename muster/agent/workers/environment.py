@@ -51,6 +51,8 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(config.signals_to_handle),
         TORCHELASTIC_ERROR_FILE=error_file or "",
     )
+    if round.checkpoint is not None:
+        env[Env.RESUME_PATH] = round.checkpoint.path
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND and (bundle := _find_bundle()):

@@ -10,6 +10,7 @@ The other side is `muster.worker`; the layout is `_contract.StatusPageLayout`.
 import mmap
 import os
 import struct
+import sys
 import zlib
 from typing import NamedTuple
 
@@ -121,10 +122,26 @@ class StatusPage:
                 values[name.decode(errors="replace")] = struct.unpack_from("@d", self._memory, at)[0]
         return values
 
-    def read_saved_path(self, local_rank: int) -> str | None:
-        """Read the path of the rank's last checkpoint; None: none was named, or it is being written."""
-        path = self._read_text(local_rank, Layout.SAVED_PATH, Layout.PATH_BYTES)
-        return os.fsdecode(path) if path else None
+    def read_saved(self, local_rank: int) -> tuple[int, str] | None:
+        """Read the step and the path ("": none was named) of the rank's last checkpoint; None: none, or in between."""
+        text = self._read_text(local_rank, Layout.SAVED_PATH, 8 + Layout.PATH_BYTES)
+        saved = self._words[(local_rank + 1) * Layout.WORDS + Layout.SAVED]
+        if text is None or saved <= 0 or int.from_bytes(text[:8], sys.byteorder) != saved:
+            return None
+        return saved - 1, text[8:].decode(errors="replace")
+
+    def read_checkpoint(self) -> tuple[int, str] | None:
+        """Read the step that all ranks of the node have saved last, and the path that the lowest of them has named.
+
+        None: one of them has saved another step, or none. Path "": none has named one.
+        """
+        first = self.read_saved(0)
+        if first is None:
+            return None
+        found = [first, *map(self.read_saved, range(1, self._words[Layout.SLOTS]))]
+        if any(each is None or each[0] != first[0] for each in found):
+            return None
+        return first[0], next((each[1] for each in found if each is not None and each[1]), "")
 
     def close(self) -> None:
         """Unmap and close; workers that have mapped the page keep it. Idempotent."""

@@ -25,7 +25,7 @@ from muster.schedulers.docker.live.creation import Creator, remove_app
 from muster.schedulers.docker.live.exit_evidence import ExitEvidence
 from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, describe_start_failure, ended_by_engine
 from muster.schedulers.docker.live.payload import read_payload, remove_payload
-from muster.schedulers.docker.live.restarts import record_restarts
+from muster.schedulers.docker.live.restarts import read_checkpoint, record_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle
@@ -192,8 +192,11 @@ class DockerDriver:
         newest = self._find_newest(replica)
         if newest is not None and newest.status == "created" and not newest.error:
             return newest.id
-        incarnation = 0 if newest is None else int(newest.labels[Label.INCARNATION]) + 1
-        return self._creator.create(self._replicas[replica].request, incarnation)
+        request = self._replicas[replica].request
+        if newest is None:
+            return self._creator.create(request, 0)
+        checkpoint = read_checkpoint(self._engine, request, newest.id)
+        return self._creator.create(request, int(newest.labels[Label.INCARNATION]) + 1, checkpoint)
 
     def _report_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
         request = self._replicas[replica].request

@@ -29,5 +29,8 @@ def test_a_preempted_job_goes_on_without_retries(tmp_path: Path) -> None:
     assert re.search(
         rf"received SIGTERM: all ranks stop at step {step}, agreed in \d+ ms; rank \d is the last", console
     )
-    assert len(re.findall(rf"rank \d begins at step {int(step) + 1}\b", console)) == 4, outcome.explain()
+    resumed = rf"rank \d begins at step {int(step) + 1}, resumes from {re.escape(str(tmp_path))}\n"
+    assert len(re.findall(resumed, console)) == 4, outcome.explain()
+    assert f"the last checkpoint of all ranks: step {step}, {tmp_path}" in console
     assert len(re.findall(r"rank \d is done", console)) == 4
+    assert not list((tmp_path / "state").rglob("checkpoint.json*"))  # the job has succeeded

@@ -24,6 +24,7 @@ from muster.agent.node.actions import (
 from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
     AgentStarted,
+    CheckpointSaved,
     Event,
     FailureSettled,
     RoundTimer,
@@ -57,6 +58,7 @@ from muster.agent.node.state import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    CheckpointCompleted,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
@@ -67,7 +69,7 @@ from muster.agent.rendezvous.interface import (
     RoundBroken,
     RoundFormed,
 )
-from muster.agent.round import Round
+from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.records import replace
 
 
@@ -654,6 +656,8 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lambda n, s: DrainCommitted(round_number=n, drain=1, step=s), number, st.integers(0, 3)),
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
         st.builds(lambda n, s: SlotsRead(round_number=n, slots=s), number, st.none() | st.just(())),
+        st.builds(lambda n: CheckpointSaved(round_number=n, step=4, path="/4"), number),
+        st.builds(lambda n: CheckpointCompleted(checkpoint=Checkpoint(number=n, step=4, path="/4")), number),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
     )
 

@@ -4,6 +4,8 @@ import importlib
 import os
 import random
 import struct
+import sys
+import zlib
 
 import pytest
 
@@ -83,9 +85,11 @@ def test_long_names_are_cut_and_long_paths_refused(page, managed):
     managed.step(1, **{"ä" * 100: 3.0})
     assert list(page.read_values(1).values()) == [3.0]
     managed.saved(5, "/" + "p" * (Layout.PATH_BYTES - 1))
-    assert page.read_saved_path(1) == "/" + "p" * (Layout.PATH_BYTES - 1)
-    with pytest.raises(ValueError, match="2545 bytes, at most 2544"):
-        managed.saved(6, "p" * 2545)
+    assert page.read_saved(1) == (5, "/" + "p" * (Layout.PATH_BYTES - 1))
+    with pytest.raises(ValueError, match="2537 bytes, at most 2536"):
+        managed.saved(6, "p" * 2537)
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        managed.saved(6, b"a\xff")
     assert page.read_slot(1).saved_step == 5
 
 
@@ -93,7 +97,39 @@ def test_a_text_half_written_is_no_text(page, managed):
     managed.saved(5, "/checkpoints/step5")
     slot = managed._state.slot  # the memory itself
     slot.bytes[8 * (Layout.SAVED_PATH + 1)] ^= 1
-    assert page.read_saved_path(1) is None
+    assert page.read_saved(1) is None
+
+
+def test_step_and_path_are_of_one_checkpoint(page, managed):
+    assert page.read_saved(1) is None
+    managed.saved(5, "/five")
+    assert page.read_saved(1) == (5, "/five")
+    slot = managed._state.slot
+    slot.write_text(Layout.SAVED_PATH, (7).to_bytes(8, sys.byteorder) + b"/six")  # stopped in the middle of saved(6)
+    assert page.read_saved(1) is None
+    slot.words[Layout.SAVED] = 7
+    assert page.read_saved(1) == (6, "/six")
+    managed.saved(7)
+    assert page.read_saved(1) == (7, "")
+
+
+def test_a_nodes_checkpoint_is_one_that_all_its_ranks_have_saved(page, managed):
+    def save_as_rank_0(step, path=""):
+        start = Layout.WORDS
+        text = (step + 1).to_bytes(8, sys.byteorder) + path.encode()
+        at = 8 * (start + Layout.SAVED_PATH + 1)
+        page._memory[at : at + len(text)] = text
+        page._words[start + Layout.SAVED_PATH] = len(text) << 32 | zlib.crc32(text)
+        page._words[start + Layout.SAVED] = step + 1
+
+    managed.saved(5, "/of rank 1")
+    assert page.read_checkpoint() is None
+    save_as_rank_0(4, "/four")
+    assert page.read_checkpoint() is None
+    save_as_rank_0(5)
+    assert page.read_checkpoint() == (5, "/of rank 1")
+    save_as_rank_0(5, "/of rank 0")
+    assert page.read_checkpoint() == (5, "/of rank 0")
 
 
 def test_the_agent_reads_any_bytes_without_an_error(page, managed):
@@ -104,7 +140,8 @@ def test_the_agent_reads_any_bytes_without_an_error(page, managed):
         slot.bytes[:] = chance.randbytes(Layout.BLOCK_BYTES)
         page.read_slot(1)
         page.read_values(1)
-        page.read_saved_path(1)
+        page.read_saved(1)
+        page.read_checkpoint()
 
 
 @pytest.mark.parametrize(
@@ -314,3 +351,36 @@ def test_a_command_holds_what_belongs_together():
     ]:
         with pytest.raises(ValueError, match="no command can hold"):
             Layout.pack_command(drain=drain, kind=kind, step=step, is_committed=False)
+
+
+class TestAskOnce:
+    """As processes that come one after the other: each maps the slot anew."""
+
+    @pytest.fixture
+    def ask(self, managed):
+        def ask(step, stride=None):
+            return importlib.reload(managed).ask_once(step, stride)
+
+        return ask
+
+    def test_what_is_asked_outlives_the_process_that_asked(self, page, ask):
+        assert not ask(4)
+        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (4, 0)
+        assert not ask(6)
+        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (6, 2)
+        assert page.read_slot(1).owner_pid is None
+
+    def test_the_first_question_may_say_the_stride(self, page, ask):
+        assert not ask(4, 3)
+        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (4, 3)
+
+    def test_the_agreed_step_stops_it(self, page, ask):
+        page.write_command(command(Layout.STOP, 6, committed=True))
+        assert not ask(5)
+        assert ask(6)
+
+    def test_it_says_nothing_for_a_rank_that_speaks_itself(self, page, ask, capfd):
+        page._words[Layout.WORDS + Layout.WORDS + Layout.OWNER] = 1  # lives as long as this test
+        assert not ask(5)
+        assert page.read_slot(1).asked[0] is None
+        assert "process 1 speaks for this rank: it has to ask" in capfd.readouterr().err

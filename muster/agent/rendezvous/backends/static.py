@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.interface import DrainReport, PostEvent, RoundFormed
-from muster.agent.round import Round
+from muster.agent.rendezvous.interface import CheckpointCompleted, DrainReport, PostEvent, RoundFormed
+from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
@@ -30,6 +30,7 @@ class StaticRendezvous:
         self._drain: LocalDrain | None = None
         """Of the current round."""
         self._can_host_store: Callable[[], bool] = bool
+        self._checkpoint = config.checkpoint
         self._policy = LocalRestartPolicy(loop.clock, post, config)
 
     def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
@@ -64,6 +65,7 @@ class StaticRendezvous:
                     master_port=master_port,
                     use_agent_store=hosts_store,
                     hosts_store=hosts_store,
+                    checkpoint=self._checkpoint,
                 )
             )
         )
@@ -97,6 +99,13 @@ class StaticRendezvous:
         """See `Rendezvous`."""
         if self._drain is not None and round_number == self._policy.number and self._policy.broken is None:
             self._drain.decide(report)
+
+    def report_saved(self, round_number: int, step: int, path: str) -> None:
+        """See `Rendezvous`. There is no other node."""
+        if path and round_number == self._policy.number:
+            number = 1 if self._checkpoint is None else self._checkpoint.number + 1
+            self._checkpoint = Checkpoint(number=number, step=step, path=path)
+            self._post(CheckpointCompleted(checkpoint=self._checkpoint))
 
     def report_stopped(
         self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()

@@ -211,6 +211,9 @@ class TorchRendezvous:
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         """See `Rendezvous`. No drain begins here."""
 
+    def report_saved(self, round_number: int, step: int, path: str) -> None:
+        """See `Rendezvous`. No node knows what the others have saved."""
+
     def close(self) -> None:
         """See `Rendezvous`."""
         if self._closed:

@@ -31,6 +31,7 @@ from muster._contract import DEFAULT_RDZV_PORT, Env
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.interface import (
+    CheckpointCompleted,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
@@ -164,8 +165,8 @@ class _LoopThread(threading.Thread):
                 import logging
 
                 logging.getLogger(__name__).info(event.text)
-            case GlobalRank0Started() | DrainBegun() | DrainCommitted() | DrainWithdrawn():
-                pass  # torch's agent starts its workers by itself, and asks for no drain
+            case GlobalRank0Started() | DrainBegun() | DrainCommitted() | DrainWithdrawn() | CheckpointCompleted():
+                pass  # torch's agent starts its workers by itself, asks for no drain, and reads no status page
             case _:
                 assert_never(event)
 

@@ -4,7 +4,8 @@
 `actions` and `state` are its input, output and state; `members` holds the rules, limits and records of members.
 
 `membership` decides what follows when a member joins or is lost, `failures` when workers fail or hang. `drain` decides
-at which step all ranks stop, from what members report (their own rule for that report is `rendezvous.drain_ceiling`).
-`formation` forms the next round or ends the job, `rank_assignment` assigns ranks, `quorum` decides which side may
-continue or take over when members are silent. `waits` is the table of everything that the leader waits for.
+at which step all ranks stop, from what members report (their own rule for that report is `rendezvous.drain_ceiling`),
+and counts what all ranks have saved. `formation` forms the next round or ends the job, `rank_assignment` assigns ranks,
+`quorum` decides which side may continue or take over when members are silent. `waits` is the table of everything that
+the leader waits for.
 """

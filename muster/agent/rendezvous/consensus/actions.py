@@ -4,6 +4,7 @@ from muster.agent.diagnosis.report import FinalFailure, Report
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.records import record
 
 
@@ -104,6 +105,14 @@ class WithdrawDrain:
 
 
 @record
+class CompleteCheckpoint:
+    """Tell these members that all ranks have saved a checkpoint."""
+
+    ids: tuple[str, ...]
+    checkpoint: Checkpoint
+
+
+@record
 class EndJob:
     """The job has ended for these members."""
 
@@ -131,7 +140,16 @@ class Notify:
 
 
 SentAction = (
-    FormRound | BreakRound | CommitRound | BeginDrain | CommitDrain | WithdrawDrain | EndJob | FailRendezvous | Notify
+    FormRound
+    | BreakRound
+    | CommitRound
+    | BeginDrain
+    | CommitDrain
+    | WithdrawDrain
+    | CompleteCheckpoint
+    | EndJob
+    | FailRendezvous
+    | Notify
 )
 """Actions that send a message, or print a line."""
 

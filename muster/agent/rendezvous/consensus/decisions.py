@@ -44,6 +44,7 @@ from muster.agent.rendezvous.consensus.events import (
     Prepared,
     ProcessEnded,
     RoundAcknowledged,
+    Saved,
     Stopped,
     Succeeded,
     TimerFired,
@@ -108,6 +109,10 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C
             from muster.agent.rendezvous.consensus.drain import on_drain_reported
 
             return on_drain_reported(state, event, now_s)
+        case Saved():
+            from muster.agent.rendezvous.consensus.drain import on_saved
+
+            return on_saved(state, event)
         case Stopped():
             return on_stopped(state, event, now_s)
         case LeaseChecked():

@@ -1,4 +1,6 @@
-"""The leader's part of a drain: all ranks that ask stop at one step, or the drain is withdrawn as a whole. Pure.
+"""What all ranks do at one step: they stop in a drain, or the drain is withdrawn as a whole; and they save. Pure.
+
+This is the leader's part.
 
 A rank asks `should_stop(i)` about rising steps, and waits once `i` has reached the ceiling of its node (`ceiling`).
 Each member reports its ceiling and how far its ranks have asked. From then on none of its ranks passes the ceiling, so
@@ -12,18 +14,33 @@ that every rank can still stop at any step at or above all ceilings:
 - The member that asked for the drain ends it at the deadline: it leaves, and that breaks the round.
 - A member that is lost ends the round, and the drain with it. There is no other way out: no rank waits by a clock of
   its own, because ranks that give up one by one stop at different steps.
+
+Each member reports a step once all of its ranks have saved it. Ranks save at their own pace, so that reports of two
+steps can be on their way at once. A checkpoint is complete as soon as all members of the round have reported its step,
+also while the round is being stopped. A member that is lost before it has reported leaves the one before as the last.
 """
 
 from collections.abc import Iterable
 from math import gcd
 
 from muster._contract import StatusPageLayout
-from muster.agent.rendezvous.consensus.actions import Action, BeginDrain, CommitDrain, Notify, WithdrawDrain
-from muster.agent.rendezvous.consensus.events import DrainAsked, DrainReported, Succeeded
-from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, RoundRunning, describe_member
+from muster.agent.rendezvous.consensus.actions import (
+    Action,
+    BeginDrain,
+    CommitDrain,
+    CompleteCheckpoint,
+    Notify,
+    WithdrawDrain,
+)
+from muster.agent.rendezvous.consensus.events import DrainAsked, DrainReported, Saved, Succeeded
+from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, RoundRunning, Saving, describe_member
 from muster.agent.rendezvous.interface import DrainReport
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
+
+SAVING_LIMIT = 4
+"""How many steps are counted at once. A member that is further behind than that reports a later one."""
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
 
@@ -157,3 +174,27 @@ def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: in
     times = (other_remainder - remainder) // common * pow(modulus // common, -1, factor) % factor
     product = modulus * factor
     return (remainder + times * modulus) % product, product
+
+
+def on_saved(state: JobState, event: Saved) -> Decision:
+    """Count a member's report; with the last one the checkpoint is complete."""
+    assignment = state.assignments.get(event.id)
+    if assignment is None or event.round_number != state.round_number:
+        return state, ()
+    counted = tuple(each for each in state.saving if each.round_number == state.round_number)
+    others = tuple(each for each in counted if each.step != event.step)
+    saving = next((each for each in counted if each.step == event.step), None) or Saving(
+        round_number=state.round_number, step=event.step, path_rank=assignment.group_rank
+    )
+    saving = replace(saving, ids=saving.ids.with_item(event.id))
+    if event.path and (not saving.path or assignment.group_rank < saving.path_rank):
+        saving = replace(saving, path=event.path, path_rank=assignment.group_rank)
+    if len(saving.ids) < len(state.assignments):
+        return replace(state, saving=(*others, saving)[-SAVING_LIMIT:]), ()
+    state = replace(state, saving=tuple(each for each in others if each.step > event.step))
+    if not saving.path:
+        return state, ()
+    number = 1 if state.checkpoint is None else state.checkpoint.number + 1
+    checkpoint = Checkpoint(number=number, step=saving.step, path=saving.path)
+    ids = tuple(state.members)
+    return replace(state, checkpoint=checkpoint), (CompleteCheckpoint(ids=ids, checkpoint=checkpoint),)

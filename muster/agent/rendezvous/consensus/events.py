@@ -6,7 +6,8 @@ Those that a member reports are also the messages that it sends, with the limits
 from muster.agent.diagnosis.report import Failures, Stacks
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.interface import DrainReport
-from muster.agent.runtime.fields import Count, Line, Name, Port, RoundNumber, Seconds
+from muster.agent.round import CheckpointPath
+from muster.agent.runtime.fields import Count, Line, Name, Port, RoundNumber, Seconds, Step
 from muster.agent.runtime.records import record
 
 
@@ -108,6 +109,17 @@ class DrainReported:
 
 
 @record
+class Saved:
+    """All workers of a member have saved a checkpoint of the step."""
+
+    id: Name
+    round_number: RoundNumber
+    step: Step
+    path: CheckpointPath = ""
+    """Where it is; "": none of them has named a path."""
+
+
+@record
 class Stopped:
     """No worker of the round is left on a member; it is ready for the next one."""
 
@@ -147,6 +159,7 @@ Event = (
     | Succeeded
     | DrainAsked
     | DrainReported
+    | Saved
     | Stopped
     | LeaseChecked
     | TimerFired

@@ -3,6 +3,7 @@
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.fields import Count, Name, Paragraph, RoundNumber
 from muster.agent.runtime.records import record
 
@@ -53,6 +54,8 @@ class RecoveryState:
     leader_id: Name | None = None
     """The last leader that it joined. That leader may have formed rounds that this member never received."""
     quorum_rounds: tuple[RecoveredRound, ...] = ()
+    checkpoint: Checkpoint | None = None
+    """The last one that all ranks of the job have saved, as far as it knows."""
 
 
 @record

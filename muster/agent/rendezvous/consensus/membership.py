@@ -22,6 +22,7 @@ from muster.agent.rendezvous.consensus.state import (
 )
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
 from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.records import replace
 
 
@@ -50,6 +51,8 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
         last_join_s=now_s,
         quorum_rounds=quorum_rounds,
     )
+    if recovered.checkpoint is not None:
+        state = _adopt_checkpoint(state, recovered.checkpoint)
     state = _wait_for_other_leader(_adopt_recovery_state(state, recovered, now_s), recovered.leader_id, now_s)
     state = replace(
         state, quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds)
@@ -60,6 +63,12 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
         return state, ()
     line = f"{describe_member(state, member)} is waiting to join while it imports: the job continues"
     return state, (Notify(text=line),)
+
+
+def _adopt_checkpoint(state: JobState, checkpoint: Checkpoint) -> JobState:
+    """Adopt a later checkpoint than this leader knows: of another leader, or of the job's earlier incarnation."""
+    known = state.checkpoint
+    return state if known is not None and known.number >= checkpoint.number else replace(state, checkpoint=checkpoint)
 
 
 def on_prepared(state: JobState, event: Prepared, now_s: float) -> Decision:

@@ -11,6 +11,7 @@ from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound,
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import DrainReport
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import record
 
@@ -101,6 +102,20 @@ class RoundFailures:
 
 
 @record
+class Saving:
+    """A step that some members of the round have saved."""
+
+    round_number: int
+    step: int
+    path_rank: int
+    """The group rank of the member that has reported the path."""
+    path: str = ""
+    """As the lowest rank of these that named one has named it; "": none has."""
+    ids: PersistentSet[str] = PersistentSet()
+    """The members that have reported it."""
+
+
+@record
 class JobState:
     """All the leader knows. `build_initial_state` makes the first one."""
 
@@ -133,6 +148,10 @@ class JobState:
     unacknowledged: PersistentSet[str] = PersistentSet()
     """Members that have not acknowledged the current round."""
     failures: RoundFailures = RoundFailures()
+    checkpoint: Checkpoint | None = None
+    """The last one that all ranks have saved."""
+    saving: tuple[Saving, ...] = ()
+    """Later steps that not all of them have saved."""
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER

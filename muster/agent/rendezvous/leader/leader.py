@@ -21,6 +21,7 @@ from muster.agent.rendezvous.consensus.events import (
     Prepared,
     ProcessEnded,
     RoundAcknowledged,
+    Saved,
     Stopped,
     Succeeded,
     TimerFired,
@@ -176,6 +177,7 @@ class Leader:
                 | Leaving()
                 | Prepared()
                 | RoundAcknowledged()
+                | Saved()
                 | Stopped()
                 | Succeeded()
                 | DrainAsked()

@@ -8,6 +8,7 @@ from muster.agent.rendezvous.consensus.actions import (
     BreakRound,
     CommitDrain,
     CommitRound,
+    CompleteCheckpoint,
     EndJob,
     FailRendezvous,
     FormRound,
@@ -19,6 +20,7 @@ from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobState, RoundRunning
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
 from muster.agent.rendezvous.protocol.leader_messages import (
+    CheckpointComplete,
     DrainBegin,
     DrainCommit,
     DrainWithdrawal,
@@ -35,6 +37,7 @@ from muster.agent.rendezvous.protocol.leader_messages import (
     Successor,
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.fields import Shared
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never
@@ -76,6 +79,8 @@ class OutgoingMessages:
             case WithdrawDrain():
                 withdrawal = DrainWithdrawal(round_number=action.round_number, drain=action.drain, reason=action.reason)
                 self._send(action.ids, withdrawal)
+            case CompleteCheckpoint():
+                self._send(action.ids, CheckpointComplete(checkpoint=action.checkpoint))
             case EndJob():
                 self._send_end(action)
             case FailRendezvous():
@@ -103,7 +108,7 @@ class OutgoingMessages:
             for assignment, host, connection in zip(form.assignments, hosts, connections, strict=True)
             if not connection.is_local
         )[:SUCCESSORS]
-        facts = Shared(_build_facts(form, hosts[0], successors))
+        facts = Shared(_build_facts(form, hosts[0], successors, state.checkpoint))
         for connection, assignment in zip(connections, form.assignments, strict=True):
             connection.link.send(
                 RoundStart(
@@ -195,7 +200,9 @@ class OutgoingMessages:
             self._end_timer.cancel()
 
 
-def _build_facts(form: FormRound, master_addr: str, successors: tuple[Successor, ...]) -> RoundFacts:
+def _build_facts(
+    form: FormRound, master_addr: str, successors: tuple[Successor, ...], checkpoint: Checkpoint | None
+) -> RoundFacts:
     return RoundFacts(
         round_number=form.round_number,
         attempt=form.attempt,
@@ -207,6 +214,7 @@ def _build_facts(form: FormRound, master_addr: str, successors: tuple[Successor,
         master_addr=master_addr,
         master_port=form.master_port,
         use_agent_store=form.use_agent_store,
+        checkpoint=checkpoint,
     )
 
 

@@ -17,11 +17,13 @@ from muster.agent.rendezvous.consensus.events import (
     Leaving,
     Prepared,
     RoundAcknowledged,
+    Saved,
     Stopped,
     Succeeded,
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    CheckpointCompleted,
     DrainBegun,
     DrainCommitted,
     DrainReport,
@@ -43,7 +45,7 @@ from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.codec import clean_name
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.links import Network, Reservation
-from muster.agent.round import Round
+from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, replace
 
@@ -75,7 +77,7 @@ class Member:
         self._post = post
         self._node_name = node_name
         self._id = member_id or os.urandom(8).hex()
-        self._recovery = RecoveryTracker()
+        self._recovery = RecoveryTracker(config.checkpoint)
         self._ports = MasterPorts(reserve)
         self._session = Session(config, self._id, self._recovery, self, loop=loop, network=network, lease=lease)
         self._loop = loop
@@ -144,6 +146,11 @@ class Member:
         if self._is_current(round_number):
             reported = DrainReported(id=self._id, round_number=round_number, drain=drain, report=report)
             self._session.send(reported)
+
+    def report_saved(self, round_number: int, step: int, path: str) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number):
+            self._session.send(Saved(id=self._id, round_number=round_number, step=step, path=path))
 
     def report_stopped(
         self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
@@ -252,6 +259,8 @@ class Member:
                 self._on_round_break(message)
             case down.DrainBegin() | down.DrainCommit() | down.DrainWithdrawal():
                 self._on_drain(message)
+            case down.CheckpointComplete():
+                self._record_checkpoint(message.checkpoint)
             case down.JobEnd():
                 self._on_job_end(message)
             case down.Exit():
@@ -273,6 +282,7 @@ class Member:
     def _on_round_start(self, start: down.RoundStart) -> None:
         formed, hosts_rank_0 = self._build_round(start), start.group_rank == 0
         self._recovery.record_round(start.facts.value, start.quorum_rounds, start.group_rank)
+        self._record_checkpoint(start.facts.value.checkpoint)
         self._is_running = True
         self._end_wait()
         self._has_reported_spare = False
@@ -283,6 +293,10 @@ class Member:
             acknowledgement=RoundAcknowledged(id=self._id, round_number=formed.number),
         )
         self._post(RoundFormed(round=formed, is_held=not hosts_rank_0))
+
+    def _record_checkpoint(self, checkpoint: Checkpoint | None) -> None:
+        if self._recovery.record_checkpoint(checkpoint) and checkpoint is not None:
+            self._post(CheckpointCompleted(checkpoint=checkpoint))
 
     def _build_round(self, start: down.RoundStart) -> Round:
         """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
@@ -302,6 +316,7 @@ class Member:
             use_agent_store=facts.use_agent_store,
             hosts_store=facts.use_agent_store and start.group_rank == 0,
             node_index=config.node_index or 0,
+            checkpoint=facts.checkpoint,
         )
 
     def _build_stopped(

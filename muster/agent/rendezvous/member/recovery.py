@@ -3,14 +3,16 @@
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound, build_quorum_round
 from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundFacts, Successor
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.records import replace
 
 
 class RecoveryTracker:
     """Kept up to date by the member; read by discovery and by the server."""
 
-    def __init__(self) -> None:
-        self.state = RecoveryState()
+    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+        """Begin with the last checkpoint of the job's earlier incarnations."""
+        self.state = RecoveryState(checkpoint=checkpoint)
         self.successors: tuple[Successor, ...] = ()
         self.group_rank: int | None = None
         """This node's group rank in the last round it knows."""
@@ -40,6 +42,7 @@ class RecoveryTracker:
             attempt=facts.attempt,
             startup_signature=facts.startup_signature,
             quorum_rounds=quorum_rounds,
+            checkpoint=self.state.checkpoint,
         )
         self.successors = facts.successors
         self.group_rank = group_rank
@@ -50,6 +53,14 @@ class RecoveryTracker:
         if round_number == self.round_number:
             quorum_rounds = tuple(each for each in self.state.quorum_rounds if each.round_number >= round_number)
             self.state = replace(self.state, quorum_rounds=quorum_rounds)
+
+    def record_checkpoint(self, checkpoint: Checkpoint | None) -> bool:
+        """All ranks have saved this checkpoint; False when this node knows it, or a later one."""
+        known = self.state.checkpoint
+        if checkpoint is None or (known is not None and known.number >= checkpoint.number):
+            return False
+        self.state = replace(self.state, checkpoint=checkpoint)
+        return True
 
     def record_break(self, broken: RoundBreak) -> None:
         """The round has ended: remember the number of the next attempt, for the next leader too."""

@@ -7,6 +7,7 @@ from muster.agent.diagnosis.report import FinalFailure, Report
 from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.codec import MessageUnion
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.fields import (
     Count,
     GroupRank,
@@ -75,6 +76,8 @@ class RoundFacts:
     master_port: Port
     use_agent_store: bool = False
     """The agent with group rank 0 hosts the store: all workers are its clients."""
+    checkpoint: Checkpoint | None = None
+    """The last one that all ranks of the job have saved."""
 
 
 @record
@@ -168,6 +171,13 @@ class DrainWithdrawal:
 
 
 @record
+class CheckpointComplete:
+    """All ranks of the job have saved this checkpoint."""
+
+    checkpoint: Checkpoint
+
+
+@record
 class JobEnd:
     """The job has ended."""
 
@@ -225,6 +235,7 @@ JobMessage = (
     | DrainBegin
     | DrainCommit
     | DrainWithdrawal
+    | CheckpointComplete
     | JobEnd
     | Exit
     | RendezvousFailure

@@ -10,6 +10,7 @@ from muster.agent.rendezvous.consensus.events import (
     Leaving,
     Prepared,
     RoundAcknowledged,
+    Saved,
     Stopped,
     Succeeded,
 )
@@ -72,7 +73,9 @@ class EndAcknowledged:
     """The peak memory of its largest worker; 0: not known (it is of an earlier version)."""
 
 
-MemberEvent = Leaving | Prepared | RoundAcknowledged | Failed | Idle | Succeeded | Stopped | DrainAsked | DrainReported
+MemberEvent = (
+    Leaving | Prepared | RoundAcknowledged | Failed | Idle | Succeeded | Saved | Stopped | DrainAsked | DrainReported
+)
 """What a member reports goes to `consensus.decisions` as it is."""
 
 MemberMessage = Join | Heartbeat | Started | EndAcknowledged | MemberEvent

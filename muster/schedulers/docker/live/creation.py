@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+from muster._contract import Env
 from muster.schedulers.docker import container_body as bodies
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
@@ -39,8 +40,13 @@ class Creator:
         self._images: dict[str, ImageFacts] = {}
         self._owners: dict[str, tuple[int, int]] = {}
 
-    def create(self, container: ContainerRequest, incarnation: int) -> str:
+    def create(self, container: ContainerRequest, incarnation: int, checkpoint: str = "") -> str:
         """Create one container with everything in it, not started.
+
+        Args:
+            container: its request.
+            incarnation: how often its replica was started before.
+            checkpoint: what the replica's last container has kept, see `Env.CHECKPOINT`.
 
         Returns:
             Its id.
@@ -51,6 +57,8 @@ class Creator:
         """
         image = self._inspect_image(container.image)
         body = bodies.build_body(self._app, container, incarnation=incarnation, image=image, engine=self._read_facts())
+        if checkpoint:
+            body["Env"].append(f"{Env.CHECKPOINT}={checkpoint}")
         name = bodies.build_container_name(container, incarnation)
         with ExitStack() as undo:
             created = self._engine.create_container(name, body)

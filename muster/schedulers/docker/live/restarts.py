@@ -1,4 +1,4 @@
-"""Counts how often the agents have restarted workers in place, from what they write in their containers."""
+"""What the agents write in their containers: how often they have restarted workers, and the last checkpoint."""
 
 import posixpath
 from collections.abc import Mapping
@@ -16,19 +16,45 @@ from muster.schedulers.failure_report import parse_attempt
 RECORDS_LIMIT_BYTES: Final = 8 << 20
 """Some 20,000 records. A job with more of them shows no restarts while it runs."""
 
+CHECKPOINT_LIMIT_BYTES: Final = 64 << 10
+"""A path in JSON is at most six times as long as in the file system."""
+
 _FILE_PREFIX: Final = "restarts-"
 """In the app's folder: the last known number for a role, when its container may have been removed."""
 
 
-def find_records(container: ContainerRequest) -> str | None:
-    """The absolute path of the agents' records in a container; None if its command does not tell."""
+def find_run_file(container: ContainerRequest, name: str) -> str | None:
+    """The absolute path of a file of the agent's run in a container; None if its command does not tell.
+
+    Args:
+        container: that runs the agent.
+        name: one of `LogNames`.
+    """
     flags = container.command[2:] if container.bundled else container.command[3:]
     args = ["-m", AGENT_MODULE, *flags]
     run_id = find_agent_flag(args, "rdzv-id")
     log_dir = find_agent_flag(args, "log-dir") or container.env.get(Env.LOG_DIR, LOG_DIR)
     if not run_id or not posixpath.isabs(log_dir):
         return None
-    return posixpath.join(log_dir, run_id, LogNames.EVENTS)
+    return posixpath.join(log_dir, run_id, name)
+
+
+def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -> str:
+    """Read the last checkpoint that all ranks have saved; "" if there is none, or the container is gone.
+
+    Args:
+        engine: with the container.
+        request: the container's.
+        container: its id.
+    """
+    path = find_run_file(request, LogNames.CHECKPOINT) if request.runs_agent else None
+    if path is None:
+        return ""
+    try:
+        content = engine.copy_out(container, path, CHECKPOINT_LIMIT_BYTES)
+    except DockerError:
+        return ""
+    return "" if content is None else content.decode(errors="replace")
 
 
 def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, container: str) -> None:
@@ -81,7 +107,7 @@ def _count_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> i
 
 
 def _read_restarts(engine: Engine, request: ContainerRequest, container: str) -> int | None:
-    path = find_records(request)
+    path = find_run_file(request, LogNames.EVENTS)
     if path is None:
         return None
     try:

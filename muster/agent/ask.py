@@ -1,0 +1,80 @@
+"""`muster-agent ask stop --step I [--stride S]`: `muster.worker.should_stop` for workers that are no Python programs.
+
+A process per step, so it imports little. What the rank has asked before is in its slot.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+GO_ON, MISUSE, STOP_NOW = 0, 2, 10
+"""Exit codes."""
+
+USAGE = """\
+usage: muster-agent ask stop --step I [--stride S]
+
+A worker asks whether the job ends at step I. Ask at the same steps on every rank, after the work of the step; I must
+rise within an attempt. While the nodes agree on the last step, the question waits.
+
+  --step I     the step, 0 or more
+  --stride S   this rank asks about every S-th step (default: the distance of its last two questions)
+
+exit code: 0 go on (also outside of a muster job), 10 save and stop now, 2 wrong usage
+"""
+
+
+class _Misuse(Exception):
+    """One line for the user."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Answer one question; the exit code."""
+    if any(each in ("-h", "--help") for each in args):
+        sys.stdout.write(USAGE)
+        return GO_ON
+    try:
+        step, stride = _parse(args)
+    except _Misuse as error:
+        sys.stderr.write(f"muster: {error}\n{USAGE}")
+        return MISUSE
+    from muster._contract import Env
+
+    if not os.environ.get(Env.STATUS_PAGE):
+        return GO_ON
+    from muster import worker
+
+    return STOP_NOW if worker.ask_once(step, stride) else GO_ON
+
+
+def _parse(args: Sequence[str]) -> tuple[int, int | None]:
+    if args[:1] != ["stop"]:
+        what = repr(args[0]) if args else "nothing"
+        raise _Misuse(f"ask {what}: the question must be stop")
+    given: dict[str, str] = {}
+    words = list(args[1:])
+    while words:
+        name, equals, text = words.pop(0).partition("=")
+        if name not in ("--step", "--stride"):
+            raise _Misuse(f"ask stop: unknown argument {name!r}")
+        if not equals:
+            if not words:
+                raise _Misuse(f"ask stop: {name} needs a value")
+            text = words.pop(0)
+        given[name] = text
+    if "--step" not in given:
+        raise _Misuse("ask stop: --step is missing")
+    stride = _parse_number("--stride", given["--stride"], 1) if "--stride" in given else None
+    return _parse_number("--step", given["--step"], 0), stride
+
+
+def _parse_number(name: str, text: str, least: int) -> int:
+    from muster._contract import StatusPageLayout
+
+    most = StatusPageLayout.MAX_STEP
+    if not (text.isascii() and text.isdecimal()) or len(text) > 20 or not least <= int(text) <= most:
+        raise _Misuse(f"ask stop {name} {text!r}: must be a whole number, {least} to {most}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Keeps the job's last complete checkpoint in the run's folder: where that outlives the node, the next agent reads it.
+
+All nodes of a job write the same content, perhaps into one folder. The file goes when the job has succeeded.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+
+from muster._contract import LogNames
+from muster.agent.round import Checkpoint
+
+
+def find(run_dir: str | None, carried: str) -> Checkpoint | None:
+    """Find what an earlier incarnation of this job has kept in the run's folder, or what an adapter has carried over.
+
+    Args:
+        run_dir: of this agent; None: it has none.
+        carried: the content of the file of the replica that this one replaces, if an adapter has read it; else "". It
+            is kept here, too: a next incarnation may need it.
+    """
+    own = _read(run_dir) if run_dir is not None else None
+    other = _parse(carried)
+    if other is None or (own is not None and own.number >= other.number):
+        return own
+    if run_dir is not None:
+        write(run_dir, other, lambda _: None)
+    return other
+
+
+def _read(run_dir: str) -> Checkpoint | None:
+    try:
+        with open(os.path.join(run_dir, LogNames.CHECKPOINT), encoding="utf-8") as file:
+            return _parse(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _parse(text: str) -> Checkpoint | None:
+    """None for anything that no agent has written: a job must not end because of it."""
+    try:
+        found = json.loads(text)
+        number, step, path = found["number"], found["step"], found["path"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    is_valid = type(number) is int and type(step) is int and type(path) is str and number > 0 and step >= 0 and path
+    return Checkpoint(number=number, step=step, path=path) if is_valid else None
+
+
+def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None]) -> None:
+    """Write it, whole or not at all. May block: never on the loop.
+
+    Args:
+        run_dir: of this agent.
+        checkpoint: the last one.
+        on_error: gets a line if the file cannot be written.
+    """
+    path = os.path.join(run_dir, LogNames.CHECKPOINT)
+    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
+    content = {"number": checkpoint.number, "step": checkpoint.step, "path": checkpoint.path}
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        on_error(f"cannot write {path}: {error.strerror}")
+
+
+def remove(run_dir: str) -> None:
+    """Remove the file. May block: never on the loop."""
+    with contextlib.suppress(OSError):  # another agent of the job has removed it
+        os.unlink(os.path.join(run_dir, LogNames.CHECKPOINT))

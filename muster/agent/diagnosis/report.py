@@ -139,6 +139,13 @@ class Report:
         )
 
 
+def format_size(size_bytes: int, decimals: int = 1) -> str:
+    """`14 MiB`, `1.5 GiB`; `decimals` of the latter."""
+    if size_bytes < 1 << 30:
+        return f"{size_bytes / (1 << 20):.0f} MiB"
+    return f"{size_bytes / (1 << 30):.{decimals}f} GiB"
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0-3, 8`."""
     spans: list[list[int]] = []

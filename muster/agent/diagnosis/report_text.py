@@ -4,7 +4,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report, name_ranks
+from muster.agent.diagnosis.report import Failure, OomEvidence, Report, format_size, name_ranks
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback
@@ -130,7 +130,7 @@ def describe_end(failure: Failure) -> str:
 def describe_oom(oom: OomEvidence) -> str:
     """Describe the evidence in one line; a guess is called one."""
     figures = [
-        f"{what} {size / (1 << 30):.2f} GiB"
+        f"{what} {format_size(size, 2)}"
         for what, size in (("limit", oom.limit_bytes), ("peak", oom.peak_bytes))
         if size is not None
     ]

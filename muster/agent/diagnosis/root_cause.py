@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack, name_ranks
+from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack, format_size, name_ranks
 from muster.agent.runtime.records import record, replace
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
@@ -157,7 +157,7 @@ def _describe_memory(oom: OomEvidence, *, is_killed: bool) -> str:
     """Name the OOM killer; a guess is called one."""
     if not oom.certain:
         return "possibly out of memory (OOM)"
-    limit = f", limit {oom.limit_bytes / (1 << 30):.2f} GiB" if oom.limit_bytes else ""
+    limit = f", limit {format_size(oom.limit_bytes, 2)}" if oom.limit_bytes else ""
     return f"out of memory (OOM{limit})" if is_killed else f"out of memory (OOM in one of its processes{limit})"
 
 

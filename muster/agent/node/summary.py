@@ -5,6 +5,7 @@ Imported at the job's end, by the one node that prints it.
 
 from muster._processes import read_peak_bytes
 from muster.agent.config import AgentConfig, StdChoice
+from muster.agent.diagnosis.report import format_size
 from muster.agent.rendezvous.interface import JobEnded
 from muster.agent.runtime.event_log import RunTimes
 
@@ -49,11 +50,6 @@ def format_duration(seconds: float) -> str:
     minutes, rest_s = divmod(round(seconds), 60)
     hours, rest_min = divmod(minutes, 60)
     return f"{hours} h {rest_min} min" if hours else f"{minutes} min {rest_s} s"
-
-
-def format_size(size_bytes: int) -> str:
-    """`14 MiB`, `1.5 GiB`."""
-    return f"{size_bytes / (1 << 30):.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / (1 << 20):.0f} MiB"
 
 
 def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) -> str:

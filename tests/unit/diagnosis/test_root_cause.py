@@ -95,6 +95,8 @@ def test_memory_is_named_in_the_first_line() -> None:
     killed = see(1.0, 0, exit_code=None, signal="SIGKILL", oom=sure).failure
     assert describe_failure(killed) == "rank 0 on node 0 (h) was ended by SIGKILL: out of memory (OOM, limit 4.00 GiB)"
     child = see(1.0, 0, exit_code=1, oom=sure).failure
+    small = see(10.0, 0, exit_code=None, signal="SIGKILL", oom=OomEvidence(certain=True, limit_bytes=96 << 20))
+    assert describe_failure(small.failure).endswith("out of memory (OOM, limit 96 MiB)")
     assert describe_failure(child).endswith("code 1: out of memory (OOM in one of its processes, limit 4.00 GiB)")
     guess = see(1.0, 0, exit_code=None, signal="SIGKILL", oom=OomEvidence(certain=False)).failure
     assert describe_failure(guess).endswith("was ended by SIGKILL: possibly out of memory (OOM)")

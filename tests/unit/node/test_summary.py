@@ -3,7 +3,8 @@
 import pytest
 
 from muster.agent.cli.arguments import parse_args
-from muster.agent.node.summary import describe_logs, format_duration, format_size
+from muster.agent.diagnosis.report import format_size
+from muster.agent.node.summary import describe_logs, format_duration
 from muster.agent.runtime.event_log import RunTimes
 
 
@@ -17,6 +18,7 @@ def test_durations(seconds: float, text: str) -> None:
 def test_sizes() -> None:
     assert format_size(14 << 20) == "14 MiB"
     assert format_size(3 << 29) == "1.5 GiB"
+    assert format_size(4 << 30, 2) == "4.00 GiB"
 
 
 def test_what_restarts_cost() -> None:

@@ -133,7 +133,7 @@ class Console:
     ) -> None:
         self._has_colour = has_colour
         self._fds = {Std.OUT: stdout_fd, Std.ERR: stderr_fd}
-        self._clock = clock or SystemClock()
+        clock = clock or SystemClock()
         identities = {std: identify_device(fd) for std, fd in self._fds.items()}
         by_identity = {
             identity: ConsoleWriter(
@@ -142,7 +142,7 @@ class Console:
                 backlog_bytes=backlog_bytes,
                 bar_interval_s=MARKED_BAR_INTERVAL_S if marks_bars else bar_interval_s,
                 marks_bars=marks_bars,
-                clock=self._clock,
+                clock=clock,
             )
             for std, fd in self._fds.items()
             if (identity := identities[std]) is not None
@@ -186,15 +186,14 @@ class Console:
 
         Args:
             limit_s: seconds without progress.
-            cap_s: seconds in all.
+            cap_s: seconds in all, for each of the two devices.
         """
         devices = [device for device in self._list_devices() if device.started]
-        end_s = self._clock.now_s() + cap_s
-        lost_bytes = sum([device.drain(limit_s, end_s) for device in devices])
+        lost_bytes = sum([device.drain(limit_s, cap_s) for device in devices])
         own = self._devices[Std.ERR]
         if lost_bytes and own is not None:
             self.print_line(f"the console is too slow: {lost_bytes} bytes of the workers' output were left out")
-            own.drain(1.0, self._clock.now_s() + 1.0)
+            own.drain(1.0, 1.0)
         for device in self._list_devices():
             device.stop()
         return not lost_bytes

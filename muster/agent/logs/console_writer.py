@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # needed on a terminal only
 _WRITE_BYTES = 256 << 10
 _REDRAW_S = 0.05
 _UNLOGGED_FACTOR = 8
+_WAIT_S = 0.1
+"""Waiting for the console counts in steps of at most this: while this process stands still (Ctrl-Z, a machine with far
+too much to do), the console has had no chance.
+"""
 
 
 class ConsoleWriter:
@@ -95,17 +99,17 @@ class ConsoleWriter:
         self._thread = thread
         return True
 
-    def drain(self, limit_s: float, end_s: float) -> int:
+    def drain(self, limit_s: float, cap_s: float) -> int:
         """Wait until all is written; returns how many bytes were discarded because the console accepts no more.
 
         Args:
             limit_s: how long it may accept nothing.
-            end_s: the latest time on the clock.
+            cap_s: how long this may take in all.
         """
         if self._queue and self._thread is None and not self._start_thread():
             self._stopping = True
             self._run()  # still no thread: a stuck console would block us here, but lost output is worse
-        return 0 if self._wait_idle(limit_s, end_s) else self._discard_queue()
+        return 0 if self._wait_idle(limit_s, cap_s) else self._discard_queue()
 
     def stop(self) -> None:
         """End the thread if it is not stuck in a write; ignore what comes from now on."""
@@ -116,16 +120,19 @@ class ConsoleWriter:
         if self._thread is not None:
             self._thread.join(0.1)
 
-    def _wait_idle(self, limit_s: float, end_s: float) -> bool:
+    def _wait_idle(self, limit_s: float, cap_s: float) -> bool:
         with self.changed:
-            seen_bytes, give_up_s = self._written_bytes, self._clock.now_s() + limit_s
+            seen_bytes, idle_s, waited_s = self._written_bytes, 0.0, 0.0
             while self.is_open and (self._queue or self._busy):
-                now_s = self._clock.now_s()
                 if self._written_bytes != seen_bytes:
-                    seen_bytes, give_up_s = self._written_bytes, now_s + limit_s
-                if now_s >= min(give_up_s, end_s):
+                    seen_bytes, idle_s = self._written_bytes, 0.0
+                left_s = min(limit_s - idle_s, cap_s - waited_s)
+                if left_s <= 0.0:
                     return False
-                self.changed.wait(min(give_up_s, end_s) - now_s)
+                begun_s = self._clock.now_s()
+                self.changed.wait(min(left_s, _WAIT_S))
+                step_s = min(self._clock.now_s() - begun_s, _WAIT_S)
+                idle_s, waited_s = idle_s + step_s, waited_s + step_s
         return True
 
     def _discard_queue(self) -> int:

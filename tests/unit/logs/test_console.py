@@ -184,6 +184,34 @@ def test_a_stuck_console_blocks_no_caller(pipe: Pipe) -> None:
     assert not console.close(limit_s=0.05)
 
 
+class LeapingClock(SystemClock):
+    """Of a process that stands still for an hour whenever it waits."""
+
+    def __init__(self) -> None:
+        self.leaps_s = 0.0
+
+    def now_s(self) -> float:
+        self.leaps_s += 3600.0
+        return super().now_s() + self.leaps_s
+
+
+def test_time_in_which_the_agent_stood_still_is_not_the_consoles(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=LeapingClock())
+    feed = console.open_feed(Std.OUT, b"[0]:")
+    feed.offer(b"".join(b"line %07d\n" % step for step in range(50_000)))
+    feed.end()
+    closed: list[bool] = []
+    closing = threading.Thread(target=lambda: closed.append(console.close(limit_s=60.0, cap_s=1e6)))
+    closing.start()
+    closing.join(0.2)  # the pipe is full, and nothing reads it
+    reader = pipe.collect()
+    closing.join()
+    pipe.close_write()
+    reader.join()
+    assert closed == [True]
+    assert pipe.collected.count(b"\n") == 50_000
+
+
 def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> None:
     class Impatient(FakeClock):
         """Advances at each look as long as the workers' lines are queued; what is printed afterwards has time."""

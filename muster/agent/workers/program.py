@@ -375,6 +375,7 @@ def _limit_traceback(
     hook = getattr(sys, "excepthook", None)
 
     def show(kind: type[BaseException], value: BaseException, tb: "TracebackType | None") -> None:
+        whole = tb
         if value is error:
             tb = sys.last_traceback = error.__traceback__ = shown
         if hook is None:
@@ -384,6 +385,10 @@ def _limit_traceback(
             return
         sys.excepthook = hook
         hook(kind, value, tb)
+        if shown is None:
+            # No line of the program has run. The interpreter still removes names from the module that was its first
+            # `__main__`, and only our frames hold that now. Source: _PyRun_SimpleFileObject in Python/pythonrun.c.
+            sys.last_traceback = whole
         if record_code is not None and value is error and not isinstance(value, KeyboardInterrupt):
             record_code(1)
 

@@ -160,7 +160,10 @@ def _describe_briefly(failure: Failure) -> str:
     if not failure.exception:
         return describe_end(failure)
     text = failure.exception.splitlines()[0]
-    return text if len(text) <= _BRIEF_CHARS else f"{text[:_BRIEF_CHARS].rstrip()} ..."
+    if len(text) <= _BRIEF_CHARS:
+        return text
+    beginning = text[:_BRIEF_CHARS]
+    return f"{beginning.rpartition(' ')[0] or beginning} ..."  # whole words
 
 
 def _format_hint(root: Failure, columns: int) -> Iterator[str]:

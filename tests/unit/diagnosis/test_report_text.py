@@ -188,6 +188,14 @@ def test_no_line_of_text_is_wider_than_the_page(columns: int) -> None:
     assert "y ..." in " ".join(line.strip() for line in page.splitlines())
 
 
+def test_a_long_error_of_a_victim_is_cut_between_words() -> None:
+    cut = replace(make_collateral(0), exception="F: " + "peer " * 100)
+    whole = replace(make_collateral(1), exception="F" * 300)
+    page = " ".join(format_report(make_report(make_failure(), cut, whole)).split())
+    assert " peer ..." in page
+    assert "F" * 160 + " ..." in page
+
+
 def test_rank_lists() -> None:
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([2, 0, 1, 8]) == "ranks 0-2, 8"

@@ -30,6 +30,7 @@ _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 """Those that the guard passes on; SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
 _LEAST_COLUMNS = 40
+_HELP_COLUMNS = 110
 
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
@@ -50,7 +51,9 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     """
     line = parse_command_line(argv)
     if line.wants_help:
-        _print_and_exit(format_help())
+        from shutil import get_terminal_size
+
+        _print_and_exit(format_help(min(_HELP_COLUMNS, get_terminal_size((_HELP_COLUMNS, 0)).columns)))
     if line.wants_version:
         _print_and_exit(f"muster-agent {__version__}, Python {sys.version.split()[0]}")
     if line.script is None:

@@ -252,10 +252,10 @@ formed in time, 128+n ended by signal n.
 
 
 def format_help(width: int = 110) -> str:
-    """Format the text of `--help`."""
-    from textwrap import fill
+    """Format the text of `--help`, for a terminal of so many columns."""
+    from textwrap import indent
 
-    parts = [HEAD]
+    parts = [_fill_paragraphs(HEAD, width)]
     for title, flags in GROUPS:
         parts.append(f"{title}:")
         for flag in flags:
@@ -263,6 +263,18 @@ def format_help(width: int = 110) -> str:
             star = " *" if flag.ours else ""
             default = f" [{flag.default}]" if flag.default else ""
             parts.append(f"  {spelling}{' ' + flag.metavar if flag.metavar else ''}{star}{default}")
-            parts.append(fill(flag.text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            parts.append(indent(_fill_paragraphs(flag.text, width - 6).rstrip(), " " * 6))
         parts.append("")
-    return "\n".join([*parts, TAIL])
+    return "\n".join([*parts, _fill_paragraphs(TAIL, width)])
+
+
+def _fill_paragraphs(text: str, width: int) -> str:
+    """Wrap each paragraph; one with indented lines stays as it is."""
+    from textwrap import fill
+
+    paragraphs = text.rstrip().split("\n\n")
+    filled = [
+        each if "\n " in each else fill(each, width, break_long_words=False, break_on_hyphens=False)
+        for each in paragraphs
+    ]
+    return "\n\n".join(filled) + "\n"

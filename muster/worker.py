@@ -235,7 +235,9 @@ class _Slot:
             words[asked] = step  # before the command is read: the agent that raises a ceiling looks here afterwards
         elif step < before:
             words[asked] = Layout.NOT_ASKING
-            _print(f"asked about step {step - 1} after step {before - 1}: this rank agrees on no step in this attempt")
+            _print(
+                f"asked about step {step - 1} after step {before - 1}: this rank takes part in no drain in this attempt"
+            )
         if self.header[_COMMAND] == 0:
             return False
         return words[asked] != Layout.NOT_ASKING and self._wait_for_decision(kind, i)

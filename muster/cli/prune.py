@@ -65,7 +65,7 @@ def format_age(ended_s: float | None) -> str:
 
 def _ask(count: int) -> bool:
     if not sys.stdin.isatty():
-        print("say --yes to remove this without being asked", file=sys.stderr)
+        print("use --yes to remove this without confirmation", file=sys.stderr)
         return False
     return input(f"Remove {'it' if count == 1 else 'all of it'}? [y/N] ").strip().lower() in ("y", "yes")
 

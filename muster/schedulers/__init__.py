@@ -1,8 +1,10 @@
 """Scheduler adapters: they run the replicas of an AppDef on this machine, a Docker engine or Kubernetes.
 
-    local/          replicas are processes of this machine        supervision/  the process that owns an app's replicas
-    docker/         replicas are containers of one engine         runner/       what we adapt of TorchX
-    kubernetes/     replicas are pods
+    local/        replicas are processes of this machine
+    docker/       replicas are containers of one engine
+    kubernetes/   replicas are pods
+    supervision/  the process that owns the replicas of local_cwd and Docker, and an app's state on disk
+    runner/       what we adapt of TorchX; parses `-cfg`
 
 `bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node), `workspace_packing` the user's
 folder without credentials, `agent_command` recognises and rewrites the agent's command, `naming` makes every name,

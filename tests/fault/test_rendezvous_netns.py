@@ -85,7 +85,7 @@ def test_a_late_spare_finds_the_successor_of_node_0(world: World) -> None:
     """No process listens at the job's endpoint any more, the only address on the spare's command line."""
     zero, one = world.start(2, "1:2", sums="plain")
     spare = world.launch(2, "1:2", sums="plain")
-    spare.tree.wait_for_line("waiting as a spare", stream="stderr")
+    spare.tree.wait_for_line("as a spare", stream="stderr")
     zero.kill_agent()
     world.wait_for_sizes([2], one, spare)
     world.finish(one, spare)

@@ -471,7 +471,7 @@ def _end_drain_grace(state: NodeState) -> Decision:
     phase = state.phase
     if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
         return state, ()
-    line = PrintLine(text="the time of the drain is over: the workers that are left are killed")
+    line = PrintLine(text="the drain's time limit has passed: killing the remaining workers")
     state, actions = begin_stop(state, phase, kill=True, then=Finish(code=ExitCode.TERMINATED))
     return state, (line, *actions)
 

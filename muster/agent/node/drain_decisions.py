@@ -6,7 +6,7 @@
 
 `rendezvous.drain_ceiling` has the rule for the ceiling. Two waits have limits: a node that is preempted leaves when
 no step was agreed on in time, and ranks that were told the step get the grace period after that to save and to end,
-without a stop signal: they have been told. A second signal hastens: the node leaves at once.
+without a stop signal: they have been told. After a second signal the node leaves at once.
 """
 
 from typing import TypeAlias

@@ -1,6 +1,6 @@
 """Runs the node: passes events to `decisions`, and carries out the actions that follow. It decides nothing.
 
-Rendezvous, the reaper, timers and signals post events on the node's queue, between two turns of the loop all are
+Rendezvous, `ChildWatch`, timers and signals post events on the node's queue. Between two turns of the loop all are
 decided, in order. `round_workers` acts on workers, `evidence` reads about them; this module does all the rest. Every
 transition writes one record to the event log.
 """

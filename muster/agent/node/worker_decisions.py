@@ -2,7 +2,8 @@
 
 A failure is judged here alone. It is *new* when its worker was alive in the current round, exited with another code
 than 0, and was not killed by the guard. It is reported once: at once when its last output has been read
-(`ReportFailed`), or *late*, with the end of the round (`ReportStopped`).
+(`ReportFailed`), or *late*, with the end of the round (`ReportStopped`). Whether it ends the round is decided in
+`rendezvous.consensus.failures.on_failed`.
 
 A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
 """
@@ -145,7 +146,7 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 
 
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
-    """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it else."""
+    """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it otherwise."""
     phase = state.phase
     if not isinstance(phase, Running) or event.round_number != phase.round.number:
         return state, ()

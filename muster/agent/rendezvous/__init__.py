@@ -1,16 +1,17 @@
 """Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
-`interface` is what the supervisor uses: the `Rendezvous` protocol, `Round`, and the events that a backend posts.
+`interface` is what the supervisor uses: the `Rendezvous` protocol, and the events that a backend posts.
 Two pure rules that more than one of the parts below uses: `restart_budget` decides whether a failed job may be started
 again, `drain_ceiling` how far a node's ranks may go before the job's step to stop at is agreed.
 `backends.selection.create_rendezvous` makes one of the backends:
 
-    consensus/  the leader's decisions, pure: membership, quorum, formation, rank assignment, failures
+    consensus/  the leader's decisions, pure: membership, rank assignment, failures, takeover, the step of a drain
     leader/     notices lost members; carries messages to those decisions and their actions back to the members
     member/     one node's part: discovery of a leader (and what it prints while it waits), lease, rounds, takeover
     protocol/   the messages, and how they are framed and authenticated
     transport/  TCP links and addresses; limits unauthenticated peers
     backends/   muster's own, static, standalone, torch's registry, and muster inside torchrun
 
-From outside, import `interface` and `backends.selection`.
+From outside, import `interface`, `drain_ceiling` and `backends.selection`; `muster.elastic.rendezvous` imports the
+parts of `backends` that run a handler of torch's.
 """

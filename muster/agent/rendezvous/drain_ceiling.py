@@ -49,9 +49,9 @@ def find_refusal(slots: Sequence[RankSlot]) -> str | None:
     """Why no step can be agreed on with one of these ranks; None: it can."""
     for slot in slots:
         if not slot.is_asking:
-            return f"rank {slot.global_rank} asked about falling steps"
+            return f"rank {slot.global_rank} called should_stop with decreasing steps"
         if slot.asked is None and slot.step is not None:
-            return f"rank {slot.global_rank} has done step {slot.step} and never asked should_stop"
+            return f"rank {slot.global_rank} has done step {slot.step} and never called should_stop"
     return None
 
 

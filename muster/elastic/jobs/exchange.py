@@ -29,7 +29,7 @@ _MEETING_LIMIT_S = 60.0
 """How long the programs wait for one another after the job's end. The agents have ended at the same moment."""
 
 _HANDSHAKE_LIMIT_S = 20.0
-"""For a connection that may be a stranger's."""
+"""For a connection that may be another job's."""
 
 _SILENCE_LIMIT_S = 600.0
 """While one program is served, the others wait. One whose machine is gone is noticed sooner, by keep-alives."""
@@ -115,7 +115,7 @@ def _serve(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gath
                 channel = _Channel(connection, key, is_server=True)
                 node = int(json.loads(channel.receive())["node"])
                 _receive_results(channel, gathered)
-            except (OSError, ValueError, KeyError) as error:  # a stranger, or a program that has ended half-way
+            except (OSError, ValueError, KeyError) as error:  # another job's, or a program that has ended half-way
                 why = f"a connection broke: {error}"
                 connection.close()
                 continue
@@ -235,7 +235,7 @@ def _receive_pieces(channel: "_Channel", left: int) -> Iterator[bytes]:
         data = channel.receive()
         left -= len(data)
         if not data or left < 0:
-            raise ConnectionError("a result has not the size that was announced")
+            raise ConnectionError("a result does not have the announced size")
         yield data
 
 

@@ -77,7 +77,9 @@ def share_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> di
         return _slice([(each.role, each.replicas, each.each) for each in sharers], devices)
     share = len(devices) // nodes
     if not share:
-        logger.warning("%d nodes cannot share %d GPUs: all of them see all; NCCL refuses this", nodes, len(devices))
+        logger.warning(
+            "%d nodes cannot share %d GPUs: every node sees all GPUs, which NCCL refuses", nodes, len(devices)
+        )
         return {}
     if requested > len(devices):
         text = "the app requests %d GPUs, this process may use %d: each of its %d nodes gets %d"

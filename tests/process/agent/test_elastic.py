@@ -171,7 +171,7 @@ def test_a_spare_replaces_a_lost_node(launch: Launch, sums: tuple[str, ...], tmp
     nodes = [launch(index, "1:2", *sums) for index in range(2)]
     wait_for_world(2, *nodes)
     spare = launch(2, "1:2", *sums)
-    spare.wait_for_line("waiting as a spare", stream="stderr")
+    spare.wait_for_line("as a spare", stream="stderr")
     kill_agent(nodes[lost])
     spare.wait_for_line("sum 2 of 2")
     wait_for_world(2, nodes[1 - lost], spare)
@@ -218,7 +218,7 @@ def test_a_spare_completes_a_job_of_fixed_size(launch: Launch, sums: tuple[str, 
     nodes = [launch(index, "2", *sums) for index in range(2)]
     wait_for_world(2, *nodes)
     spare = launch(2, "2", *sums)
-    spare.wait_for_line("waiting as a spare", stream="stderr")
+    spare.wait_for_line("as a spare", stream="stderr")
     kill_agent(nodes[1])
     spare.wait_for_line("sum 2 of 2")
     (tmp_path / "stop").touch()

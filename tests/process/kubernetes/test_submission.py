@@ -590,7 +590,7 @@ def test_logs_that_cannot_be_kept_do_not_keep_a_job_running(cluster, scheduler, 
     cluster.allowed = {name: verbs for name, verbs in read_rights().items() if name != "pods/log"}
     scheduler.cancel(app_id)
     assert cluster.find("jobs")[0]["spec"]["activeDeadlineSeconds"] == 1
-    assert "the logs of the pods go with them, and could not be kept: " in capsys.readouterr().err
+    assert "the pods' logs are deleted with them, and could not be kept: " in capsys.readouterr().err
 
 
 def submit_two_roles(scheduler):
@@ -849,7 +849,7 @@ def test_resize_takes_the_only_elastic_role_or_the_one_it_is_given(cluster, sche
     assert "role 'eval' of " in capsys.readouterr().err
     both = submit(scheduler, build_app(nodes=4, least=2, extra=[rename(build_app(nodes=3, least=1).roles[0], "eval")]))
     assert main(["resize", both, "2"]) == 1
-    assert "has several elastic roles: say with --role which of trainer, eval to resize" in capsys.readouterr().err
+    assert "has several elastic roles: choose one of trainer, eval with --role" in capsys.readouterr().err
     assert main(["resize", both, "2", "--role", "eval"]) == 0
     sizes = {job["metadata"]["name"]: job["spec"]["completions"] for job in cluster.find("jobs")}
     name = both.partition(":")[2]

@@ -93,7 +93,7 @@ def test_without_a_terminal_it_needs_yes(scheduler, ended):
         [sys.executable, "-m", "muster", "prune"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "say --yes" in done.stderr
+    assert "use --yes" in done.stderr
     assert folder_of(ended).path.exists()
 
 

@@ -184,8 +184,8 @@ def test_a_rank_that_asked_once_is_looked_at_again_until_its_stride_is_known():
 @pytest.mark.parametrize(
     ("event", "refusal"),
     [
-        (read(slot(3), slot(None, is_asking=False)), "rank 3 asked about falling steps"),
-        (read(slot(3), slot(None, step=3)), "rank 3 has done step 3 and never asked should_stop"),
+        (read(slot(3), slot(None, is_asking=False)), "rank 3 called should_stop with decreasing steps"),
+        (read(slot(3), slot(None, step=3)), "rank 3 has done step 3 and never called should_stop"),
         (SlotsRead(round_number=3, slots=None), "a node has no status page"),
     ],
 )

@@ -935,7 +935,7 @@ def test_surplus_members_are_announced() -> None:
     leader = Leader(rules(1, 1))
     leader.feed(Joined(member=replace(member(3), is_leader=False)))
     leader.feed(Joined(member=member(0)))
-    assert "1 more than --nnodes allows (1)" in leader.only(Notify).text
+    assert "1 node more than --nnodes allows (1): it waits as a spare" in leader.only(Notify).text
 
 
 def stop_limit(number: int, limit_s: float) -> MemberRecord:

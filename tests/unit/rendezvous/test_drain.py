@@ -101,8 +101,8 @@ class TestCeiling:
     @pytest.mark.parametrize(
         ("slots", "reason"),
         [
-            ([slot(0, 3), slot(1, None, is_asking=False)], "rank 1 asked about falling steps"),
-            ([slot(0, 3), slot(2, None, step=5)], "rank 2 has done step 5 and never asked should_stop"),
+            ([slot(0, 3), slot(1, None, is_asking=False)], "rank 1 called should_stop with decreasing steps"),
+            ([slot(0, 3), slot(2, None, step=5)], "rank 2 has done step 5 and never called should_stop"),
             ([slot(0, 3), slot(2, None)], None),
         ],
     )
@@ -228,7 +228,10 @@ class TestLeader:
     @pytest.mark.parametrize(
         ("own", "reason"),
         [
-            (report(0, refusal="rank 2 asked about falling steps"), "rank 2 asked about falling steps"),
+            (
+                report(0, refusal="rank 2 called should_stop with decreasing steps"),
+                "rank 2 called should_stop with decreasing steps",
+            ),
             (report(9, (4, 2), first=2), "there is no step that all ranks will ask about"),
         ],
     )

@@ -119,7 +119,7 @@ class Story:
         assert stopped <= set(world.commits), told
         preempted = [node for node in world.nodes if node.state.preemption is not None and node.is_alive]
         assert all(node.code in (143, 0, 1) for node in preempted), told
-        is_too_long = any("the time of the drain is over" in line for node in world.nodes for line in node.lines)
+        is_too_long = any("time limit has passed" in line for node in world.nodes for line in node.lines)
         """Ranks that need longer than the drain and the grace period to reach the step are killed."""
         if stopped and not self.trouble:
             for node in world.nodes:

@@ -229,7 +229,7 @@ def test_falling_steps_make_a_rank_one_that_does_not_ask(page, managed, agent_ac
     assert managed.should_stop(3) is False
     assert page.read_slot(1).is_asking == (False, True, True)
     assert capfd.readouterr().err == (
-        "muster.worker: asked about step 3 after step 10: this rank agrees on no step in this attempt\n"
+        "muster.worker: asked about step 3 after step 10: this rank takes part in no drain in this attempt\n"
     )
     page.write_command(command(Layout.STOP, 0, committed=True))
     assert managed.should_stop(4) is False

@@ -2,9 +2,9 @@
 
 This is the leader's part.
 
-A rank asks `should_stop(i)` about rising steps, and waits once `i` has reached the ceiling of its node (`ceiling`).
-Each member reports its ceiling and how far its ranks have asked. From then on none of its ranks passes the ceiling, so
-that every rank can still stop at any step at or above all ceilings:
+A rank asks `should_stop(i)` about rising steps, and waits once `i` has reached the ceiling of its node
+(`rendezvous.drain_ceiling`). Each member reports its ceiling and how far its ranks have asked. From then on none of its
+ranks passes the ceiling, so that every rank can still stop at any step at or above all ceilings:
 
 - Once all members have reported, or their workers have ended, the leader commits to the smallest such step that every
   asking rank will ask about: its last step plus a multiple of its stride.

@@ -156,8 +156,9 @@ def _notify_spares(state: JobState) -> tuple[Notify, ...]:
     spares = len(state.members) - len(state.assignments)
     if spares <= 0 or len(state.assignments) < state.rules.max_nodes:
         return ()
-    word = "spare" if spares == 1 else "spares"
-    return (Notify(text=f"{spares} more than --nnodes allows ({state.rules.max_nodes}): waiting as {word}"),)
+    what = "1 node" if spares == 1 else f"{spares} nodes"
+    wait = "it waits as a spare" if spares == 1 else "they wait as spares"
+    return (Notify(text=f"{what} more than --nnodes allows ({state.rules.max_nodes}): {wait}"),)
 
 
 def _end_after_success(state: JobState, phase: RoundRunning, now_s: float) -> Decision:

@@ -264,7 +264,8 @@ def drop_stopping(state: JobState, phase: Forming, now_s: float) -> Decision:
         return state, ()
     nodes = ", ".join(describe_member(state, state.members[each]) for each in overdue[:3])
     more = f" and {len(overdue) - 3} more" if len(overdue) > 3 else ""
-    notice = Notify(text=f"{nodes}{more} did not stop its workers in time: continuing without it")
+    whose, whom = ("its", "it") if len(overdue) == 1 else ("their", "them")
+    notice = Notify(text=f"{nodes}{more} did not stop {whose} workers in time: continuing without {whom}")
     actions: tuple[Action, ...] = (notice, DropMembers(ids=overdue, reason="its workers did not stop in time"))
     for member_id in overdue:
         state, more_actions = on_member_lost(state, MemberLost(id=member_id, reason="its workers did not stop"), now_s)

@@ -1,7 +1,7 @@
 """Discovery of a leader: which addresses to ask, which leader to join, and when to attempt a takeover.
 
 The leader is the old one, the member of the lowest surviving rank of the last round, or the process at the job's
-endpoint. `quorum` decides whether a candidate may lead.
+endpoint. `consensus.quorum.may_take_over` decides whether a candidate may lead.
 """
 
 from typing import Protocol
@@ -194,7 +194,7 @@ class Discovery:
             self._owner.start_leading(takeover=self._recovery.round_number > 0)
 
     def _report_refusal(self) -> None:
-        """Post what waiting does not mend at once, not only at the join timeout."""
+        """Post at once a failure that waiting cannot repair, not only at the join timeout."""
         failure = self._search.last_failure if self._search is not None else None
         if failure is not None and failure.cause is not Cause.BROKEN and not self._has_reported_refusal:
             self._has_reported_refusal = True

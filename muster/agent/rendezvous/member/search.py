@@ -18,7 +18,7 @@ CONNECT_LIMIT_S = 2.0
 ANSWER_LIMIT_S = 5.0
 """A connection without an answer for so long leads to a machine that is gone: connect again, it may have come back."""
 
-SILENT = "it does not answer: does another program have the port?"
+SILENT = "it does not answer: is another program using the port?"
 
 RENEW_S = 5.0
 """How long a connection is used: well below the time after which the other node closes one that has not joined."""

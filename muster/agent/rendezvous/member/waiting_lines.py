@@ -4,7 +4,7 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.runtime.records import record
 
 LONG_S = 60.0
-"""After this long a member speaks, too; before, its leader has said all."""
+"""After this long a member prints a line of its own; until then its leader's lines are enough."""
 
 
 @record

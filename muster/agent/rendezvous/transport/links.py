@@ -19,7 +19,7 @@ class Cause(Enum):
     BROKEN = "broken"
     """Closed, reset, or no answer: trying again may help."""
     REFUSED = "refused"
-    """The handshake was refused: another job token, or another version. Only a person can mend it."""
+    """The handshake was refused: another job token, or another version. Only a person can repair it."""
     FAULT = "fault"
     """This process could not even try."""
 

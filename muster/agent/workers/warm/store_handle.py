@@ -122,7 +122,7 @@ class StoreHandle:
         if received:
             self._on_again()
         else:
-            self._close_control()  # the reaper says how it ended
+            self._close_control()  # `ChildWatch` says how it ended
 
     def _handle_end(self, status: int) -> None:
         """A store that ended by itself has found no torch: no worker can need it."""

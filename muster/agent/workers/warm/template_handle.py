@@ -112,7 +112,7 @@ class TemplateHandle:
     def request_forks(self, count: int) -> str | None:
         """Request `count` forks; returns why the agent cannot request them, None when it could.
 
-        A template that is dying does not answer; the reaper collects its exit.
+        A template that is dying does not answer; `ChildWatch` collects its exit.
         """
         while count > 0 and self._control is not None:
             batch = min(count, _MAX_FORKS_PER_REQUEST)

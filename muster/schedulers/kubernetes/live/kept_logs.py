@@ -48,7 +48,7 @@ def keep_logs(
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(lambda fact: _keep_log(client, ref, folder, fact), running[:POD_LIMIT]))
     except (EngineError, SchedulerError, OSError) as error:
-        notify(f"the logs of the pods go with them, and could not be kept: {error}")
+        notify(f"the pods' logs are deleted with them, and could not be kept: {error}")
         return
     more = f"; those of {len(running) - POD_LIMIT} other nodes are lost" if len(running) > POD_LIMIT else ""
     notify(f"Kubernetes deletes the pods and their logs; what they had written is kept in {folder}{more}")

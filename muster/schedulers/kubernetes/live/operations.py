@@ -176,7 +176,7 @@ def _find_elastic_role(ref: AppRef, roles: Sequence[Role], name: str | None) -> 
         )
     if len(elastic) > 1:
         names = ", ".join(role.name for role in elastic)
-        raise SchedulerError(f"app {ref.name!r} has several elastic roles: say with --role which of {names} to resize")
+        raise SchedulerError(f"app {ref.name!r} has several elastic roles: choose one of {names} with --role")
     return elastic[0]
 
 

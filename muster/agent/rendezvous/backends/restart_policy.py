@@ -34,7 +34,7 @@ class LocalRestartPolicy:
         self._run_id = config.run_id
         self._max_restarts = config.max_restarts
         self._max_restarts_flag = config.max_restarts_flag
-        self._early: str | None = None
+        self._startup_signature: str | None = None
         self._final: FinalFailure | None = None
         self._is_own = True
         self._failures: list[DatedFailure] = []
@@ -69,8 +69,8 @@ class LocalRestartPolicy:
         from muster.agent.rendezvous.restart_budget import find_final_failure
 
         root = choose_root(self._failures)
-        self._final = find_final_failure(root, self._early, self.attempt, self._max_restarts, self._max_restarts_flag)
-        self._early = find_signature(root)
+        self._final = find_final_failure(root, self._startup_signature, self.attempt, self._max_restarts, self._max_restarts_flag)
+        self._startup_signature = find_signature(root)
         if self._final is None:
             self.break_round(BreakKind.FAILURE, describe_failure(root))
         else:

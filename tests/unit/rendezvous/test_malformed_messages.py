@@ -161,7 +161,7 @@ DOWN: list[Message] = [
     down.Goodbye(reason="silent"),
 ]
 QUERY_REPLY = discovery.QueryReply(
-    role=discovery.Role.FOLLOWING,
+    role=discovery.DiscoveryRole.FOLLOWING,
     round_number=1,
     group_rank=2,
     id="m2",
@@ -323,7 +323,7 @@ class MemberHarness:
 
     def join_round(self) -> FakeLink:
         link = self.answer_dial()
-        link.deliver(replace(QUERY_REPLY, role=discovery.Role.LEADER, id="leader", leader=None))
+        link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
         link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
         link.deliver(ROUND)
         assert isinstance(self.collect_events()[-1], RoundFormed)

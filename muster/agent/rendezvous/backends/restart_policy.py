@@ -69,7 +69,9 @@ class LocalRestartPolicy:
         from muster.agent.rendezvous.restart_budget import find_final_failure
 
         root = choose_root(self._failures)
-        self._final = find_final_failure(root, self._startup_signature, self.attempt, self._max_restarts, self._max_restarts_flag)
+        self._final = find_final_failure(
+            root, self._startup_signature, self.attempt, self._max_restarts, self._max_restarts_flag
+        )
         self._startup_signature = find_signature(root)
         if self._final is None:
             self.break_round(BreakKind.FAILURE, describe_failure(root))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
-from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery, QueryReply, Role
+from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, LeaderQuery, QueryReply
 from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
 from muster.agent.rendezvous.transport.links import Cause, Link, Network
 from muster.agent.runtime.loop import Loop, Timer
@@ -158,7 +158,7 @@ class Discovery:
         It was restarted with the wrong flags; the leader of the last round's members is elsewhere. A node that was
         never part of a round joins, and is refused.
         """
-        if reply.role is not Role.LEADER or reply.round_number >= self._recovery.round_number:
+        if reply.role is not DiscoveryRole.LEADER or reply.round_number >= self._recovery.round_number:
             return False
         difference = describe_difference(reply.rules, self._options.job_rules)
         if difference is not None and not self._has_reported_rules:
@@ -169,9 +169,9 @@ class Discovery:
         return difference is not None
 
     def _is_better(self, reply: QueryReply) -> bool:
-        if reply.role is Role.LEADER:
+        if reply.role is DiscoveryRole.LEADER:
             return True
-        if reply.role is not Role.CANDIDATE or reply.round_number < self._recovery.round_number:
+        if reply.role is not DiscoveryRole.CANDIDATE or reply.round_number < self._recovery.round_number:
             return False
         own_group_rank = self._recovery.group_rank
         if reply.round_number > self._recovery.round_number or own_group_rank is None:

@@ -19,9 +19,9 @@ from muster.agent.rendezvous.protocol.discovery_messages import (
     Announcement,
     AnnouncementAcknowledged,
     AnnouncementRefused,
+    DiscoveryRole,
     LeaderQuery,
     QueryReply,
-    Role,
 )
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
@@ -268,14 +268,17 @@ class Server:
 
     def _build_reply(self) -> QueryReply:
         if self.leader is not None:
-            role, round_number = Role.CANDIDATE if self.is_candidate else Role.LEADER, self.leader.state.round_number
+            role, round_number = (
+                DiscoveryRole.CANDIDATE if self.is_candidate else DiscoveryRole.LEADER,
+                self.leader.state.round_number,
+            )
         else:
             role, round_number = (
-                Role.FOLLOWING if self.leader_address is not None else Role.SEEKING,
+                DiscoveryRole.FOLLOWING if self.leader_address is not None else DiscoveryRole.SEEKING,
                 self._recovery.round_number,
             )
         if self.job_end is not None:
-            role = Role.LEADER  # the node that asks will join, and is sent the end
+            role = DiscoveryRole.LEADER  # the node that asks will join, and is sent the end
         return QueryReply(
             role=role,
             round_number=round_number,

@@ -10,7 +10,7 @@ from muster.agent.runtime.fields import Count, GroupRank, Host, Name, Port, Roun
 from muster.agent.runtime.records import record
 
 
-class Role(Enum):
+class DiscoveryRole(Enum):
     """What a node is at the moment."""
 
     LEADER = "leader"
@@ -42,7 +42,7 @@ class Announcement:
 class QueryReply:
     """The reply to a `LeaderQuery`."""
 
-    role: Role
+    role: DiscoveryRole
     round_number: RoundNumber
     group_rank: GroupRank | None
     """Its own in that round."""

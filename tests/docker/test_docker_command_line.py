@@ -97,9 +97,12 @@ def test_detached_app_stays(torchx, apps, wait_until):
 
 
 def test_interrupted_submission_leaves_nothing(torchx, apps, wait_until, client):
+    def list_containers():
+        return client.containers.list(filters={"label": "io.muster.app"}, ignore_removed=True)
+
+    others = {container.id for container in list_containers()}  # a developer's own jobs
     process = torchx(*shell("local_docker"))
-    label = {"label": "io.muster.app"}
-    (found,) = wait_until(lambda: client.containers.list(filters=label, ignore_removed=True), "a container")
+    (found,) = wait_until(lambda: [each for each in list_containers() if each.id not in others], "a container")
     apps.ids.append(found.labels["io.muster.app"])
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

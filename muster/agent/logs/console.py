@@ -189,11 +189,11 @@ class Console:
             cap_s: seconds in all, for each of the two devices.
         """
         devices = [device for device in self._list_devices() if device.started]
-        lost_bytes = sum([device.drain(limit_s, cap_s) for device in devices])
+        lost_bytes = sum([device.flush(limit_s, cap_s) for device in devices])
         own = self._devices[Std.ERR]
         if lost_bytes and own is not None:
             self.print_line(f"the console is too slow: {lost_bytes} bytes of the workers' output were left out")
-            own.drain(1.0, 1.0)
+            own.flush(1.0, 1.0)
         for device in self._list_devices():
             device.stop()
         return not lost_bytes

@@ -99,7 +99,7 @@ class ConsoleWriter:
         self._thread = thread
         return True
 
-    def drain(self, limit_s: float, cap_s: float) -> int:
+    def flush(self, limit_s: float, cap_s: float) -> int:
         """Wait until all is written; returns how many bytes were discarded because the console accepts no more.
 
         Args:

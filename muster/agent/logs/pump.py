@@ -80,7 +80,7 @@ class StreamPump:
         if self._read_fd is not None:
             self._loop.watch_readable(self._read_fd, self._read)
 
-    def drain(self) -> None:
+    def read_rest(self) -> None:
         """Read what is there now, at most the size of a pipe: more can only come from a live writer."""
         for _ in range(1 + _PIPE_BYTES // _READ_BYTES * 2):
             if not self._read_chunk():
@@ -90,7 +90,7 @@ class StreamPump:
         """Read what is there, print the unterminated last line, and release everything. Idempotent."""
         if self._read_fd is None:
             return
-        self.drain()
+        self.read_rest()
         self._finish()
 
     def _read(self) -> None:
@@ -164,7 +164,7 @@ class PumpGroup:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._open: set[StreamPump] = set()
-        self._on_drained: Callable[[], None] | None = None
+        self._on_finished: Callable[[], None] | None = None
         self._limit: Timer | None = None
 
     def add(self, pump: StreamPump) -> None:
@@ -175,23 +175,23 @@ class PumpGroup:
     def remove(self, pump: StreamPump) -> None:
         """Remove a pump whose stream has ended."""
         self._open.discard(pump)
-        if not self._open and self._on_drained is not None:
-            on_drained, self._on_drained = self._on_drained, None
+        if not self._open and self._on_finished is not None:
+            on_finished, self._on_finished = self._on_finished, None
             if self._limit is not None:
                 self._limit.cancel()
-            on_drained()
+            on_finished()
 
-    def finish(self, limit_s: float, on_drained: Callable[[], None]) -> None:
+    def finish(self, limit_s: float, on_finished: Callable[[], None]) -> None:
         """Call back when every stream has ended; after `limit_s` the rest is ended.
 
         A stream goes on when a process that outlived the worker holds its pipe.
         """
-        self._on_drained = on_drained
+        self._on_finished = on_finished
         if self._open:
             self._limit = self._loop.call_later(limit_s, self.close)
         else:
-            self._on_drained = None
-            on_drained()
+            self._on_finished = None
+            on_finished()
 
     def close(self) -> None:
         """End every stream now, with what its pipe holds."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # only with filters
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
-_DRAIN_LIMIT_S = 0.2
+_REST_LIMIT_S = 0.2
 """How long a read of a stream's tail may wait for the pump thread."""
 
 
@@ -129,18 +129,18 @@ class LogRouter:
         for fd in self._child_fds.pop(local_rank, ()):
             os.close(fd)
 
-    def finish_round(self, on_drained: Callable[[], None], limit_s: float = 1.0) -> None:
+    def finish_round(self, on_finished: Callable[[], None], limit_s: float = 1.0) -> None:
         """All workers have ended: read the rest of the pipes, close the files, then call back on the agent's loop.
 
         Does not wait for the console.
 
         Args:
-            on_drained: called once.
+            on_finished: called once.
             limit_s: how long to read a pipe that another process still holds open.
         """
         for local_rank in list(self._child_fds):
             self.close_child_ends(local_rank)
-        call_once = _Once(on_drained)
+        call_once = _Once(on_finished)
         thread, group = self._thread, self._group
         if thread is None or group is None:
             self._loop.call_soon(call_once)
@@ -169,7 +169,7 @@ class LogRouter:
         if pump is None:
             return ""
         if self._thread is not None:
-            self._thread.run(pump.drain, _DRAIN_LIMIT_S)
+            self._thread.run(pump.read_rest, _REST_LIMIT_S)
         return b"\n".join(find_last_frame(line) for line in pump.tail.split(b"\n")).decode("utf-8", "replace")
 
     def find_stderr_prefix(self, local_rank: int, of: Round) -> str | None:

@@ -23,7 +23,7 @@ from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.rendezvous import CallersRendezvous
 from muster.elastic.tail import Screen
 
-_DRAIN_LIMIT_S = 1.0
+_REST_LIMIT_S = 1.0
 """After the job's end: how long to read output that a process outside the job holds open."""
 
 Record = Mapping[str, Any]
@@ -152,7 +152,7 @@ class Job:
         try:
             with self._pass_signals_on():
                 self._wait()
-            self._drain_output()
+            self._copy_rest()
             return Outcome(
                 code=self._code,
                 error=self._error,
@@ -277,8 +277,8 @@ class Job:
         os.close(fd)
         self._outputs.pop(fd).close()
 
-    def _drain_output(self) -> None:
-        until_s = time.monotonic() + _DRAIN_LIMIT_S
+    def _copy_rest(self) -> None:
+        until_s = time.monotonic() + _REST_LIMIT_S
         while self._outputs and (left_s := until_s - time.monotonic()) > 0:
             for key, _ in self._selector.select(left_s):
                 key.data()

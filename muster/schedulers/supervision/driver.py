@@ -38,7 +38,7 @@ class EventQueue:
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._clear_wake_up)
 
     def post(self, event: Any) -> None:
         """Queue an event for the supervisor; safe from any thread and from signal handlers."""
@@ -90,7 +90,7 @@ class EventQueue:
             return None
         return max(0.0, min(due_s for due_s, _ in self._timers.values()) - self.now_s())
 
-    def _drain(self) -> None:
+    def _clear_wake_up(self) -> None:
         os.read(self._wake_read, 65536)
 
 

@@ -135,6 +135,8 @@ def main(argv: "list[str]") -> None:
     else:
         kind, error_file, signum, stack_file, crash_file, target, *args = argv
         stack_signum = int(signum)
+        for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
+            del sys.modules[name]  # ours, perhaps from the bundle; the program imports the installed one
     if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
         # The bundle, or where it is unpacked: `import muster.worker` finds it after all that the program's Python has.
         sys.path.append(own_root)
@@ -182,8 +184,6 @@ def run(
         crash_file: "" for stderr.
         record_code: called with the exit code as soon as it is known; None: only the interpreter can tell.
     """
-    for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
-        del sys.modules[name]  # ours, from the bundle or the template; the program imports the installed one
     words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
     sys.orig_argv[:] = words
     rename_process(words)

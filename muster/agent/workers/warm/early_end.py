@@ -54,7 +54,8 @@ class EarlyEnd:
         """
         self._is_first = atexit._ncallbacks() == 0  # noqa: SLF001
         self._code: int | None = None
-        self._template_modules: dict[str, ModuleType] = {}
+        self.template_modules: dict[str, ModuleType] = {}
+        """Imported before the program began. Recorded in the template: in a worker that copies all their pages."""
         self._libraries: frozenset[bytes] = frozenset()
         self._streams: tuple[Any, ...] = ()
         self._finalizers: list[weakref.finalize[..., Any]] = []
@@ -63,7 +64,7 @@ class EarlyEnd:
 
     def record_template(self) -> None:
         """Record what is there before the program begins; in the template, when all is imported."""
-        self._template_modules = dict(sys.modules)
+        self.template_modules = dict(sys.modules)
         self._libraries = _list_libraries()
         self._finalizers = _list_finalizers()
 
@@ -86,7 +87,7 @@ class EarlyEnd:
             own = self._remove_own_modules()
             if self._tear_down(own):
                 os._exit(self._code)
-            sys.modules.update(self._template_modules)  # the interpreter clears the rest
+            sys.modules.update(self.template_modules)  # the interpreter clears the rest
         for finalizer in reversed(self._finalizers):
             found = finalizer.detach()
             if found is not None:
@@ -104,7 +105,7 @@ class EarlyEnd:
             and not (sys.flags.inspect or os.environ.get("PYTHONINSPECT"))  # whose prompt ends it with another code
             and not any(name in os.environ for name in _TOOLS)
             and not any(getattr(sys.modules.get(name), "_initialized", False) for name in _DEVICE_MODULES)
-            and not any("interpreters" in name for name in sys.modules.keys() - self._template_modules.keys())
+            and not any("interpreters" in name for name in sys.modules.keys() - self.template_modules.keys())
             and self._loaded_no_library()
             and _flush(self._streams)
             and _leave_process_groups()
@@ -128,7 +129,7 @@ class EarlyEnd:
             if hasattr(sys, name):
                 setattr(sys, name, None)
         sys.is_finalizing = lambda: True
-        known = self._template_modules
+        known = self.template_modules
         own = [
             weakref.ref(module)
             for name, module in sys.modules.items()

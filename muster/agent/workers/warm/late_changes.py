@@ -108,14 +108,15 @@ def _evaluate(node: ast.expr, values: dict[str, Any]) -> Any:
 class LateChanges:
     """Watches one worker, from its release to its end. Says each kind of change once."""
 
-    def __init__(self, *, says: bool) -> None:
-        """Record what is imported; in the worker, before the program begins.
+    def __init__(self, modules: Mapping[str, ModuleType], *, says: bool) -> None:
+        """Begin; in the worker, before the program begins.
 
         Args:
+            modules: what is imported.
             says: False on all ranks but one.
         """
         self._says = says
-        self._modules = dict(sys.modules)
+        self._modules = modules
         self._path = tuple(sys.path)
         self._pid = os.getpid()
         self._has_said = False

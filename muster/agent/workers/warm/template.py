@@ -21,8 +21,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final, TypedDict, final
 
 from muster.agent.workers.warm import fork_safety, forked_worker
@@ -121,15 +122,20 @@ def serve(
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, requested, kind, target)
     early_end.record_template()
+    # Listed here: a worker that looks at the names of all modules copies their pages.
+    own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
     _send(control, {"ready": {"modules": modules, "pid": os.getpid(), "memory": _read_memory()}})
     parked = _fork_on_demand(control, int(agent_pid))
     control.close()
     release = _wait_for_release(parked, rename_process)
     forked_worker.become_worker(release)
-    check_late_changes = _watch_late_changes(says=release.spec["env"].get("RANK", "0") == "0")
+    says = release.spec["env"].get("RANK", "0") == "0"
+    check_late_changes = _watch_late_changes(early_end.template_modules, says=says)
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     early_end.record_start(check_late_changes)
+    for name in own_modules:
+        sys.modules.pop(name, None)  # the program imports the installed ones
     spec = release.spec
     launch = (
         spec["kind"],
@@ -252,13 +258,13 @@ def _find_inserted(files: tuple[str, ...]) -> str | None:
     return find_inserted(files)
 
 
-def _watch_late_changes(*, says: bool) -> Callable[[], object]:
+def _watch_late_changes(modules: Mapping[str, ModuleType], *, says: bool) -> Callable[[], object]:
     """Watch this worker; returns what to call at its end."""
     if "torch" not in sys.modules:
         return bool
     from muster.agent.workers.warm.late_changes import LateChanges
 
-    return LateChanges(says=says).check_path
+    return LateChanges(modules, says=says).check_path
 
 
 def _exit_unsafe(control: socket.socket, reason: str) -> None:

@@ -54,7 +54,7 @@ def test_a_command_reports_steps_too() -> None:
 @pytest.mark.parametrize("start", STARTS)
 def test_stacks_on_request_come_with_the_steps(start: str) -> None:
     with Tree(build_command("--tee", "3", str(PROGRAM), "waits", start=start)) as tree:
-        tree.wait_for_line("waiting")
+        tree.wait_for_line("waiting", count=2)
         agent = next(pid for pid in tree.children() if pid)
         tree.send(signal.SIGUSR2, agent)
         tree.wait_for_line("ranks 0-1: step 7 of 10", stream="stderr")

@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import TypedDict
 
-from muster.agent.workers.warm.thread_pools import fit_to_cpus
-
 
 class WorkerMessage(TypedDict):
     """What a parked worker needs of its `WorkerSpec`; an empty name stands for no file."""
@@ -115,6 +113,8 @@ def _find_coerced_locale() -> str | None:
 
 def _bind_to_cpus(cpus: list[int]) -> None:
     os.sched_setaffinity(0, cpus)
+    from muster.agent.workers.warm.thread_pools import fit_to_cpus  # needs ctypes; only bound workers need it
+
     fit_to_cpus(len(cpus))
 
 

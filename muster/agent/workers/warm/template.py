@@ -134,7 +134,7 @@ def serve(
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     early_end.record_start(check_late_changes)
-    for name in own_modules:
+    for name in (*own_modules, "muster.agent.workers.warm.thread_pools"):
         sys.modules.pop(name, None)  # the program imports the installed ones
     spec = release.spec
     launch = (

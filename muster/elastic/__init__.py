@@ -1,12 +1,13 @@
 """The Python API: functions and commands as workers, started from a program. Names, fields and results are torch's.
 
-    handle         our own API: launch, its results and its handle
+    handle         our own API: launch and its handle
     launcher       elastic_launch, launch_agent            launch_config  LaunchConfig (imports torch)
     agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
     processes      start_processes and its contexts        rendezvous     handlers that the caller made
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     tail           TailLog, tail_logfile, live bars        file_timers    torch's file timers
-    ice_events     ice-learn's Events                      jobs/          one job of any of these, and its functions
+    ice_events     ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
+                                                           function, `results` receives what workers return
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.
 The package can be imported without torch; what is torch's own class, or derived from one, is loaded when first asked

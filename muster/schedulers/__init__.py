@@ -3,7 +3,7 @@
     local/        replicas are processes of this machine
     docker/       replicas are containers of one engine
     kubernetes/   replicas are pods
-    supervision/  the process that owns the replicas of local_cwd and Docker, and an app's state on disk
+    supervision/  the process that owns the replicas of local_cwd and Docker; `app_folder`: an app's state on disk
     runner/       what we adapt of TorchX; parses `-cfg`
 
 `bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node), `workspace_packing` the user's

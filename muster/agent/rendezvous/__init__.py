@@ -5,9 +5,10 @@ Two pure rules that more than one of the parts below uses: `restart_budget` deci
 again, `drain_ceiling` how far a node's ranks may go before the job's step to stop at is agreed.
 `backends.selection.create_rendezvous` makes one of the backends:
 
-    consensus/  the leader's decisions, pure: membership, rank assignment, failures, takeover, the step of a drain
+    consensus/  the leader's decisions, pure: membership, rank assignment, failures, the step of a drain; `quorum`
+                decides whether a takeover succeeds
     leader/     notices lost members; carries messages to those decisions and their actions back to the members
-    member/     one node's part: discovery of a leader (and what it prints while it waits), lease, rounds, takeover
+    member/     one node's part: lease, rounds; `discovery` decides which leader to join and when to attempt a takeover
     protocol/   the messages, and how they are framed and authenticated
     transport/  TCP links and addresses; limits unauthenticated peers
     backends/   muster's own, static, standalone, torch's registry, and muster inside torchrun

@@ -2,9 +2,10 @@
 
 `spec` describes a worker, `environment` builds its environment variables, `pool` holds the live workers and stops them.
 `memory` reads what the kernel counts about their memory. `cold` starts each from scratch; the package `warm` forks them
-from a template, and starts the store of a round. `program` runs the user's program inside a worker; `entry` is the file
-that the interpreter runs for that. `function` is the program of a worker that runs a Python function for
-`muster.elastic`. `status_page` is the shared memory in which workers report their steps; their side is `muster.worker`.
+from a template; its `starter` also starts the store of a round. `program` runs the user's program inside a worker;
+`entry` is the file that the interpreter runs for that. `function` is the program of a worker that runs a Python
+function for `muster.elastic`. `status_page` is the shared memory in which workers report their steps; their side is
+`muster.worker`.
 
 Not here: when workers are stopped, and their grace period (`node.worker_decisions`).
 

@@ -5,5 +5,7 @@
     rank_call  what a worker of `start_processes` calls    exchange  results between the nodes' programs
     errors     what torch has no class for
 
+The worker's side of `call` and `results` is `agent.workers.function`.
+
 Not here: the names that torch and ice-learn gave these things (the modules of `elastic`).
 """

@@ -1,7 +1,8 @@
 """An app in a cluster: submit it, read its status, follow its logs, end it.
 
 `session` is what the scheduler calls. `submit` creates all objects or none, `operations` cancels, deletes and resizes,
-`observation` reads what `status` needs, and `status` builds what `torchx status` shows; `pod_status` reads one pod and
-explains why it waits or ended. `watch` watches the pods of an app, `logs` reads one node's log, `kept_logs` keeps those
-of a cancelled app, `role_stop` stops the other roles of an app of which one has failed.
+`observation` reads what `status` needs and words why a queue or gang makes an app wait, and `status` builds what
+`torchx status` shows; `pod_status` reads one pod and explains why it waits or ended. `watch` watches the pods of an
+app, `logs` reads one node's log, `kept_logs` keeps those of a cancelled app, `role_stop` stops the other roles of an
+app of which one has failed.
 """

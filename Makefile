@@ -16,6 +16,8 @@ NIGHTLY := .venv-nightly/bin
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
+# collecting all files 20 times takes minutes
+SOAK = $(shell grep -rlE 'mark\.soak' tests --include='test_*.py')
 
 .PHONY: help run check test soak nightly bench environments
 
@@ -40,9 +42,9 @@ test: check $(NIGHTLY)/.ready ## all tests, on both TorchX lines
 soak: $(STABLE)/.ready ## the tests marked soak, 20 times (those with torch or namespaces twice), with all cores busy
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
-	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 tests; \
-	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 3 --timeout 600 tests; \
-	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 tests
+	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
+	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 3 --timeout 600 $(SOAK); \
+	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 $(SOAK)
 
 nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds; 1,000 jobs from one program
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py

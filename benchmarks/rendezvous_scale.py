@@ -103,7 +103,7 @@ class Host:
             self.formed += 1
             self.number = event.round.number
         elif kind == "RoundBroken":
-            self.members[place].report_stopped(event.number)
+            self.members[place].report_stopped(event.round_number)
         elif kind == "RendezvousFailed":
             raise SystemExit(event.reason)
 

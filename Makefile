@@ -27,7 +27,7 @@ help: ## say what there is
 run: $(STABLE)/.ready ## train on handwritten digits, 2 nodes x 4 workers on this machine
 	$(STABLE)/torchx run -s local_cwd dist.ddp -j 2x4 --script examples/digits/train.py
 
-check: $(STABLE)/.ready ## lint, types, unit tests: under a minute
+check: $(STABLE)/.ready ## lint, types, unit tests
 	$(STABLE)/ruff check .
 	$(STABLE)/ruff format --check .
 	$(STABLE)/mypy

@@ -6,8 +6,7 @@ and in the error file. Readers get it once, and without frames that are not thei
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 _ERROR_FILE_LIMIT_BYTES = 4 << 20
 _TRACEBACK_LINES = 60
@@ -45,7 +44,7 @@ def read_error_file(path: str | None) -> tuple[str, str | None] | None:
     return exception, trim_traceback(stack) if stack else None
 
 
-def load_error_file(path: str | None) -> dict[str, Any] | None:
+def load_error_file(path: str | None) -> dict[str, object] | None:
     """Load the file's JSON object; None when it cannot be read or parsed."""
     if not path:
         return None
@@ -162,7 +161,7 @@ def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str 
     return kept
 
 
-def _find_last(lines: list[str], matches: Any) -> int | None:
+def _find_last(lines: list[str], matches: Callable[[str], object]) -> int | None:
     return next((index for index in range(len(lines) - 1, -1, -1) if matches(lines[index])), None)
 
 

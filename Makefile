@@ -60,7 +60,7 @@ environments: $(STABLE)/.ready $(NIGHTLY)/.ready ## only install: .venv (torchx 
 $(STABLE)/.ready: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv)
 	$(STABLE)/python -m pip install -q "$(TORCH)"
-	$(STABLE)/python -m pip install -q torchx==0.7.0 -e '.[test,clients,docker,kubernetes]'
+	$(STABLE)/python -m pip install -q torchx==0.7.0 -e '.[test,clients,docker,kubernetes,docs,package]'
 	touch $@
 
 # without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package

@@ -34,8 +34,8 @@ check: $(STABLE)/.ready ## lint, types, unit tests
 	$(PYTEST) -q --numprocesses 2 tests/unit
 
 test: check $(NIGHTLY)/.ready ## all tests, on both TorchX lines
-	$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx and not docker' $(BOTH_LINES)
-	$(NIGHTLY)/python -m pytest -q -m 'torchx and docker' $(filter tests/docker/%,$(BOTH_LINES))
+	$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m torchx $(BOTH_LINES)
+	$(NIGHTLY)/python -m pytest -q tests/docker
 	$(PYTEST) -q --numprocesses 3 tests/process tests/fault tests/conformance
 	$(PYTEST) -q tests/docker tests/kubernetes
 

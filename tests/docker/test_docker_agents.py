@@ -142,7 +142,6 @@ def test_fixed_job_ends_completely_when_a_container_is_lost(apps, volume, wait_u
     assert apps.containers(app_id, every=False) == []
 
 
-@pytest.mark.torchx
 def test_failure_names_what_the_worker_raised(apps):
     app_id = apps.run(ddp("docker_raises.py", "2x1", start="cold", max_retries=0), workspace=str(PROGRAMS))
     status = apps.wait(app_id)
@@ -153,7 +152,6 @@ def test_failure_names_what_the_worker_raised(apps):
     assert status.num_restarts == 0  # an agent's exit 1 is never tried again
 
 
-@pytest.mark.torchx
 def test_restarts_in_place_are_counted(apps, volume, wait_until):
     app = ddp("docker_fails_once.py", "2x1", volume, start="cold", max_retries=2)
     app_id = apps.run(app, workspace=str(PROGRAMS))

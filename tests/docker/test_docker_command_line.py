@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torchx.specs import AppState
 
-pytestmark = [pytest.mark.docker, pytest.mark.torchx]
+pytestmark = pytest.mark.docker
 
 COMMAND = "trap 'echo asked; exit 3' TERM; echo begun; while :; do sleep 0.1; done"
 

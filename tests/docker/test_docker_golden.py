@@ -11,7 +11,7 @@ import golden_state
 import pytest
 from torchx.specs import AppState
 
-pytestmark = [pytest.mark.docker, pytest.mark.torchx]
+pytestmark = pytest.mark.docker
 
 IMAGE = "muster-test:torch"
 WAITS = "echo golden line; exec sleep 1000"

@@ -37,7 +37,6 @@ def refuse(apps, app, message):
     assert sorted(each.id for each in apps.left()) == before
 
 
-@pytest.mark.torchx
 def test_missing_runtime_is_refused_before_anything_is_created(apps, app_of, client):
     try:
         devices.check_runtime(client.info())

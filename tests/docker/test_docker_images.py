@@ -135,7 +135,6 @@ def test_image_that_may_not_be_pulled_is_one_line(apps, app_of, registry):
     refuse(apps, app_of("true", image=registry.image), message, pull="never")
 
 
-@pytest.mark.torchx
 @pytest.mark.parametrize("pull", ["missing", "always"])
 def test_missing_tag_is_one_line(apps, app_of, registry, pull):
     image = registry.image.replace(":stable", ":none")

@@ -6,7 +6,7 @@ import sys
 import pytest
 from torchx.specs import AppDef, AppState, RetryPolicy
 
-pytestmark = [pytest.mark.docker, pytest.mark.torchx]
+pytestmark = pytest.mark.docker
 
 
 def test_app_succeeds_and_is_deleted(apps, app_of):

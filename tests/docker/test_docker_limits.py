@@ -54,7 +54,6 @@ def test_missing_bind_mount_is_one_line_and_leaves_nothing(apps, app_of):
     assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("bound-")]
 
 
-@pytest.mark.torchx
 def test_second_app_of_a_name_is_refused_and_the_first_not_touched(apps, app_of):
     apps.ids.append(submit_as(apps, app_of("sleep 600"), "twin"))
     with pytest.raises(SchedulerError, match="'twin'"):
@@ -157,7 +156,6 @@ def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
         foreign.remove(force=True)
 
 
-@pytest.mark.torchx
 def test_app_without_its_state_folder_is_known_by_its_labels(apps, app_of, monkeypatch):
     app_id = apps.run(app_of("trap 'exit 0' TERM; while :; do sleep 0.1; done", replicas=2))
     home = os.environ["XDG_STATE_HOME"]

@@ -25,7 +25,6 @@ def test_long_logs_are_whole(apps, app_of):
     assert followed == [f"line {number} of replica 0\n" for number in range(1, LINES + 1)]
 
 
-@pytest.mark.torchx
 def test_streams_separate_and_combined(apps, app_of):
     app_id = apps.run(app_of("for i in 1 2 3; do echo o$i; sleep 0.1; echo e$i >&2; sleep 0.1; done; printf end"))
     apps.wait(app_id)
@@ -44,7 +43,6 @@ def test_long_lines_and_bytes_that_are_not_text(apps, app_of):
     assert apps.logs(app_id, should_tail=True) == expected
 
 
-@pytest.mark.torchx
 def test_since_and_until(apps, app_of):
     app_id = apps.run(app_of("date +%s.%N; sleep 1.5; date +%s.%N"))
     apps.wait(app_id)
@@ -54,7 +52,6 @@ def test_since_and_until(apps, app_of):
     assert apps.logs(app_id, until=between) == [first]
 
 
-@pytest.mark.torchx
 def test_followed_across_restarts(apps, app_of):
     app = app_of("hostname; sleep 0.3; exit 1", max_retries=2, retry_policy=RetryPolicy.REPLICA)
     app_id = apps.run(app)
@@ -64,7 +61,6 @@ def test_followed_across_restarts(apps, app_of):
     assert apps.logs(app_id) == ["w-0\n"] * 3
 
 
-@pytest.mark.torchx
 def test_missing_roles_and_replicas_are_one_line(apps, app_of):
     app_id = apps.run(app_of("true"))
     with pytest.raises(SchedulerError, match="no role 'x'; it has: w"):

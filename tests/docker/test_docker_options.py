@@ -32,7 +32,6 @@ def image_with_user(client):
     client.images.remove("muster-test:nobody", force=True)
 
 
-@pytest.mark.torchx
 def test_workspace_is_copied_into_the_working_directory(apps, app_of, workspace):
     app_id = apps.run(app_of("pwd; ls -A; python3 main.py"), workspace=workspace)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
@@ -65,7 +64,6 @@ def test_agent_runs_on_a_read_only_root(apps, workspace):
     assert container.attrs["HostConfig"]["ReadonlyRootfs"] is True
 
 
-@pytest.mark.torchx
 def test_image_repo_builds_an_image_that_is_deleted_with_the_app(apps, app_of, workspace, client):
     app_id = apps.run(app_of("cat sub/data"), workspace=workspace, image_repo="muster-test/patched", quiet=True)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
@@ -75,7 +73,6 @@ def test_image_repo_builds_an_image_that_is_deleted_with_the_app(apps, app_of, w
     assert client.images.list("muster-test/patched") == []
 
 
-@pytest.mark.torchx
 @pytest.mark.parametrize("options", [{"image_repo": "muster-test/patched"}, {}])
 def test_own_dockerfile_of_the_workspace_is_used(apps, app_of, tmp_path, options):
     """Without image_repo it was ignored in silence."""
@@ -108,13 +105,11 @@ def test_existing_network_is_joined_and_stays(apps, app_of, client):
         network.remove()
 
 
-@pytest.mark.torchx
 def test_missing_network_is_one_line(apps, app_of):
     with pytest.raises(RuntimeError, match="network 'no-such-net' does not exist"):
         apps.run(app_of("true"), network="no-such-net")
 
 
-@pytest.mark.torchx
 def test_environment_and_limits_reach_the_command(apps, app_of, monkeypatch):
     monkeypatch.setenv("MUSTER_TEST_COPIED", "copied")
     app = app_of("echo $MUSTER_TEST_COPIED $GIVEN $(ulimit -n) $MUSTER_TOKEN.", env={"R": "${replica_id}"})

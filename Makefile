@@ -19,7 +19,7 @@ BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
 # collecting all files 20 times takes minutes
 SOAK = $(shell grep -rlE 'mark\.soak' tests --include='test_*.py')
 
-.PHONY: help run check test soak nightly bench environments
+.PHONY: help run check test soak nightly bench docs package environments
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,17 @@ nightly: $(STABLE)/.ready ## the simulation of rendezvous with 100,000 seeds; 1,
 bench: $(STABLE)/.ready ## measure against torchrun, side by side
 	for benchmark in benchmarks/[a-z]*.py; do $(STABLE)/python "$$benchmark"; done
 	MUSTER_MEASURE_TORCHRUN=1 $(PYTEST) -q -m fault -k torchrun -rxX tests/conformance
+
+docs: $(STABLE)/.ready ## build the documentation into build/docs; a warning is an error
+	rm -rf build/docs
+	$(STABLE)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+package: $(STABLE)/.ready ## build wheel and sdist into dist/, check them, install them on every Python there is
+	rm -rf dist
+	$(STABLE)/python -m build --outdir dist .
+	$(STABLE)/python -m twine check --strict dist/*
+	$(STABLE)/python tests/check_package.py dist
 
 environments: $(STABLE)/.ready $(NIGHTLY)/.ready ## only install: .venv (torchx 0.7.0, torch), .venv-nightly (torchx-nightly)
 

@@ -151,16 +151,21 @@ NODE_INDEX_MARK: Final = "{{muster.node_index}}"
 class ExitCode(IntEnum):
     """Exit codes of the agent, the only ones besides 128+n for "ended by signal n".
 
-    Never 0 unless every worker of the job succeeded. An adapter runs a replica again after 69 and 143, and a
-    replica that ended without an exit code of its own; never after 1 or 2. 69: rendezvous could not be formed in time,
-    or this node had to leave the job because its machine cannot end a worker.
+    An adapter also runs a replica again that ended without an exit code of its own.
     """
 
     SUCCEEDED = 0
+    """Every worker of the job succeeded, with every rendezvous backend. Never otherwise."""
     WORKERS_FAILED = 1
+    """Workers failed and the budget of restarts is spent. Not run again."""
     USAGE = 2
+    """A flag or variable is wrong or differs from the other agents of the job, or the program does not exist (in a job
+    of several nodes it fails in the workers: 1). Not run again."""
     RENDEZVOUS = 69
+    """Rendezvous failed: the nodes did not find each other in time, or lost each other. Or this node had to leave the
+    job, because its kernel cannot end a worker. Run again."""
     TERMINATED = 143
+    """SIGTERM (128 + 15) ended it: the node was preempted or stopped. Run again; this uses no retry."""
 
     @staticmethod
     def of_signal(signum: int) -> int:

@@ -51,9 +51,9 @@ def ddp(
         m: dotted name of the module to run, as in python -m
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
-        h: a named resource; takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node
-        gpu: number of GPUs per node
+        h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
+        cpu: number of CPUs per node (0 means 2)
+        gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
         memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
             default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
@@ -63,7 +63,8 @@ def ddp(
         rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
-        mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
+        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
+            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
@@ -134,9 +135,9 @@ def torchrun(
         m: dotted name of the module to run, as in python -m
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
-        h: a named resource; takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node
-        gpu: number of GPUs per node
+        h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
+        cpu: number of CPUs per node (0 means 2)
+        gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
         memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
             default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
@@ -147,7 +148,8 @@ def torchrun(
         rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
-        mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
+        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
+            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
@@ -215,7 +217,8 @@ def spmd(
         env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
         max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
-        mounts: mounts into the container (ex. type=<bind/volume/device>,src=/host,dst=/job[,readonly])
+        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
+            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it

@@ -1,13 +1,35 @@
 """Every transition of an agent as one frozen record, and the sinks that write the records.
 
+What a record can tell of, and what its detail has (the documentation prints this list):
+
+    agent_started: The agent runs: pid, start (how workers start).
+    round_formed: The node takes part in a round: world_size, nodes, master, restarts_left.
+    workers_started: All workers of the round run.
+    worker_released: One worker started: local_rank, pid, how ("warm": a parked fork became this worker; "cold": fork
+        and exec) and, when a warm start was wanted and the worker started cold, reason.
+    worker_exited: A worker's process ended: code.
+    worker_failed: A worker has failed: reason.
+    workers_idle: These ranks have used no CPU time and written nothing; without ranks: they are active again.
+    stacks_taken: The stacks of these ranks were read.
+    round_broken: The round ends: kind, reason.
+    workers_stopped: No worker of the round is left.
+    workers_not_ended: The kernel cannot end these processes: pids.
+    fenced: The guard has killed the workers, because the leader was silent for too long.
+    drain_begun: The agents begin to agree on a step at which all ranks stop: drain (its number), limit_s.
+    drain_committed: They have agreed: drain, step.
+    drain_withdrawn: They cannot agree, and workers get the stop signal: drain, reason.
+    checkpoint_completed: All ranks of the job have saved a checkpoint: step, path.
+    template_ready: Warm starts: the template has imported what workers need: modules, import_s, rss_bytes, pss_bytes.
+    template_ended: Warm starts: the template is gone: status, reason, last_line.
+    workers_parked: Warm starts: forks wait for the next round: count; duration_s is the time of their forks.
+    signal: The agent received a signal: name, guard_died.
+    notice: A line was printed: text.
+    rendezvous_lost: Rendezvous failed: reason.
+    job_ended: The job has ended on all nodes: succeeded, drained.
+    agent_ended: The agent ends: exit_code.
+
 The records of one node show a recovery: `worker_failed` (detected), `round_broken`, `workers_stopped`,
 `round_formed`, `workers_started`.
-
-Four more records show how workers were started. `template_ready` (modules, import_s, rss_bytes and pss_bytes of the
-template), `template_ended` (status, reason, last_line) and `workers_parked` (count, and duration_s of their forks) are
-written by warm starts only. `worker_released` is written for each worker, before the `workers_started` of its round:
-local_rank, pid, how ("warm": a parked fork became this worker; "cold": fork and exec) and, when a warm start was
-wanted and the worker started cold, reason.
 """
 
 import contextlib
@@ -41,17 +63,19 @@ class EventRecord:
     node: int | None
     """Group rank in the round; None before the first."""
     node_index: int | None
+    """This node's index, from its scheduler or `--node-rank`."""
     round: int
+    """Number of the round; 0 before the first."""
     attempt: int
+    """How often workers were restarted because one failed."""
     what: str
-    """agent_started, round_formed, workers_started, worker_failed, worker_exited, round_broken, stacks_taken,
-    workers_idle, workers_stopped, workers_not_ended, template_ready, template_ended, workers_parked, worker_released,
-    signal, fenced, notice, rendezvous_lost, job_ended, agent_ended."""
+    """The name of the transition, one of those in the module's docstring."""
     ranks: tuple[int, ...] = ()
     """Global ranks concerned."""
     duration_s: float | None = None
     """For workers_started, the time since round_formed; for workers_stopped, since round_broken."""
     detail: dict[str, Any] = field(default_factory=dict)
+    """More fields, which depend on the transition."""
 
 
 class EventSink(Protocol):

@@ -1,0 +1,128 @@
+"""Every block of README, CONTRIBUTING and docs/ runs: page by page, in order, in a copy of the repository.
+
+There is no network and no standard input. Two programs are replaced, because the documentation's reader has another
+machine: `make` prints what it would do, and `pip` installs nothing but looks whether the requirement is met by one of
+the two environments of this repository.
+"""
+
+import configparser
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+import doc_pages
+import pytest
+
+from muster.agent.cli.command_line import parse_command_line
+
+BIN = os.path.dirname(sys.executable)
+LEFT_OUT = shutil.ignore_patterns(
+    *(".git", ".venv", ".venv-nightly", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "tests", "out", "build")
+)
+LIMIT_S = 240
+PIP = """#!/bin/sh
+shift 1
+for python in {venv}/bin/python {nightly}/bin/python; do
+    "$python" -m pip install --dry-run --no-index --disable-pip-version-check "$@" && exit
+done
+exit 1
+"""
+MAKE = """#!/bin/sh
+exec {make} --dry-run --always-make "$@" >/dev/null
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the repository, as a reader has it."""
+    copy = tmp_path / "muster"
+    shutil.copytree(doc_pages.ROOT, copy, ignore=LEFT_OUT)
+    (copy / "main.py").write_text("print('the script of the reader')\n")  # many lines name it
+    return copy
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A reader's environment: no TorchX or muster variable, a home of its own."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    root = doc_pages.ROOT
+    for name, text in {"pip": PIP, "make": MAKE}.items():
+        values = {"venv": root / ".venv", "nightly": root / ".venv-nightly", "make": shutil.which("make")}
+        (programs / name).write_text(text.format(**values))
+        (programs / name).chmod(0o755)
+    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "USER") if name in os.environ}
+    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    return {**kept, **home, "PATH": f"{programs}:{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
+
+
+@pytest.mark.timeout(900)  # a page may have several jobs, and the machine may be busy
+@pytest.mark.parametrize("page", doc_pages.list_pages())
+def test_blocks_run_or_are_marked(page, folder, environment):
+    blocks = doc_pages.read_blocks(page)
+    try:
+        for block in blocks:
+            assert block.mark in ("", *doc_pages.MARKS), f"{block.where}: {block.mark!r} is no mark of a block"
+            if block.language in doc_pages.DRAWINGS:
+                continue
+            assert block.language in doc_pages.RUNNABLE, f"{block.where}: nothing runs {block.language!r}"
+            if block.file is not None:
+                _write_file(block, blocks, folder)
+            elif block.mark:
+                _check_marked(block, folder, environment)
+            else:
+                _run_block(block, folder, environment)
+    finally:
+        _end_apps(folder, environment)
+
+
+def _write_file(block, blocks, folder):
+    below = "".join(each.text for each in blocks if each.line > block.line and each.language == "bash")
+    assert block.file in below, f"{block.where}: no command below uses {block.file}"
+    compile(block.text, block.where, "exec")
+    path = folder / block.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text)
+
+
+def _run_block(block, folder, environment):
+    if block.language == "yaml":
+        yaml = pytest.importorskip("yaml")
+        assert yaml.safe_load(block.text) is not None
+    elif block.language == "ini":
+        configparser.ConfigParser().read_string(block.text)
+    else:
+        command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
+        _run([*command, block.text], block.where, folder, environment)
+
+
+def _check_marked(block, folder, environment):
+    """What can be checked of a block that needs more than this machine."""
+    if block.language == "python":
+        compile(block.text, block.where, "exec")
+        return
+    lines = [line for line in block.commands if line.startswith("torchx run ")]
+    if lines:
+        runner = [sys.executable, str(doc_pages.ROOT / "tests/programs/docs_dry_runs.py")]
+        _run(runner, block.where, folder, environment, text="\n".join(lines) + "\n")
+    for words in (shlex.split(line) for line in block.commands):
+        if words[0] == "muster-agent" and words[1:2] != ["ask"]:
+            assert parse_command_line(words[1:]).script, f"{block.where}: no script in {words}"
+
+
+def _run(command, where, folder, environment, text=None):
+    source = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, **source
+    )
+    assert done.returncode == 0, f"{where} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def _end_apps(folder, environment):
+    """A block that failed may have left an app that nobody waits for."""
+    apps = folder.parent / "state/muster/logs/torchx"
+    for app in apps.glob("*") if apps.exists() else ():
+        handle = f"detached://torchx/{app.name}"
+        subprocess.run(["torchx", "cancel", handle], env=environment, cwd=folder, capture_output=True, timeout=LIMIT_S)

@@ -1,0 +1,57 @@
+"""What holds for the pages as texts: links inside the repository, blocks and their marks."""
+
+import re
+from collections import Counter
+
+import doc_pages
+import pytest
+
+PAGES = doc_pages.list_pages()
+_LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
+
+
+def read_text(page):
+    """A page without its blocks and without code in the line."""
+    text = _FENCED.sub("", (doc_pages.ROOT / page).read_text())
+    return re.sub(r"`[^`\n]*`", lambda found: found[0] if "](" not in found[0] else "", text)
+
+
+def list_anchors(path):
+    """The anchors that Sphinx and GitHub give to a page's headings."""
+    titles = _HEADING.findall(_FENCED.sub("", path.read_text()))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in _LINK.findall(read_text(page)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (doc_pages.ROOT / page).parent / name if name else doc_pages.ROOT / page
+        if page.startswith("docs/") and name.startswith("reference/"):
+            continue  # generated with the site; the build checks it
+        assert path.exists(), f"{page} links to {target}"
+        assert not anchor or anchor in list_anchors(path), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_hidden_from_the_tests(page):
+    text = _FENCED.sub("", (doc_pages.ROOT / page).read_text())
+    assert not re.search(r"^\n {4,}(torchx|muster|pip|make|python|kubectl|docker)\b.*", text, re.MULTILINE)
+
+
+def test_only_what_needs_more_than_this_machine_is_marked():
+    blocks = [block for page in PAGES for block in doc_pages.read_blocks(page)]
+    marks = Counter(block.mark for block in blocks if block.language not in doc_pages.DRAWINGS)
+    assert set(marks) <= {"", *doc_pages.MARKS}
+    assert marks[""] > sum(marks[mark] for mark in doc_pages.MARKS)  # most of them run
+
+
+def test_pages_invent_no_address():
+    known = ("github.com/meta-pytorch/torchx", "docs.pytorch.org", "meta-pytorch.org", "kubernetes.io", "kubeflow.org")
+    for page in PAGES:
+        for url in re.findall(r"https?://[^\s)>\"`]+", read_text(page)):
+            assert any(part in url for part in known), f"{page}: {url}"

@@ -391,7 +391,15 @@ class DrainWorld:
                     round_number=action.round_number, drain=action.drain, reason=action.reason
                 )
             case leader_actions.BreakRound():
-                event = interface.RoundBroken(round_number=action.round_number, kind=action.kind, reason=action.reason)
+                for member in action.ids:
+                    broken = interface.RoundBroken(
+                        round_number=action.round_number,
+                        kind=action.kind,
+                        reason=action.reason,
+                        leaves=member in action.leaving,
+                    )
+                    self._to_node(self.nodes[int(member)], broken)
+                return
             case leader_actions.EndJob():
                 event = interface.JobEnded(succeeded=action.succeeded, is_drained=action.is_drained)
             case leader_actions.SetTimer():

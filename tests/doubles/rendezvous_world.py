@@ -338,7 +338,7 @@ class Process:
         self.member_id = f"{machine.host}.{next(self.world.ids)}"
         self.member = Member(
             config,
-            nproc=1,
+            nproc=self.world.nproc,
             role="default",
             loop=self.loop,  # type: ignore[arg-type]
             post=self.loop.post,
@@ -348,6 +348,12 @@ class Process:
             reserve=lambda: SimReservation(next(self.world.ports)),
             member_id=self.member_id,
         )
+
+    def begin(self, imports_s: float) -> None:
+        """Join the job; workers could start so much later."""
+        self.world.schedule(0.0, self, lambda: self.member.join(is_prepared=not imports_s))
+        self.prepared_s = self.world.now_s + imports_s
+        self.world.schedule(imports_s, self, self.member.report_prepared)
 
     @property
     def can_run(self) -> bool:
@@ -526,6 +532,10 @@ class Trained:
 class World:
     """All machines, the network between them, and the time."""
 
+    process_class: type[Process] = Process
+    nproc = 1
+    """Workers on each node."""
+
     def __init__(self, seed: int, *, nodes: int, min_nodes: int, max_restarts: int, work_s: float = 6.0) -> None:
         self.random = random.Random(seed)
         self.now_s = 0.0
@@ -623,14 +633,11 @@ class World:
             "stop_limit_s": STOP_LIMIT_S,
             "incarnation": machine.boots,
         }
-        process = Process(machine, RendezvousConfig(**{**settings, **changes}))
+        process = self.process_class(machine, RendezvousConfig(**{**settings, **changes}))
         machine.boots += 1
         machine.process = process
         self.processes.append(process)
-        imports_s = self.random.choice((0.0, *self.imports_s)) if self.imports_s else 0.0
-        self.schedule(0.0, process, lambda: process.member.join(is_prepared=not imports_s))
-        process.prepared_s = self.now_s + imports_s
-        self.schedule(imports_s, process, process.member.report_prepared)
+        process.begin(self.random.choice((0.0, *self.imports_s)) if self.imports_s else 0.0)
         return process
 
     def vanish(self, machine: Machine) -> None:

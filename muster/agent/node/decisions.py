@@ -243,7 +243,8 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
     is_held = event.kind in (BreakKind.MEMBERSHIP, BreakKind.FENCED)
     state, told = _tell(state, line, may_hold=is_held) if line is not None else (state, ())
-    is_followed = event.kind in (BreakKind.FAILURE, BreakKind.MEMBERSHIP) and not _is_leaving(state)
+    kinds = (BreakKind.FAILURE, BreakKind.MEMBERSHIP, BreakKind.DRAINED)
+    is_followed = event.kind in kinds and not _is_leaving(state)
     # Forked while the old ones are being stopped.
     park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
     return state, (*told, *park, *actions)
@@ -253,7 +254,7 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
     phase = state.phase
     if isinstance(phase, Running | Succeeded):
         is_fenced = event.kind is BreakKind.FENCED
-        if state.preemption is not None or (_is_told_to_stop(phase) and event.kind is not BreakKind.FINAL):
+        if state.preemption is not None or _is_over(state, phase, event):
             return _leave_drained(state, phase, kill=is_fenced)
         return begin_stop(state, phase, kill=is_fenced, stacks=event.want_stacks, then=Rejoin(round=broken))
     if isinstance(phase, Stopping):
@@ -282,7 +283,7 @@ def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str 
         case BreakKind.FAILURE:  # every node hears of it in the same words
             number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
             return None if broken.group_rank > 0 else f"{event.reason}; restart {number} of {allowed}"
-        case BreakKind.MEMBERSHIP:
+        case BreakKind.MEMBERSHIP | BreakKind.DRAINED:
             return event.reason if event.is_leader or not state.rules.stops_together else None
         case BreakKind.FENCED:
             return event.reason if state.rules.prints_leader_loss else None
@@ -416,7 +417,8 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if isinstance(phase, Stopping) and isinstance(phase.then, Finish):
         again = event.signum == signal.SIGINT or event.guard_died
         return kill_now(state, phase) if again else (state, ())
-    if event.is_asked and isinstance(phase, Running) and event.signum in state.rules.preempt_signals:
+    may_drain = event.is_asked if isinstance(phase, Running) else isinstance(phase, Succeeded) and phase.is_told
+    if may_drain and isinstance(phase, Running | Succeeded) and event.signum in state.rules.preempt_signals:
         from muster.agent.node.drain_decisions import on_preemption  # most jobs end without one
 
         if (decided := on_preemption(state, phase, event)) is not None:
@@ -459,6 +461,17 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
     return state, (LeaveJob(reason=reason), *actions)
 
 
+def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) -> bool:
+    """Whether a drain ends the job for this node with the round.
+
+    In an elastic job the others go on without those that asked for the drain; the leader says if too few are left.
+    """
+    if broken.leaves:
+        return True
+    is_followed = state.rules.is_elastic or broken.kind in (BreakKind.FINAL, BreakKind.DRAINED)
+    return _is_told_to_stop(phase) and not is_followed
+
+
 def _is_told_to_stop(phase: Running | Succeeded) -> bool:
     """Whether a drain's step is committed here."""
     if isinstance(phase, Succeeded):
@@ -471,6 +484,8 @@ def _end_drain_grace(state: NodeState) -> Decision:
     phase = state.phase
     if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
         return state, ()
+    if state.rules.is_elastic and state.preemption is None:
+        return state, ()  # the node that must leave does, and that breaks the round
     line = PrintLine(text="the drain's time limit has passed: killing the remaining workers")
     state, actions = begin_stop(state, phase, kill=True, then=Finish(code=ExitCode.TERMINATED))
     return state, (line, *actions)

@@ -48,19 +48,24 @@ STRIDE_LOOK_S = 0.02
 """Between two looks at a rank that has asked once: its stride is known when it asks again."""
 
 
-def on_preemption(state: NodeState, phase: Running, event: SignalReceived) -> Decision | None:
-    """Ask for a drain. None: the node leaves now."""
+def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalReceived) -> Decision | None:
+    """Ask for a drain, also if one is under way: the leader must know who leaves. None: the node leaves now."""
     known = state.preemption
     if known is not None:
         return (state, ()) if event.at_s < known.at_s + REPEAT_S else None
     limit_s = state.rules.drain_limit_s
-    if event.guard_died or limit_s <= 0.0 or phase.failures.unreported or phase.failures.reported:
+    has_failed = isinstance(phase, Running) and (phase.failures.unreported or phase.failures.reported)
+    if event.guard_died or limit_s <= 0.0 or has_failed:
         return None
     state = replace(state, preemption=Preemption(signum=event.signum, at_s=event.at_s))
     cause = f"received {name_signal(event.signum)}"
     timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=phase.round.number)
+    is_told = (
+        phase.is_told if isinstance(phase, Succeeded) else phase.drain is not None and phase.drain.step is not None
+    )
+    what = "leaving when all ranks have stopped" if is_told else "asking all ranks to stop at one step"
     return state, (
-        PrintLine(text=f"{cause}: asking all ranks to stop at one step, up to {limit_s:g} s"),
+        PrintLine(text=f"{cause}: {what}, up to {limit_s:g} s"),
         AskDrain(round=phase.round, reason=cause, limit_s=limit_s),
         StartTimer(timer=timer, delay_s=limit_s),
     )

@@ -33,6 +33,8 @@ class NodeRules:
     """How long a preemption may take until the workers get the stop signal; 0: they get it at once."""
     preempt_signals: frozenset[int] = frozenset({signal.SIGTERM})
     """What announces a preemption."""
+    is_elastic: bool = False
+    """The job goes on with fewer nodes, as long as `min` of them are left."""
     backoff_share: float = 1.0
     """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
     not restart together."""

@@ -345,6 +345,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         node_index=config.rendezvous.node_index,
         drain_limit_s=config.drain_limit_s,
         preempt_signals=frozenset(signal.Signals[name] for name in ("SIGTERM", config.preempt_signal) if name),
+        is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
         backoff_share=share,
     )

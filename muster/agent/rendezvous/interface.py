@@ -21,6 +21,7 @@ A drain, which ends a round at one step of all ranks::
         report_drain()                       DrainCommitted or DrainWithdrawn   all nodes
         workers stop at the step
         report_succeeded(drained_rank=...)   JobEnded(is_drained=True)
+                                             or RoundBroken(kind=DRAINED), if enough nodes stay
 """
 
 from collections.abc import Callable
@@ -47,6 +48,9 @@ class BreakKind(Enum):
     """The other members may have given this node up: kill its workers at once, without grace."""
     FINAL = "final"
     """The job has failed for good; workers are stopped and JobEnded follows."""
+    DRAINED = "drained"
+    """All ranks have stopped at the step of a drain: the nodes that asked for it leave, the others go on without them.
+    """
 
 
 @record
@@ -77,6 +81,8 @@ class RoundBroken:
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
     want_stacks: bool = False
     """Take the Python stacks of the workers before they are stopped, and hand them to `report_stopped`."""
+    leaves: bool = False
+    """This node has no place in the next round: a drain ends the job for it."""
     is_leader: bool = True
     """This node leads: of several nodes that share a console, it is the one that prints the reason."""
 

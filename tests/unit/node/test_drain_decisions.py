@@ -10,6 +10,7 @@ from muster.agent.node.actions import (
     Finish,
     KillWorkers,
     LeaveJob,
+    ParkWorkers,
     PrintLine,
     ReadSlots,
     ReportDrain,
@@ -31,7 +32,7 @@ from muster.agent.node.events import (
     WorkerExited,
     WorkersGone,
 )
-from muster.agent.node.state import Ended, NodeRules, NodeState, Running, Stopping, Succeeded
+from muster.agent.node.state import Ended, NodeRules, NodeState, Rejoin, Running, Stopping, Succeeded
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
     BreakKind,
@@ -317,6 +318,59 @@ def test_when_the_round_ends_after_the_step_was_committed_every_node_exits_with_
     actions = node.send(RoundBroken(round_number=3, kind=BreakKind.MEMBERSHIP, reason="node 0 was lost"))
     assert LeaveJob(reason="its ranks were told to stop") in actions
     assert node.state.phase.then == Finish(code=143)
+
+
+@pytest.mark.parametrize("kind", [BreakKind.MEMBERSHIP, BreakKind.FENCED, BreakKind.FAILURE, BreakKind.DRAINED])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_in_an_elastic_job_a_node_that_stays_goes_on(has_ended, kind):
+    node = Node(is_elastic=True)
+    node.commit()
+    if has_ended:
+        node.send(exited(0), exited(1))
+    actions = node.send(RoundBroken(round_number=3, kind=kind, reason="node 0 left"))
+    assert LeaveJob not in kinds(actions)
+    assert node.state.phase.then == Rejoin(round=ROUND)
+    assert (ParkWorkers in kinds(actions)) == (kind is not BreakKind.FENCED)
+
+
+def test_after_a_drained_round_a_node_of_a_fixed_job_goes_on_with_a_spare():
+    node = Node()
+    node.commit()
+    node.send(exited(0), exited(1))
+    node.send(RoundBroken(round_number=3, kind=BreakKind.DRAINED, reason="node 0 leaves"))
+    assert node.state.phase.then == Rejoin(round=ROUND)
+
+
+@pytest.mark.parametrize("kind", [BreakKind.MEMBERSHIP, BreakKind.DRAINED])
+def test_a_node_leaves_when_the_leader_says_so_or_when_it_is_preempted(kind):
+    for is_preempted in (False, True):
+        node = Node(is_elastic=True)
+        node.send(*([term()] if is_preempted else []))
+        node.commit()
+        node.send(exited(0), exited(1))
+        broken = RoundBroken(round_number=3, kind=kind, reason="node 0 leaves", leaves=not is_preempted)
+        assert LeaveJob in kinds(node.send(broken))
+        assert node.state.phase.then == Finish(code=143)
+
+
+def test_in_an_elastic_job_only_the_preempted_node_ends_when_the_time_is_over():
+    for is_preempted in (False, True):
+        node = Node(is_elastic=True)
+        node.send(*([term()] if is_preempted else []))
+        node.commit()
+        node.send(expired(TimerPurpose.DRAIN))
+        assert (KillWorkers in kinds(node.send(expired(TimerPurpose.GRACE)))) == is_preempted
+
+
+def test_a_signal_after_the_workers_have_stopped_waits_for_the_others_too():
+    node = Node()
+    node.commit()
+    node.send(exited(0), exited(1))
+    line, ask, _ = node.send(term(is_asked=False))
+    assert line.text == "received SIGTERM: leaving when all ranks have stopped, up to 10 s"
+    assert isinstance(ask, AskDrain)
+    assert node.send(term(at_s=0.5)) == [], "the same signal once more"
+    assert LeaveJob in kinds(node.send(term(at_s=3.0)))
 
 
 def test_a_job_that_has_failed_for_good_is_reported_as_ever():

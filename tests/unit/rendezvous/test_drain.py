@@ -15,14 +15,18 @@ from muster.agent.rendezvous.consensus.events import (
     Failed,
     Joined,
     LeaseChecked,
+    Leaving,
+    MemberLost,
     Prepared,
+    Stopped,
     Succeeded,
+    TimerFired,
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import RoundRunning, build_initial_state
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
 from muster.agent.rendezvous.drain_ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
-from muster.agent.rendezvous.interface import AskingRank, DrainReport
+from muster.agent.rendezvous.interface import AskingRank, BreakKind, DrainReport
 
 
 def report(ceiling: int, *ranks: tuple[int, int], first: int = 0, refusal: str | None = None) -> DrainReport:
@@ -129,8 +133,6 @@ class Job:
             self.join(index)
         if not isinstance(self.state.phase, RoundRunning):
             self.now_s = 10.0
-            from muster.agent.rendezvous.consensus.events import TimerFired
-
             self.send(TimerFired(round_number=0))
         self.send(LeaseChecked(is_held=True))
         assert isinstance(self.state.phase, RoundRunning)
@@ -201,6 +203,71 @@ class TestLeader:
         assert isinstance(end, EndJob)
         assert (end.succeeded, end.is_drained, end.report) == (False, True, None)
 
+    def drain(self, job: "Job", *asking: int):
+        """All have stopped at step 5; returns the actions that follow."""
+        for index in asking:
+            job.ask(index)
+        for index in range(3):
+            job.report(index, report(5, (4, 1), first=index))
+        job.succeed(0, 0)
+        job.succeed(2, 2)
+        return job.succeed(1, 1)
+
+    def test_in_an_elastic_job_the_others_go_on_without_an_attempt(self):
+        job = Job(min_nodes=2)
+        line, broken = self.drain(job, 1)
+        assert line.text.endswith("rank 1 was the last")
+        assert (broken.kind, broken.leaving) == (BreakKind.DRAINED, ("m1",))
+        assert broken.reason == "node 1 (h1) leaves after step 5: the job continues"
+        job.send(Stopped(id="m0", round_number=1, port=2))
+        job.send(Stopped(id="m2", round_number=1, port=2))
+        job.send(Leaving(id="m1", reason="received SIGTERM"))
+        job.send(MemberLost(id="m1", reason="connection closed"))
+        job.now_s += 1
+        job.send(TimerFired(round_number=1))
+        form, *_ = job.send(LeaseChecked(is_held=True))
+        assert [each.id for each in form.assignments] == ["m0", "m2"]
+        assert (form.round_number, form.attempt) == (2, 0)
+
+    def test_a_spare_takes_the_place_of_the_node_that_leaves(self):
+        job = Job()
+        job.join(3)
+        _, broken = self.drain(job, 1)
+        assert (broken.kind, broken.leaving) == (BreakKind.DRAINED, ("m1",))
+        assert broken.ids == ("m0", "m1", "m2", "m3"), "the spare must know whose part has ended"
+
+    def test_all_that_have_asked_leave(self):
+        job = Job(min_nodes=1)
+        _, broken = self.drain(job, 1, 0)
+        assert set(broken.leaving) == {"m0", "m1"}
+        assert broken.reason == "node 1 (h1), node 0 (h0) leave after step 5: the job continues"
+        assert job.state.quorum_rounds[-1].ended == {0, 1}
+
+    def test_a_node_that_asks_after_its_workers_have_stopped_leaves_too(self):
+        job = Job(min_nodes=1)
+        job.ask()
+        for index in range(3):
+            job.report(index, report(5, (4, 1), first=index))
+        job.succeed(0, 0)
+        assert job.ask(0) == []
+        job.succeed(2, 2)
+        assert set(job.succeed(1, 1)[-1].leaving) == {"m0", "m1"}
+
+    def test_with_too_few_others_the_job_ends_for_all(self):
+        job = Job(min_nodes=2)
+        _, end = self.drain(job, 1, 2)
+        assert (type(end), end.is_drained) == (EndJob, True)
+
+    @pytest.mark.parametrize(("min_nodes", "leaving"), [(1, ("m1",)), (2, ("m0", "m1"))])
+    def test_a_loss_after_the_step_was_committed(self, min_nodes, leaving):
+        job = Job(min_nodes=min_nodes)
+        job.ask()
+        for index in range(3):
+            job.report(index, report(5, (4, 1), first=index))
+        broken, *_ = job.send(MemberLost(id="m2", reason="connection closed"))
+        assert (broken.kind, broken.leaving) == (BreakKind.MEMBERSHIP, leaving)
+        assert job.state.quorum_rounds[-1].ended == frozenset(), "their workers may still run"
+
     def test_the_job_has_succeeded_when_its_ranks_ended_before_the_step(self):
         job = Job()
         job.ask()
@@ -253,8 +320,6 @@ class TestLeader:
         job.report(0, report(5, (4, 1)))
         job.send(Failed(id="m2", round_number=job.number, failures=()))
         job.now_s += 1
-        from muster.agent.rendezvous.consensus.events import TimerFired
-
         actions = job.send(TimerFired(round_number=job.number))
         assert BreakRound in kinds(actions)
         assert job.report(1, report(5, (4, 1))) == []

@@ -38,6 +38,9 @@ class BreakRound:
     startup_signature: str | None
     final: FinalFailure | None = None
     """With `BreakKind.FINAL`."""
+    leaving: tuple[str, ...] = ()
+    """Members for which a drain ends the job with this round. With `BreakKind.DRAINED` their workers have ended, and
+    their processes take part in no other round."""
 
 
 @record

@@ -12,6 +12,8 @@ ranks passes the ceiling, so that every rank can still stop at any step at or ab
   the committed step.
 - The leader withdraws the drain if there is no such step, or if a member says that none can be agreed on with a rank.
 - The member that asked for the drain ends it at the deadline: it leaves, and that breaks the round.
+- When all workers have ended at the step and `min` members stay, the round is broken as drained: those that asked for
+  the drain leave, the others form the next round. Otherwise the job ends for all of them, and may be run again.
 - A member that is lost ends the round, and the drain with it. There is no other way out: no rank waits by a clock of
   its own, because ranks that give up one by one stop at different steps.
 
@@ -33,8 +35,9 @@ from muster.agent.rendezvous.consensus.actions import (
     WithdrawDrain,
 )
 from muster.agent.rendezvous.consensus.events import DrainAsked, DrainReported, Saved, Succeeded
+from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
 from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, RoundRunning, Saving, describe_member
-from muster.agent.rendezvous.interface import DrainReport
+from muster.agent.rendezvous.interface import BreakKind, DrainReport
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
@@ -50,8 +53,13 @@ def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision
     phase = state.phase
     if event.round_number != state.round_number or event.id not in state.assignments:
         return state, ()
-    if not isinstance(phase, RoundRunning) or phase.drain is not None or event.id in phase.succeeded:
+    if not isinstance(phase, RoundRunning):
         return state, ()  # the round has ended, and its members know or will
+    if phase.drain is None and event.id in phase.succeeded:
+        return state, ()
+    if phase.drain is not None:
+        drain = replace(phase.drain, leaving=phase.drain.leaving.with_item(event.id))
+        return replace(state, phase=replace(phase, drain=drain)), ()
     number = phase.drains + 1
     reason = f"{describe_member(state, state.members[event.id])} {event.reason}"
     if number > StatusPageLayout.MAX_DRAIN:
@@ -60,7 +68,9 @@ def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision
         )
         return state, (withdrawal,)
     ids = tuple(each for each in state.assignments if each not in phase.succeeded)
-    drain = Drain(number=number, reason=reason, begun_s=now_s, ids=PersistentSet(ids))
+    drain = Drain(
+        number=number, reason=reason, begun_s=now_s, ids=PersistentSet(ids), leaving=PersistentSet((event.id,))
+    )
     begin = BeginDrain(ids=ids, round_number=state.round_number, drain=number, limit_s=event.limit_s)
     return replace(state, phase=replace(phase, drain=drain, drains=number)), (begin,)
 
@@ -98,7 +108,18 @@ def on_workers_ended(state: JobState, phase: RoundRunning, event: Succeeded, now
         return state, ()
     took_s = now_s - drain.begun_s
     line = f"all ranks have stopped at step {drain.step} and ended, {took_s:.1f} s after the drain began; "
-    return state, (Notify(text=f"{line}rank {drain.last_rank} was the last"),)
+    notify = Notify(text=f"{line}rank {drain.last_rank} was the last")
+    if phase.loss_wait_until_s is not None or not has_enough_members(state, drain):
+        return state, (notify,)
+    state, broken = break_round(state, BreakKind.DRAINED, _describe_leaving(state, drain), now_s)
+    return state, (notify, *broken)
+
+
+def _describe_leaving(state: JobState, drain: Drain) -> str:
+    """Which nodes leave after the drain's step: "node 1 (host-b) leaves after step 41, the job continues"."""
+    names = [describe_member(state, state.members[each]) for each in drain.leaving if each in state.members]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{shown} {'leaves' if len(names) == 1 else 'leave'} after step {drain.step}: the job continues"
 
 
 def _decide_drain(state: JobState, now_s: float) -> Decision:

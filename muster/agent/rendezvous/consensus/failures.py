@@ -10,6 +10,7 @@ from muster.agent.rendezvous.consensus.actions import Action, BreakRound
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
 from muster.agent.rendezvous.consensus.state import (
     Decision,
+    Drain,
     Ending,
     Forming,
     JobState,
@@ -106,8 +107,12 @@ def break_for_failure(state: JobState, now_s: float) -> Decision:
 def break_round(
     state: JobState, kind: BreakKind, reason: str, now_s: float, final: FinalFailure | None = None
 ) -> Decision:
-    """Ask all members of the round to stop; the next round waits for all of them."""
+    """Ask all members of the round to stop; the next round waits for all of them.
+
+    Of a drained round all members hear, those without an assignment too: they may need to know whose part has ended.
+    """
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
+    leaving = _list_leaving(state, kind, ids)
     limits_s = (state.members[member_id].stop_limit_s for member_id in ids)
     action = BreakRound(
         ids=ids,
@@ -118,7 +123,10 @@ def break_round(
         next_attempt=state.attempt + (1 if kind is BreakKind.FAILURE else 0),
         startup_signature=state.startup_signature,
         final=final,
+        leaving=leaving,
     )
+    if kind is BreakKind.DRAINED:
+        action = replace(action, ids=tuple(state.members))
     phase = Forming(
         since_s=now_s,
         stopping=PersistentSet(ids),
@@ -127,7 +135,37 @@ def break_round(
         is_new_attempt=kind is BreakKind.FAILURE,
         final=final,
     )
-    return replace(state, phase=phase), (action,)
+    return replace(_record_leaving(state, kind, leaving), phase=phase), (action,)
+
+
+def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tuple[str, ...]:
+    """The members for which this break ends the job: those that asked for a committed drain, or all if too few stay."""
+    phase = state.phase
+    drain = phase.drain if isinstance(phase, RoundRunning) else None
+    if drain is None or drain.step is None or kind is BreakKind.FINAL:
+        return ()
+    return tuple(each for each in ids if each in drain.leaving) if has_enough_members(state, drain) else ids
+
+
+def has_enough_members(state: JobState, drain: Drain) -> bool:
+    """True when `min` members stay after a drain, spares and new ones among them."""
+    staying = sum(1 for each in state.members.values() if each.id not in drain.leaving and not each.is_leaving)
+    return staying >= state.rules.min_nodes
+
+
+def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) -> JobState:
+    """These members get no assignment any more; after a drain their part in the quorum has ended, too."""
+    if not leaving:
+        return state
+    members = state.members
+    for each in leaving:
+        members = members.with_item(each, replace(members[each], is_leaving=True))
+    state = replace(state, members=members)
+    last = state.quorum_rounds[-1]
+    if kind is not BreakKind.DRAINED or last.round_number != state.round_number:
+        return state
+    ended = last.ended.union(state.assignments[each].group_rank for each in leaving)
+    return replace(state, quorum_rounds=(*state.quorum_rounds[:-1], replace(last, ended=ended)))
 
 
 def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:

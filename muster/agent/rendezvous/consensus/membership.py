@@ -232,7 +232,7 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
     state = replace(
         _remove_from_importing(state, event.id),
         members=state.members.without(event.id),
-        quorum_rounds=tuple(replace(each, connected=each.connected.without(event.id)) for each in state.quorum_rounds),
+        quorum_rounds=tuple(each.without(event.id, has_left=member.is_leaving) for each in state.quorum_rounds),
         unacknowledged=state.unacknowledged.without(event.id),
     )
     phase = state.phase

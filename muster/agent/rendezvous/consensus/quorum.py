@@ -16,6 +16,9 @@ most one side may have a quorum:
 No two of these can hold at once for disjoint sides. Counting ended members *for* a candidate (joined + ended > half) is
 not safe: with three nodes and the leader ended, each survivor would have a quorum alone.
 
+A member that has announced that it leaves takes part in no other round, whatever it hears: once its workers have
+stopped at the step of a drain, or it is gone, it counts as ended, too.
+
 Only a process that was connected until the end has *seen* it. A new process that claims a node index also proves that
 the old process has ended, but not when: before, the old process may have formed rounds that are unknown here. Such a
 claim counts for the last rule only. For a leader that was started again with an empty memory it does not count at all,
@@ -36,7 +39,8 @@ from muster.agent.runtime.records import record, replace
 
 INDICES_KEPT = 64
 """What every member knows of a round must not grow with the number of members."""
-EndedRanks = Annotated[frozenset[GroupRank], Limit(most=512)]
+ENDED_KEPT = 512
+EndedRanks = Annotated[frozenset[GroupRank], Limit(most=ENDED_KEPT)]
 """Group ranks whose process end was seen. A member that is told of fewer only needs more others to take over."""
 
 
@@ -104,6 +108,12 @@ class QuorumRound:
         if group_rank is None or group_rank in self.claimed or group_rank in self.connected.values():
             return self
         return replace(self, claimed=self.claimed | {group_rank})
+
+    def without(self, member_id: str, *, has_left: bool) -> "QuorumRound":
+        """Record that a member is gone. One that has left, as it announced, counts as ended."""
+        group_rank = self.connected.get(member_id)
+        ended = self.ended | {group_rank} if has_left and group_rank is not None else self.ended
+        return replace(self, connected=self.connected.without(member_id), ended=ended)
 
     def find_lowest_alive(self) -> int:
         """The lowest group rank not seen to end; `size` when all have ended."""

@@ -51,6 +51,8 @@ class Drain:
     begun_s: float
     ids: PersistentSet[str]
     """The members that it has begun for."""
+    leaving: PersistentSet[str] = PersistentSet()
+    """Those that asked for it, because their nodes must leave. They leave in any case, also if it is withdrawn."""
     reports: PersistentMap[str, DrainReport] = PersistentMap()
     """Of the members that have reported."""
     step: int | None = None

@@ -16,8 +16,9 @@ from muster.agent.rendezvous.consensus.actions import (
     SentAction,
     WithdrawDrain,
 )
-from muster.agent.rendezvous.consensus.quorum import RecoveredRound
+from muster.agent.rendezvous.consensus.quorum import ENDED_KEPT, RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobState, RoundRunning
+from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
 from muster.agent.rendezvous.protocol.leader_messages import (
     CheckpointComplete,
@@ -40,7 +41,7 @@ from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.fields import Shared
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never
+from muster.agent.runtime.records import assert_never, replace
 
 SUCCESSORS = 8
 ACKNOWLEDGE_SILENCES = 3
@@ -67,7 +68,7 @@ class OutgoingMessages:
             case FormRound():
                 self._send_round(action, state)
             case BreakRound():
-                self._send(action.ids, _build_round_break(action))
+                self._send_break(action, state)
             case CommitRound():
                 self._send(tuple(state.assignments), RoundCommitted(round_number=action.round_number))
             case BeginDrain():
@@ -97,6 +98,12 @@ class OutgoingMessages:
                 connection.link.send(message)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def _send_break(self, action: BreakRound, state: JobState) -> None:
+        message = _build_round_break(action, state)
+        leaving = set(action.leaving)
+        self._send(tuple(each for each in action.ids if each not in leaving), message)
+        self._send(action.leaving, replace(message, leaves=True))
 
     def _send_round(self, form: FormRound, state: JobState) -> None:
         found = [self._connections.find(assignment.id) for assignment in form.assignments]
@@ -230,7 +237,9 @@ def _list_recovered_rounds(form: FormRound, member_id: str) -> tuple[RecoveredRo
     return tuple(each.build_recovered(member_id) for each in form.quorum_rounds)
 
 
-def _build_round_break(action: BreakRound) -> RoundBreak:
+def _build_round_break(action: BreakRound, state: JobState) -> RoundBreak:
+    leaving = action.leaving if action.kind is BreakKind.DRAINED else ()
+    ended = frozenset(state.assignments[each].group_rank for each in leaving[:ENDED_KEPT])
     return RoundBreak(
         round_number=action.round_number,
         kind=action.kind,
@@ -239,4 +248,5 @@ def _build_round_break(action: BreakRound) -> RoundBreak:
         next_attempt=action.next_attempt,
         startup_signature=action.startup_signature,
         final=action.final,
+        ended=ended,
     )

@@ -348,18 +348,23 @@ class Member:
             return
         self._recovery.record_break(broken)
         if self._is_running:
-            self._post_break(broken.kind, broken.reason, want_stacks=broken.want_stacks)
+            self._post_break(broken.kind, broken.reason, want_stacks=broken.want_stacks, leaves=broken.leaves)
         else:
             self._session.send(self._build_stopped(broken.round_number))
 
-    def _post_break(self, kind: BreakKind, reason: str, *, want_stacks: bool = False) -> None:
+    def _post_break(self, kind: BreakKind, reason: str, *, want_stacks: bool = False, leaves: bool = False) -> None:
         if not self._is_running or kind in self._kinds_posted:
             return
         self._kinds_posted.add(kind)
-        number, is_leader = self._recovery.round_number, self._session.is_leading
-        self._post(
-            RoundBroken(round_number=number, kind=kind, reason=reason, want_stacks=want_stacks, is_leader=is_leader)
+        broken = RoundBroken(
+            round_number=self._recovery.round_number,
+            kind=kind,
+            reason=reason,
+            want_stacks=want_stacks,
+            leaves=leaves,
+            is_leader=self._session.is_leading,
         )
+        self._post(broken)
 
     def _on_drain(self, message: down.DrainBegin | down.DrainCommit | down.DrainWithdrawal) -> None:
         number, drain = message.round_number, message.drain

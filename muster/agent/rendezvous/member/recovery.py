@@ -2,6 +2,7 @@
 
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound, build_quorum_round
+from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundFacts, Successor
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.records import replace
@@ -70,6 +71,8 @@ class RecoveryTracker:
             startup_signature=broken.startup_signature,
             final=broken.final or self.state.final,
         )
+        if broken.kind is BreakKind.DRAINED:
+            self.record_ended(broken.round_number, broken.ended)
 
     def record_ended(self, round_number: int, group_ranks: frozenset[int]) -> None:
         """Processes of these ranks of a round were seen to end."""
@@ -80,7 +83,10 @@ class RecoveryTracker:
         self.state = replace(self.state, quorum_rounds=quorum_rounds)
 
     def record_leader_end(self, led_rounds: set[int]) -> None:
-        """The process that led these rounds was seen to end."""
+        """The process that led these rounds was seen to end; one that has not formed a round yet, too."""
+        for successor in self.successors:
+            if (successor.host, successor.port) == self.leader_address:
+                self.record_ended(self.round_number, frozenset({successor.group_rank}))
         for each in self.state.quorum_rounds:
             if each.round_number in led_rounds:
                 self.record_ended(each.round_number, frozenset({each.leader_group_rank}))

@@ -136,6 +136,10 @@ class RoundBreak:
     startup_signature: Paragraph | None
     final: FinalFailure | None = None
     """With `BreakKind.FINAL`, and only with it."""
+    leaves: bool = False
+    """A drain ends the job for this member."""
+    ended: EndedRanks = frozenset()
+    """With `BreakKind.DRAINED`: group ranks that have asked to leave and whose workers have ended."""
 
     def find_contradiction(self) -> str | None:
         """See `codec`."""

@@ -3,7 +3,7 @@
     components/   what `torchx run dist.ddp ...` and pipelines turn into an AppDef
     schedulers/   how an AppDef becomes running replicas: local_cwd, Docker, Kubernetes
     agent/        the process that starts and supervises the workers of one node
-    worker        what a training script imports: step, should_stop, should_checkpoint, saved
+    worker        what a training script imports: step, should_stop, should_checkpoint, saved, breakpoint
     elastic/      the Python API: functions and commands as workers, started from a program
     cli/          `python -m muster COMMAND` (`__main__`)
     run           torchrun's module: what programs call of torch.distributed.run
@@ -11,6 +11,7 @@
     _contract     what components, schedulers, agent and workers must agree on: variables, exit codes, file names, the
                   layout of the status page
     _processes    process trees, cores, and the system calls that Python lacks
+    _debugger     pdb in one worker, at the terminal of its node's agent
     _programs     whether the program of a job exists
     _suspension   stops a whole job for a while (Ctrl-Z), and continues it
     _progress_bars  the live rows at the bottom of a terminal

@@ -269,6 +269,10 @@ class StatusPageLayout:
     """Three words, one per kind: 1 + the step last asked about; 0: never asked; `NOT_ASKING`."""
     STRIDE: Final = 11
     """Three words, one per kind: the distance of the last two steps asked about; 0: asked at most once."""
+    DEBUGGER: Final = 14
+    """What the rank asks of this node's terminal: `DEBUGGER_NONE`, `_WANTS` it, or `_QUIT` (end the job)."""
+    TERMINAL: Final = 15
+    """The agent's answer, 0 while there is none: `TERMINAL_LENT` or `TERMINAL_NONE`."""
     PHASE_TABLE: Final = 16
     VALUE_TABLE: Final = 96
     SAVED_PATH: Final = 192
@@ -287,6 +291,12 @@ class StatusPageLayout:
     VALUE_ENTRY_WORDS: Final = PHASE_ENTRY_WORDS + 1
     """A text entry, then the value as a double."""
     PATH_BYTES: Final = (UNREAD - SAVED_PATH - 2) * 8
+
+    DEBUGGER_NONE: Final = 0
+    DEBUGGER_WANTS: Final = 1
+    DEBUGGER_QUIT: Final = 2
+    TERMINAL_LENT: Final = 1
+    TERMINAL_NONE: Final = 2
 
     STOP: Final = 0
     CHECKPOINT: Final = 1

@@ -58,9 +58,10 @@ _POLL_S = 0.25
 _FENCINGS_AT = 0
 _GAVE_UP_AT = 4
 _DEADLINE_AT = 8
+_IS_LENT_AT = 5
 _COUNT_AT = 16
 _PIDS_AT = 20
-"""Offsets in the shared page: an int32, a flag, a double, an int32 and that many int32."""
+"""Offsets in the shared page: an int32, a flag, a double, a flag, an int32 and that many int32."""
 
 
 _MONOTONIC_AT = 0
@@ -168,6 +169,14 @@ class GuardLease:
         """Guard's side: True after `record_not_ended`."""
         return self._page[_GAVE_UP_AT] == 1
 
+    def record_terminal(self, *, is_lent: bool) -> None:
+        """Agent's side: a debugger has the terminal, or has it no more."""
+        self._page[_IS_LENT_AT] = is_lent
+
+    def is_terminal_lent(self) -> bool:
+        """Guard's side: the agent has ended while a debugger had the terminal."""
+        return bool(self._page[_IS_LENT_AT])
+
     def record_workers(self, pids: Sequence[int]) -> None:
         """Agent's side: record the live workers, each the leader of its session and process group."""
         room = (len(self._page) - _PIDS_AT) // 4
@@ -245,6 +254,7 @@ class Guard:
         between fork and wait.
         """
         _processes.become_subreaper()
+        terminal = _processes.read_terminal_settings(0)
         # nohup and shells that start background jobs set some signals to be ignored: they stay ignored.
         forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
@@ -266,6 +276,8 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_SETMASK, {*old_mask, signal.SIGCONT} if self._waits_suspended else old_mask)
         self._wait()
         code = self._sweep()
+        if terminal is not None and self._lease.is_terminal_lent():
+            _processes.restore_terminal(0, terminal)
         for signum in forwarded:
             # The guarded process is gone, and the interpreter's shutdown restores defaults: a signal that came then
             # would replace the exit code.

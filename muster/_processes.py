@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Container, Iterable
+from typing import TypeAlias
 
 LINUX = sys.platform.startswith("linux")
 
@@ -240,3 +241,32 @@ def _read_words(path: str) -> list[str]:
             return file.read().split()
     except OSError:
         return []
+
+
+TerminalSettings: TypeAlias = list[int | list[bytes | int]]
+"""As `termios.tcgetattr` returns them."""
+
+
+def read_terminal_settings(fd: int) -> TerminalSettings | None:
+    """Read a terminal's settings; None: the descriptor is no terminal."""
+    if not os.isatty(fd):
+        return None
+    import termios
+
+    try:
+        return termios.tcgetattr(fd)
+    except termios.error:  # it was hung up
+        return None
+
+
+def restore_terminal(fd: int, settings: TerminalSettings) -> None:
+    """Give the terminal its settings again, also where this process is in the background. It may have been hung up."""
+    import termios
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    try:
+        termios.tcsetattr(fd, termios.TCSADRAIN, settings)
+    except termios.error:
+        pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -40,6 +40,7 @@ from muster._contract import Env
 from muster._contract import StatusPageLayout as Layout
 
 __all__ = [
+    "breakpoint",
     "deadline_s",
     "is_managed",
     "phase",
@@ -203,6 +204,26 @@ def resume_path() -> str | None:
     checkpoint is still there, the script knows best.
     """
     return os.environ.get(Env.RESUME_PATH) or None
+
+
+def breakpoint(global_rank: int = 0) -> None:  # noqa: A001  # the builtin calls it, by PYTHONBREAKPOINT
+    """Stop in pdb at the caller's line, in one rank, which gets the terminal of its node's agent.
+
+    `breakpoint()` calls it in every worker, unless PYTHONBREAKPOINT was set to something else. In the other ranks it
+    does nothing: they wait where they need this one. Meanwhile the agent holds back their output and counts no time
+    as a hang; the timeout of torch's collectives goes on. `continue` gives the terminal back, `quit` ends the job as
+    Ctrl-C does. Where the agent has no terminal, one line says how to get one, and the script goes on.
+
+    Args:
+        global_rank: the rank that stops.
+    """
+    if int(os.environ.get("RANK") or 0) != global_rank:
+        return
+    from muster import _debugger  # loads pdb
+
+    where = os.environ.get(Env.STATUS_PAGE, "").rpartition("/fd/")[0]
+    slot = _state.slot if _state.is_open else _open()
+    _debugger.debug(sys._getframe(1), None if slot is None else slot.words, f"{where}/fd/0")  # noqa: SLF001
 
 
 # -- this process's slot ----------------------------------------------------------------------------------------------

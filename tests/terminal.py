@@ -54,13 +54,16 @@ def render(text: str) -> list[str]:
 class TerminalProgram:
     """A program on a pseudo-terminal of its own; a context manager that kills it at the end."""
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, has_keys: bool = False) -> None:
+        """Start it; with `has_keys` what is typed has its meaning: Ctrl-C interrupts (a controlling terminal)."""
         self._main_fd, terminal_fd = pty.openpty()
         fcntl.ioctl(terminal_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self.text = ""
+        self._expected = 0
         self._process = subprocess.Popen(
             list(argv), stdin=terminal_fd, stdout=terminal_fd, stderr=terminal_fd, env=dict(env), cwd=cwd,
             start_new_session=True,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if has_keys else None,  # noqa: PLW1509
         )  # fmt: skip
         os.close(terminal_fd)
 
@@ -68,17 +71,37 @@ class TerminalProgram:
         """Read until `wanted` has been written (None: until the end); all the text so far."""
         deadline_s = time.monotonic() + timeout_s
         while wanted is None or wanted not in self.text:
-            ready = select.select([self._main_fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]
-            assert ready, f"{timeout_s} s passed without {wanted!r}:\n{self.text}"
-            try:
-                data = os.read(self._main_fd, 65536)
-            except OSError:  # EIO: no process has the terminal any more
-                data = b""
-            if not data:
-                assert wanted is None, f"the program ended without {wanted!r}:\n{self.text}"
+            if not self._read_more(wanted, deadline_s - time.monotonic()):
                 break
-            self.text += data.decode()
         return self.text
+
+    def _read_more(self, wanted: str | None, limit_s: float) -> bool:
+        """False at the end, which must be what is wanted."""
+        ready = select.select([self._main_fd], [], [], max(0.0, limit_s))[0]
+        assert ready, f"{limit_s:.0f} s passed without {wanted!r}:\n{self.text}"
+        try:
+            data = os.read(self._main_fd, 65536)
+        except OSError:  # EIO: no process has the terminal any more
+            data = b""
+        assert data or wanted is None, f"the program ended without {wanted!r}:\n{self.text}"
+        self.text += data.decode()
+        return bool(data)
+
+    def expect(self, wanted: str) -> None:
+        """Read until `wanted` has been written after what was expected before."""
+        while wanted not in self.text[self._expected :]:
+            self._read_more(wanted, 120)
+        self._expected = self.text.index(wanted, self._expected) + len(wanted)
+
+    @property
+    def pid(self) -> int:
+        """Of the program."""
+        return self._process.pid
+
+    @property
+    def settings(self) -> list[object]:
+        """Of the terminal, as termios has them."""
+        return termios.tcgetattr(self._main_fd)
 
     def send(self, signum: int) -> None:
         """Signal the program."""

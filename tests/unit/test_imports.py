@@ -133,9 +133,11 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
     assert offenders(found for found in foreign if not torch_is_allowed(found) and not is_for_types(found)) == []
 
 
-def test_worker_imports_the_contract_and_nothing_else_of_muster(imports: list[Import]) -> None:
-    own = (found for found in imports if found.path == "worker.py" and found.top == "muster")
-    assert offenders(found for found in own if not found.module.startswith("muster._contract")) == []
+def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: list[Import]) -> None:
+    own = [found for found in imports if found.path in ("worker.py", "_debugger.py") and found.top == "muster"]
+    allowed = ("muster._contract", "muster._debugger")
+    assert offenders(found for found in own if not found.module.startswith(allowed)) == []
+    assert not any(found.module == "muster._debugger" and found.at_import for found in own)
 
 
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:

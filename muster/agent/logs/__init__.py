@@ -5,9 +5,9 @@ torch plug-in decides), `files` names and owns the files of a run, `line_filter`
 the pipe of one stream. `opening` opens a round's files in a thread of its own, where a disk that hangs keeps nothing
 else waiting. `console` prints on the console: `lines` cuts bytes into prefixed lines and recognises progress bars,
 `console_queue` defines what is queued for it, `console_writer` is the thread that writes it, which draws live rows
-at the bottom of a terminal.
+at the bottom of a terminal. `terminal_loan` holds the console back while the debugger of a worker has the terminal.
 
-From outside, import `Console`, `LogRouter` and `WorkerStreams`.
+From outside, import `Console`, `LogRouter` and `WorkerStreams`, and when a worker asks for it `terminal_loan`.
 """
 
 from muster.agent.logs.console import Console

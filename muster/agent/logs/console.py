@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 
 from muster.agent.config import Std
-from muster.agent.logs.console_queue import AgentLine, End, Gap, Span
+from muster.agent.logs.console_queue import AgentLine, End, Gap, Hold, Span
 from muster.agent.logs.console_writer import ConsoleWriter
 from muster.agent.logs.lines import LineAssembler
 from muster.agent.runtime.clock import Clock, SystemClock
@@ -177,6 +177,23 @@ class Console:
             with device.changed:
                 device.put(self._agent_feed, AgentLine(data=data))
 
+    def hold(self) -> None:
+        """Print what is queued, and then nothing until `release`: a debugger gets the terminal."""
+        for device in self._list_devices():
+            with device.changed:
+                device.put(self._agent_feed, Hold())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all that was queued before `hold` is printed."""
+        return all(device.is_held for device in self._list_devices() if device.is_open)
+
+    def release(self) -> None:
+        """Print again. Idempotent."""
+        for device in self._list_devices():
+            with device.changed:
+                device.release()
+
     def close(self, limit_s: float = 2.0, cap_s: float = 30.0) -> bool:
         """Write out what is queued and stop. Returns whether everything was written.
 
@@ -188,6 +205,7 @@ class Console:
             limit_s: seconds without progress.
             cap_s: seconds in all, for each of the two devices.
         """
+        self.release()
         devices = [device for device in self._list_devices() if device.started]
         lost_bytes = sum([device.flush(limit_s, cap_s) for device in devices])
         own = self._devices[Std.ERR]

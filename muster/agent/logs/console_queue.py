@@ -53,7 +53,12 @@ class End:
     """The stream has ended."""
 
 
-Piece = bytes | Span | Gap | AgentLine | End
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Print nothing from here on until `ConsoleWriter.release`: a debugger has the terminal."""
+
+
+Piece = bytes | Span | Gap | AgentLine | End | Hold
 
 
 def merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

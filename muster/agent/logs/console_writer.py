@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from muster.agent.logs.console_queue import AgentLine, Gap, Piece, Source, Span, merge_output, read_span
+from muster.agent.logs.console_queue import AgentLine, Gap, Hold, Piece, Source, Span, merge_output, read_span
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # needed on a terminal only
@@ -50,6 +50,8 @@ class ConsoleWriter:
         self.changed = threading.Condition()
         self.is_open = True
         """False once the device has no reader any more: everything is ignored then."""
+        self.is_held = False
+        """It has come to a `Hold`, and prints nothing until `release`."""
         self._limit_bytes = backlog_bytes
         self._bar_interval_s = bar_interval_s
         self._bar_mark = b"\r" if marks_bars else b""
@@ -87,6 +89,12 @@ class ConsoleWriter:
         self._queue.append((source, piece))
         if self._thread is None and not self._start_thread():
             return
+        self.changed.notify_all()
+
+    def release(self) -> None:
+        """Print again what is queued; the caller holds `changed`."""
+        self.is_held = False
+        self._queue = deque(queued for queued in self._queue if not isinstance(queued[1], Hold))
         self.changed.notify_all()
 
     def _start_thread(self) -> bool:
@@ -156,6 +164,8 @@ class ConsoleWriter:
         try:
             while (batch := self._wait_batch()) is not None:
                 self._print(batch)
+                if batch and isinstance(batch[-1][1], Hold):
+                    self._wait_released()
         finally:
             with self.changed:
                 self.is_open = self._busy = False
@@ -178,6 +188,15 @@ class ConsoleWriter:
                 return None
             self._busy = True
             return self._dequeue_batch()
+
+    def _wait_released(self) -> None:
+        if self._screen is not None:
+            self._write(self._size_fd, self._screen.erase())  # drawn again below what the debugger has printed
+        with self.changed:
+            self.is_held = True
+            while self.is_held and self.is_open and not self._stopping:
+                self.changed.wait()
+            self.is_held = False
 
     def _clear_queue(self) -> None:
         for _, piece in self._queue:
@@ -216,6 +235,8 @@ class ConsoleWriter:
                     piece.queued = False
                 batch.append((source, piece))
             self._queue.popleft()
+            if isinstance(piece, Hold):
+                break
         return batch
 
     def _print(self, batch: list[tuple[Source, Piece]]) -> None:
@@ -231,6 +252,8 @@ class ConsoleWriter:
     def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[bytes]:
         if isinstance(piece, AgentLine):
             yield piece.data
+            return
+        if isinstance(piece, Hold):
             return
         if isinstance(piece, bytes):
             yield source.assembler.push(piece)

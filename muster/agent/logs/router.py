@@ -218,6 +218,19 @@ class LogRouter:
         """Print a text of the agent (the report) unchanged and in one piece."""
         self._console.print_text(text)
 
+    def hold_console(self) -> None:
+        """Print nothing more until `release_console`; log files get everything."""
+        self._console.hold()
+
+    @property
+    def is_console_held(self) -> bool:
+        """Whether all that came before `hold_console` is printed."""
+        return self._console.is_held
+
+    def release_console(self) -> None:
+        """Print again. Idempotent."""
+        self._console.release()
+
     @property
     def has_colour(self) -> bool:
         """Whether `print_text` may get colours."""

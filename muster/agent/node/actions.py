@@ -47,6 +47,13 @@ class SignalWorkers:
 
 
 @record
+class InterruptWorker:
+    """Send one worker SIGINT: its debugger has the terminal."""
+
+    local_rank: int
+
+
+@record
 class KillWorkers:
     """SIGKILL every process of the workers until none is left, drain their output, post `WorkersGone`.
 
@@ -91,6 +98,7 @@ WorkerAction: TypeAlias = (
     | StartWorkers
     | CancelStarts
     | SignalWorkers
+    | InterruptWorker
     | KillWorkers
     | ReadSlots
     | WriteCommand

@@ -20,6 +20,7 @@ from muster.agent.node.actions import (
     Action,
     BeginRound,
     Finish,
+    InterruptWorker,
     JoinJob,
     KeepCheckpoint,
     LeaveJob,
@@ -412,8 +413,13 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing."""
+    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing.
+
+    While a debugger has the terminal, Ctrl-C is for it alone.
+    """
     phase = state.phase
+    if event.debugged is not None and event.signum == signal.SIGINT and isinstance(phase, Running):
+        return state, (InterruptWorker(local_rank=event.debugged),)
     if isinstance(phase, Stopping) and isinstance(phase.then, Finish):
         again = event.signum == signal.SIGINT or event.guard_died
         return kill_now(state, phase) if again else (state, ())

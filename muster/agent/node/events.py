@@ -158,6 +158,8 @@ class SignalReceived:
     """A worker of this node has asked `should_stop`: a drain can stop all ranks at one step."""
     at_s: float = 0.0
     """By the agent's clock."""
+    debugged: int | None = None
+    """The local rank whose debugger has the terminal."""
 
 
 @record

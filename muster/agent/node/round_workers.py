@@ -1,5 +1,7 @@
 """Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
+    from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.workers.status_page import StatusPage
@@ -77,6 +80,8 @@ class RoundWorkers:
         self._reported: tuple[int, str] | None = None
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
+        self._terminal: TerminalLoan | None = None
+        """Of this round, once a worker has asked for the terminal."""
         self._rank_offset = 0
         self.page: StatusPage | None = None
         """Of this round; None: none could be made, and steps are not shown."""
@@ -86,6 +91,11 @@ class RoundWorkers:
         """By local rank."""
         self.ends: dict[int, WorkerEnd] = {}
         """By local rank."""
+
+    @property
+    def debugged(self) -> int | None:
+        """The local rank whose debugger has the terminal; None: none has."""
+        return None if self._terminal is None else self._terminal.local_rank
 
     @property
     def live(self) -> list[LiveWorker]:
@@ -130,6 +140,10 @@ class RoundWorkers:
                 self._close_child_ends()
             case actions.SignalWorkers():
                 self._pool.send(action.signum)
+            case actions.InterruptWorker():
+                for worker in self._pool.live:
+                    if worker.local_rank == action.local_rank:
+                        os.kill(worker.pid, signal.SIGINT)  # not reaped, so the number is its own
             case actions.KillWorkers():
                 self._kill(action.round_number)
             case actions.ReadSlots():
@@ -203,6 +217,7 @@ class RoundWorkers:
 
     def _watch_saved(self, round_number: int) -> None:
         self._look_for_checkpoint(round_number)
+        self._look_for_debugger()
         self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(round_number))
 
     def _look_for_checkpoint(self, round_number: int) -> None:
@@ -211,6 +226,19 @@ class RoundWorkers:
         if found is not None and found != self._reported:
             self._reported = found
             self._post(events.CheckpointSaved(round_number=round_number, step=found[0], path=found[1]))
+
+    def _look_for_debugger(self) -> None:
+        page = self.page
+        if page is None or self._terminal is not None or not any(map(page.read_debugger, range(self._config.nproc))):
+            return
+        from muster.agent.logs.terminal_loan import TerminalLoan
+
+        def on_quit() -> None:
+            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s()))
+
+        self._terminal = TerminalLoan(
+            self._loop, self._lease, self._logs, page, nproc=self._config.nproc, on_quit=on_quit
+        )
 
     def is_asked(self) -> bool:
         """Whether a worker of this round has asked `should_stop`."""
@@ -260,6 +288,9 @@ class RoundWorkers:
         if self._saved_timer is not None:
             self._saved_timer.cancel()
             self._saved_timer = None
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -283,6 +314,8 @@ class RoundWorkers:
         worker = end.worker
         self.ends[worker.local_rank] = end
         self._look_for_checkpoint(worker.round_number)
+        if self._terminal is not None:
+            self._terminal.end(worker.local_rank)
         fencings = self._lease.count_fencings() - self._fencings
         self._post(
             events.WorkerExited(
@@ -333,7 +366,7 @@ class RoundWorkers:
                     worker.local_rank: hang.Activity(
                         captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
                         processes=processes[worker.pid],
-                        progress_ns=self.page.read_slot(worker.local_rank).changed_ns if self.page else None,
+                        progress_ns=self._read_progress_ns(worker.local_rank),
                     )
                     for worker in live
                 }
@@ -341,6 +374,12 @@ class RoundWorkers:
 
         # A machine may run many thousand processes, and stack files may be on a disk that hangs.
         self._loop.call_in_thread(lambda: hang.read_sessions(stack_files), add_output)
+
+    def _read_progress_ns(self, local_rank: int) -> int | None:
+        """While a debugger has the terminal, no worker hangs: the others wait for that rank."""
+        if self.debugged is not None:
+            return time.monotonic_ns()
+        return self.page.read_slot(local_rank).changed_ns if self.page else None
 
     def close(self) -> None:
         """End the starter's own processes."""

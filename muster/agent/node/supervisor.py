@@ -144,12 +144,14 @@ class Supervisor:
         return self._code
 
     def _on_signal(self, signum: int) -> None:
-        self._logs.mute_notices()
+        if self._workers.debugged is None:
+            self._logs.mute_notices()
         received = events.SignalReceived(
             signum=signum,
             guard_died=os.getppid() != self._guard_pid,
             is_asked=self._workers.is_asked(),
             at_s=self._loop.clock.now_s(),
+            debugged=self._workers.debugged,
         )
         self._events.append(received)
 
@@ -173,6 +175,7 @@ class Supervisor:
                 | actions.StartWorkers()
                 | actions.CancelStarts()
                 | actions.SignalWorkers()
+                | actions.InterruptWorker()
                 | actions.KillWorkers()
                 | actions.ReadSlots()
                 | actions.WriteCommand()

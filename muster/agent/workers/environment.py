@@ -82,6 +82,7 @@ def build_common_env(config: AgentConfig) -> dict[str, str]:
     if config.omp_num_threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    env.setdefault("PYTHONBREAKPOINT", "muster.worker.breakpoint")
     return env
 
 

@@ -110,6 +110,14 @@ class StatusPage:
             stride=tuple(kinds[3:]),
         )
 
+    def read_debugger(self, local_rank: int) -> int:
+        """Read what the rank asks of the terminal: `Layout.DEBUGGER_NONE`, `_WANTS` or `_QUIT`."""
+        return self._words[(local_rank + 1) * Layout.WORDS + Layout.DEBUGGER]
+
+    def write_terminal(self, local_rank: int, answer: int) -> None:
+        """Answer it with `Layout.TERMINAL_LENT` or `_NONE`; 0 takes the answer back."""
+        self._words[(local_rank + 1) * Layout.WORDS + Layout.TERMINAL] = answer
+
     def read_values(self, local_rank: int) -> dict[str, float]:
         """Read the values a rank shows, by name. Entries that are being written are left out."""
         values: dict[str, float] = {}

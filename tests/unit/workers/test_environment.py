@@ -58,6 +58,7 @@ def test_the_whole_environment() -> None:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": "/e/error.json",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONBREAKPOINT": "muster.worker.breakpoint",
         "OMP_NUM_THREADS": "5",
     }
 

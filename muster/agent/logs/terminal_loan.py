@@ -1,0 +1,106 @@
+"""Lends this node's terminal to one worker's debugger at a time. The worker's side is `muster._debugger`.
+
+A worker asks in its slot of the status page, and is answered there once all earlier output is printed. Then the console
+is held back until the worker has gone on or ended.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from muster import _processes
+from muster._contract import StatusPageLayout as Layout
+from muster._guard import GuardLease
+from muster.agent.logs.router import LogRouter
+from muster.agent.runtime.loop import Loop, Timer
+
+if TYPE_CHECKING:
+    from muster.agent.workers.status_page import StatusPage
+
+_LOOK_S = 0.1
+_TERMINAL_FD = 0
+
+
+class TerminalLoan:
+    """From the first worker of a round that asks to the round's end. Close it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        lease: GuardLease,
+        logs: LogRouter,
+        page: "StatusPage",
+        *,
+        nproc: int,
+        on_quit: Callable[[], None],
+    ) -> None:
+        """Answer workers from now on.
+
+        Args:
+            loop: of the agent.
+            lease: tells the guard that a debugger has the terminal: it restores the terminal if the agent is killed.
+            logs: has the console.
+            page: of the round.
+            nproc: number of its slots.
+            on_quit: called when a debugger's user has ended the job.
+        """
+        self._loop = loop
+        self._lease = lease
+        self._logs = logs
+        self._page = page
+        self._nproc = nproc
+        self._on_quit = on_quit
+        self._settings: _processes.TerminalSettings | None = None
+        """The terminal's before the loan."""
+        self._timer: Timer | None = None
+        self.local_rank: int | None = None
+        """It has the terminal, or gets it as soon as all earlier output is printed."""
+        self._look()
+
+    def _look(self) -> None:
+        if self.local_rank is not None:
+            self._look_at_borrower(self.local_rank)
+        if self.local_rank is None:
+            asking = (rank for rank in range(self._nproc) if self._page.read_debugger(rank) == Layout.DEBUGGER_WANTS)
+            for local_rank in asking:
+                self._answer(local_rank)
+                break
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _answer(self, local_rank: int) -> None:
+        if not os.isatty(_TERMINAL_FD):
+            self._page.write_terminal(local_rank, Layout.TERMINAL_NONE)
+            return
+        self.local_rank = local_rank
+        self._logs.hold_console()
+
+    def _look_at_borrower(self, local_rank: int) -> None:
+        asked = self._page.read_debugger(local_rank)
+        if asked == Layout.DEBUGGER_WANTS:
+            if self._settings is None and self._logs.is_console_held:
+                self._settings = _processes.read_terminal_settings(_TERMINAL_FD)
+                self._lease.record_terminal(is_lent=True)
+                self._page.write_terminal(local_rank, Layout.TERMINAL_LENT)
+            return
+        self.end(local_rank)
+        if asked == Layout.DEBUGGER_QUIT:
+            self._on_quit()
+
+    def end(self, local_rank: int) -> None:
+        """The worker has gone on or ended: print again, with the terminal as it was. Another rank's end is nothing."""
+        if local_rank != self.local_rank:
+            return
+        self.local_rank = None
+        self._page.write_terminal(local_rank, 0)
+        if self._settings is not None:
+            _processes.restore_terminal(_TERMINAL_FD, self._settings)
+            self._settings = None
+            self._lease.record_terminal(is_lent=False)
+        self._logs.release_console()
+
+    def close(self) -> None:
+        """The round has ended."""
+        if self.local_rank is not None:
+            self.end(self.local_rank)
+        if self._timer is not None:
+            self._timer.cancel()

@@ -20,6 +20,9 @@ AGENT_SHORT_SWITCHES: Final = "m"
 AGENT_ENTRY_NAME: Final = "agent/entry.py"
 """The same as a file of the package `muster`; its docstring says why adapters prefer it."""
 
+ADOPTED_FLAG: Final = "--muster-adopted"
+"""First argument of a guard and an agent that such a program has forked from itself, see `agent.adopted`."""
+
 DRIVEN_FLAG: Final = "--muster-driven"
 """First argument of an agent that a Python program starts and drives, see `agent.driven`."""
 
@@ -128,6 +131,10 @@ class Env:
     """Number of an inherited socket to the Python program that drives this agent: records and errors are sent there,
     and no PET_ variable is read. Set by `agent.driven` only."""
 
+    IMAGE: Final = "MUSTER_IMAGE"
+    """`PID:FD`: the agent's child that forks the workers from the program's own image, and the socket to it. Set beside
+    `CONTROL_FD`, by `agent.adopted` only."""
+
     REPORT_FILE: Final = "MUSTER_REPORT_FILE"
     """Set beside `CONTROL_FD`: a failed job's report is also written to this file."""
 
@@ -137,6 +144,7 @@ class Env:
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
         *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
+        IMAGE,
     )
     """What the agent removes from its workers' environment."""
 

@@ -72,8 +72,9 @@ _STILL_LEASE_AT = 8
 class SuspendedTime:
     """How long a job was stopped, in a page that the guard writes and the agent reads."""
 
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+    def __init__(self, fd: int = -1) -> None:
+        """`fd`: a memory file that both sides map; -1: what this process forks shares the page."""
+        self._page = mmap.mmap(fd, mmap.PAGESIZE)
 
     def read_s(self) -> float:
         """In all; seconds of the monotonic clock."""
@@ -97,10 +98,12 @@ class GuardLease:
     because the guard cannot find orphans.
     """
 
-    def __init__(self) -> None:
-        self.suspended = SuspendedTime()
-        self._timer = _processes.BoottimeTimer() if _processes.LINUX else None
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+    def __init__(self, fds: Sequence[int] | None = None) -> None:
+        """A new one; or, from the descriptors of `make_lease_fds`, the one that the other side has too."""
+        timer_fd, page_fd, suspended_fd = fds or (None, -1, -1)
+        self.suspended = SuspendedTime(suspended_fd)
+        self._timer = _processes.BoottimeTimer(timer_fd) if _processes.LINUX else None
+        self._page = mmap.mmap(page_fd, mmap.PAGESIZE)
         self._alive_read, self._alive_write = (-1, -1) if _processes.LINUX else os.pipe()
 
     @property
@@ -189,6 +192,15 @@ class GuardLease:
         return list(struct.unpack_from(f"{min(count, room)}i", self._page, _PIDS_AT))
 
 
+def make_lease_fds() -> tuple[int, int, int]:
+    """What guard and agent need to share a lease when both are made by exec. Linux only; the caller closes them."""
+    timer_fd = _processes.BoottimeTimer().fd
+    pages = [os.memfd_create(name) for name in ("lease", "suspended")]
+    for fd in pages:
+        os.ftruncate(fd, mmap.PAGESIZE)
+    return timer_fd, pages[0], pages[1]
+
+
 def parse_stop_limit_s(environ: Mapping[str, str]) -> float | None:
     """The limit for killed processes that do not end, in seconds; None: its variable is no number.
 
@@ -267,8 +279,19 @@ class Guard:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._lease.close_other_side(guard=False)
-            _run_guarded_process(guard_pid, old_mask, body)
+            run_guarded_process(guard_pid, old_mask, body)
         self._lease.close_other_side(guard=True)
+        return self._run_until_ended(forwarded, old_mask)
+
+    def adopt(self, pid: int) -> int:
+        """Guard a child that was forked before this process's exec; the exit code.
+
+        All signals are blocked since before that fork, and this process is a subreaper already.
+        """
+        self._guarded_pid = pid
+        return self._run_until_ended(list(FORWARDED_SIGNALS), ())
+
+    def _run_until_ended(self, forwarded: list[signal.Signals], old_mask: Collection[int]) -> int:
         stops = [] if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN else [signal.SIGTSTP]
         for signum in (*forwarded, *stops, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)
@@ -285,6 +308,7 @@ class Guard:
         return code
 
     def _wait(self) -> None:
+        self._reap()  # a child that this process has adopted may have ended before there was a handler
         self._poller.register(self._wake_read, select.POLLIN)
         if self._lease.fd is not None:
             self._poller.register(self._lease.fd, select.POLLIN)
@@ -405,7 +429,7 @@ def _do_nothing(_signum: int, _frame: object) -> None:
     """A handler, so that the signal reaches the wake-up descriptor; `_wait` does all the work."""
 
 
-def _run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
+def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
     """In the child: set the death signal, restore default dispositions, run."""
     _processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:

@@ -63,9 +63,10 @@ class BoottimeTimer:
             ("value_ns", ctypes.c_long),
         )
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int | None = None) -> None:
+        """Make one, or take over one that another process has made (`fd`)."""
         self._libc = _libc()
-        self.fd: int = self._libc.timerfd_create(_CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
+        self.fd: int = fd or self._libc.timerfd_create(_CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 

@@ -36,12 +36,16 @@ def main(argv: list[str] | None = None) -> int:
 
         return ask.main(args[1:])
     from muster import _guard
-    from muster._contract import DRIVEN_FLAG
+    from muster._contract import ADOPTED_FLAG, DRIVEN_FLAG
 
     if args[:1] == [DRIVEN_FLAG]:
         from muster.agent import driven
 
         return driven.main(args[1:])
+    if args[:1] == [ADOPTED_FLAG]:
+        from muster.agent import adopted
+
+        return adopted.main(args[1:])
     return _guard.run_guarded(lambda lease: _run_agent(args, lease))
 
 

@@ -38,24 +38,29 @@ def main(args: list[str]) -> int:
     if os.fork() != 0:
         os._exit(0)
     os.setpgid(0, 0)
-    _reset_signals()
+    reset_dispositions()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread may block everything
     control = socket.socket(fileno=int(control_fd))
-    _send_identity(control, "guard")
-    code = _guard.run_guarded(lambda lease: _run_agent(control, folder, flags, lease), caller_fd=int(caller_fd))
-    send_message(control.fileno(), ended=code)
-    if select.select([int(caller_fd)], [], [], 0)[0]:  # the caller has ended; else it reads the report there
-        shutil.rmtree(folder, ignore_errors=True)
+    send_identity(control, "guard")
+    code = _guard.run_guarded(lambda lease: run_agent(control, folder, flags, lease), caller_fd=int(caller_fd))
+    send_end(control.fileno(), int(caller_fd), folder, code)
     return code
 
 
-def _reset_signals() -> None:
-    """Default dispositions and an empty mask: the caller's are the caller's own, and a thread may block everything."""
+def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
+    """In the guard, last of all."""
+    send_message(control_fd, ended=code)
+    if select.select([caller_fd], [], [], 0)[0]:  # the caller has ended; else it reads the report there
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def reset_dispositions() -> None:
+    """The caller's are the caller's own."""
     for name in _RESET_SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _send_identity(control: socket.socket, who: str) -> None:
+def send_identity(control: socket.socket, who: str) -> None:
     """Send this process's id, and a descriptor by which it is signalled and watched without a race."""
     fd = os.pidfd_open(os.getpid())
     try:
@@ -66,9 +71,10 @@ def _send_identity(control: socket.socket, who: str) -> None:
         os.close(fd)
 
 
-def _run_agent(control: socket.socket, folder: str, flags: list[str], lease: _guard.GuardLease) -> int:
-    from muster.agent.launch import run_agent
+def run_agent(control: socket.socket, folder: str, flags: list[str], lease: _guard.GuardLease) -> int:
+    """Run the agent, in the guarded process; its exit code."""
+    from muster.agent import launch
 
-    _send_identity(control, "agent")
+    send_identity(control, "agent")
     own = {Env.CONTROL_FD: str(control.fileno()), Env.REPORT_FILE: os.path.join(folder, REPORT_NAME)}
-    return run_agent(flags, {**os.environ, **own}, lease)
+    return launch.run_agent(flags, {**os.environ, **own}, lease)

@@ -87,8 +87,9 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
     with ExitStack() as stack:
         loop = Loop(JobClock(lease.suspended))
         stack.callback(loop.close)
-        warm = None if _starts_cold(config) else _build_template_options(config, placements)
-        template = _start_template(loop, warm)
+        image = environ.get(Env.IMAGE)
+        warm = None if _starts_cold(config) and not image else _build_template_options(config, placements)
+        template = _adopt_template(loop, image) if image else _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
         return _run_supervisor(
@@ -182,7 +183,12 @@ def _build_starter(
 
     if warm is None:
         return CommandStarter(on_record=event_log.write)
-    return TemplateStarter(
+    starter_class = TemplateStarter
+    if template is not None and template.is_image:
+        from muster.agent.workers.image import ImageStarter
+
+        starter_class = ImageStarter
+    return starter_class(
         loop,
         children,
         CommandStarter(),
@@ -254,6 +260,12 @@ def _build_template_options(config: AgentConfig, placements: "tuple[WorkerPlacem
         preload=config.preload,
         cpus=min((placement.cpus for placement in placements), key=len, default=None),
     )
+
+
+def _adopt_template(loop: Loop, image: str) -> TemplateHandle:
+    from muster.agent.workers.image import ImageHandle
+
+    return ImageHandle(loop, *map(int, image.split(":")))
 
 
 def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle | None:

@@ -8,6 +8,7 @@
     tail           TailLog, tail_logfile, live bars        file_timers    torch's file timers
     ice_events     ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
                                                            function, `results` receives what workers return
+    fork/          start_method="fork": workers are forks of the program itself
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.
 The package can be imported without torch; what is torch's own class, or derived from one, is loaded when first asked

@@ -4,6 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from muster.elastic.flags import PREFIX_VARIABLE, build_flags
 from muster.elastic.jobs.call import build_payload
 from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.jobs.process import FOLDER_MARK
-from muster.elastic.jobs.results import WorkerServer
+from muster.elastic.jobs.results import Payload, WorkerServer
 
 _FUNCTION_PROGRAM = "agent/workers/function.py"
 _PRELOADED = (
@@ -23,7 +24,7 @@ _PRELOADED = (
 )
 """What the template imports if this process has: workers will import the same `__main__`."""
 
-START_METHODS = ("spawn", "forkserver")
+START_METHODS = ("spawn", "forkserver", "fork")
 
 
 class elastic_launch:  # noqa: N801  # torch's name
@@ -152,6 +153,12 @@ def start_function_server(
     """
     if start_method not in START_METHODS:
         raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(START_METHODS)}")
+    if start_method == "fork":
+        from muster.elastic.fork.hazards import prepare_call
+        from muster.elastic.fork.tree import fork_tree
+
+        call = prepare_call(entrypoint, args, kwargs)
+        return WorkerServer(Payload(call_fd=-1, tracker_fd=-1), nproc, partial(fork_tree, call))
     return WorkerServer(build_payload(entrypoint, args, kwargs), nproc)
 
 

@@ -17,7 +17,10 @@ from muster.schedulers import bundle_start
 AGENT_BUNDLE_LIMIT_BYTES: Final = 300_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
-_PYTHON_API: Final = ("run.py", "agent/driven.py", "agent/control_socket.py", "agent/workers/function.py")
+_PYTHON_API: Final = (
+    *("run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
+    *("agent/workers/function.py", "agent/workers/image.py"),
+)
 """For programs that start an agent; they have muster installed."""
 
 _MARK: Final = "muster/_bundled.py"

@@ -46,22 +46,7 @@ class _PositionedFile(io.RawIOBase):
 
 def main(folder: str, local_rank: str) -> None:
     """Run the worker."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(os.path.join(folder, SOCKET_NAME))
-    global_rank = int(os.environ["RANK"])
-    hello = {
-        "round": int(os.environ.pop(_ROUND)),
-        "local_rank": int(local_rank),
-        "global_rank": global_rank,
-        "place": {
-            "node": int(os.environ["GROUP_RANK"]),
-            "nodes": int(os.environ["GROUP_WORLD_SIZE"]),
-            "world_size": int(os.environ["WORLD_SIZE"]),
-            "master_addr": os.environ["MASTER_ADDR"],
-            "master_port": int(os.environ["MASTER_PORT"]),
-        },
-    }
-    connection.send(json.dumps(hello).encode())
+    connection = connect(folder, local_rank)
     call_fd, tracker_fd, *fds = _receive_descriptors(connection)
     resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]  # noqa: SLF001  # as spawn_main
     forkserver._forkserver._inherited_fds = fds  # type: ignore[attr-defined]  # noqa: SLF001  # where _DupFd looks
@@ -71,6 +56,34 @@ def main(folder: str, local_rank: str) -> None:
         spawn.prepare(preparation)
         function, args, kwargs = pickle.load(file)  # noqa: S301  # its modules can be imported only now
     os.close(call_fd)
+    call(connection, function, args, kwargs)
+
+
+def connect(folder: str, local_rank: str) -> socket.socket:
+    """Connect to the program that started the job, and send this worker's place."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.path.join(folder, SOCKET_NAME))
+    hello = {
+        "round": int(os.environ.pop(_ROUND)),
+        "local_rank": int(local_rank),
+        "global_rank": int(os.environ["RANK"]),
+        "place": {
+            "node": int(os.environ["GROUP_RANK"]),
+            "nodes": int(os.environ["GROUP_WORLD_SIZE"]),
+            "world_size": int(os.environ["WORLD_SIZE"]),
+            "master_addr": os.environ["MASTER_ADDR"],
+            "master_port": int(os.environ["MASTER_PORT"]),
+        },
+    }
+    connection.send(json.dumps(hello).encode())
+    return connection
+
+
+def call(
+    connection: socket.socket, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Call the function and send what it returns, or raises; return when all workers of the node have returned."""
+    global_rank = int(os.environ["RANK"])
     try:
         result = function(*args, **kwargs)
     except BaseException as error:

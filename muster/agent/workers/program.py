@@ -187,7 +187,7 @@ def run(
     words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
     sys.orig_argv[:] = words
     rename_process(words)
-    _enable_faulthandler(stack_signum, stack_file, crash_file)
+    enable_faulthandler(stack_signum, stack_file, crash_file)
     before = (os.getpid(), _stat_file(error_file))
     try:
         prepare_main(kind, target, args)
@@ -197,18 +197,18 @@ def run(
             record_code(0)
     except SystemExit as stop:
         if record_code is not None:
-            record_code(_choose_exit_code(stop))
+            record_code(choose_exit_code(stop))
         if error_file and before == (os.getpid(), _stat_file(error_file)):
             if _is_runpy_error(stop.__context__):
-                _write_error_file(ImportError(str(stop.__context__)), None, error_file)
+                write_error_file(ImportError(str(stop.__context__)), None, error_file)
             elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text"): the text is the reason
-                _write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
+                write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
         shown = _find_user_frames(error.__traceback__)
         _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
-            _write_error_file(error, shown, error_file)
+            write_error_file(error, shown, error_file)
         raise
 
 
@@ -293,7 +293,7 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
     return loader.get_code("__main__") if compiled else compile(content, path, "exec", dont_inherit=True)
 
 
-def _choose_exit_code(stop: SystemExit) -> "int | None":
+def choose_exit_code(stop: SystemExit) -> "int | None":
     """The exit code by the interpreter's rules; None for those that differ between its versions or are user code.
 
     Source: _Py_HandleSystemExit in CPython's Python/pythonrun.c.
@@ -308,7 +308,7 @@ def _choose_exit_code(stop: SystemExit) -> "int | None":
 # -- faults and exceptions --------------------------------------------------------------------------------------------
 
 
-def _enable_faulthandler(stack_signum: int, stack_file: str, crash_file: str) -> None:
+def enable_faulthandler(stack_signum: int, stack_file: str, crash_file: str) -> None:
     """Make fatal signals print the Python stack, and the stack signal append it to `stack_file` at any time.
 
     If the agent does not see this worker's stderr, a crash goes to the stack file, so that the report can show it.
@@ -404,7 +404,7 @@ def _stat_file(path: str) -> "tuple[int, int, int] | None":
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _write_error_file(error: BaseException, shown: "TracebackType | None", error_file: str) -> None:
+def write_error_file(error: BaseException, shown: "TracebackType | None", error_file: str) -> None:
     """Write torch's error.json: `{"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}}`.
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.

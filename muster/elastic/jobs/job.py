@@ -100,7 +100,14 @@ class Job:
             environ = {PATH_VARIABLE: os.path.join(FOLDER_MARK, "timers"), **environ}
         with contextlib.ExitStack() as child_ends:
             stdout_fd, stderr_fd = (self._open_output(name, child_ends) for name in ("stdout", "stderr"))
-            self._process = AgentProcess(flags, environ=environ, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
+            self._process = AgentProcess(
+                flags,
+                environ=environ,
+                stdout_fd=stdout_fd,
+                stderr_fd=stderr_fd,
+                fork_tree=None if server is None else server.fork_tree,
+                own_fds=tuple(self._outputs),
+            )
         if are_switched_on(environ):
             self._open_timers(environ[PATH_VARIABLE])
 

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,28 @@ _STRIPPED = (Env.RDZV_FD, Env.RDZV_PORT, Env.WORKSPACE, Env.WORKSPACE_DIR, Env.N
 """What an adapter said to the node that this program runs on: a job started here is another one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgentStart:
+    """What guard and agent are started with."""
+
+    python: Sequence[str]
+    """The interpreter, its flags, and the agent's entry."""
+    flags: Sequence[str]
+    """The agent's command line."""
+    environ: Mapping[str, str]
+    folder: str
+    control: socket.socket
+    """Guard's and agent's end."""
+    caller_fd: int
+    """A pidfd of this process."""
+    stdout_fd: int | None
+    stderr_fd: int | None
+
+
+ForkTree = Callable[[AgentStart, Sequence[int]], None]
+"""Forks guard, agent and image, see `elastic.fork.tree`; gets descriptors that no worker may keep. Raises OSError."""
+
+
 class AgentProcess:
     """A running agent. Close it: that kills what still runs.
 
@@ -45,6 +68,8 @@ class AgentProcess:
         environ: Mapping[str, str],
         stdout_fd: int | None = None,
         stderr_fd: int | None = None,
+        fork_tree: ForkTree | None = None,
+        own_fds: Sequence[int] = (),
     ) -> None:
         """Start it; returns as soon as it is on its way.
 
@@ -53,6 +78,8 @@ class AgentProcess:
             environ: its environment, and that of its workers.
             stdout_fd: its standard output; None: this process's.
             stderr_fd: its standard error; None: this process's.
+            fork_tree: forks it from this process, and later its workers; None: it is started afresh.
+            own_fds: descriptors that such workers must not keep.
 
         Raises:
             EnvironmentFault: it cannot be started.
@@ -68,7 +95,7 @@ class AgentProcess:
         self._control, theirs = socket.socketpair()
         try:
             with theirs:
-                self._start(flags, environ, theirs, stdout_fd, stderr_fd)
+                self._start(flags, environ, theirs, (stdout_fd, stderr_fd), fork_tree, own_fds)
         except BaseException:  # KeyboardInterrupt too: what was started must not be left behind
             self.close()
             raise
@@ -78,8 +105,9 @@ class AgentProcess:
         flags: Sequence[str],
         environ: Mapping[str, str],
         theirs: socket.socket,
-        stdout_fd: int | None,
-        stderr_fd: int | None,
+        streams: tuple[int | None, int | None],
+        fork_tree: ForkTree | None,
+        own_fds: Sequence[int],
     ) -> None:
         try:
             caller_fd = os.pidfd_open(os.getpid())
@@ -87,22 +115,28 @@ class AgentProcess:
             raise EnvironmentFault(f"muster.elastic needs Linux 5.3 or newer: pidfd_open: {error.strerror}") from error
         entry = Path(muster.__file__).parent / AGENT_ENTRY_NAME
         words = [os.fsdecode(spawn.get_executable()), *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing does
-        words += [str(entry), DRIVEN_FLAG, str(theirs.fileno()), str(caller_fd), self.folder]
-        words += [self.folder if flag == FOLDER_MARK else flag for flag in flags]
+        words.append(str(entry))
+        flags = [self.folder if flag == FOLDER_MARK else flag for flag in flags]
+        environ = {k: v.replace(FOLDER_MARK, self.folder) for k, v in environ.items() if k not in _STRIPPED}
+        start = AgentStart(
+            python=words,
+            flags=flags,
+            environ=environ,
+            folder=self.folder,
+            control=theirs,
+            caller_fd=caller_fd,
+            stdout_fd=streams[0],
+            stderr_fd=streams[1],
+        )
         try:
-            starter = subprocess.Popen(
-                words,
-                env={k: v.replace(FOLDER_MARK, self.folder) for k, v in environ.items() if k not in _STRIPPED},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout_fd,
-                stderr=stderr_fd,
-                pass_fds=(theirs.fileno(), caller_fd),
-            )
+            if fork_tree is None:
+                _spawn(start)
+            else:
+                fork_tree(start, (self._control.fileno(), *own_fds))
         except OSError as error:
             raise EnvironmentFault(f"cannot start the agent: {words[0]}: {error.strerror}") from error
         finally:
             os.close(caller_fd)
-        starter.wait()  # it ends at once; when another thread of the caller has taken its status, this returns too
         theirs.close()
         self._wait_for_guard()
 
@@ -178,6 +212,19 @@ class AgentProcess:
                     os.close(fd)
             self._guard_fd = self._agent_fd = -1
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _spawn(start: AgentStart) -> None:
+    fds = (start.control.fileno(), start.caller_fd)
+    starter = subprocess.Popen(
+        [*start.python, DRIVEN_FLAG, *map(str, fds), start.folder, *start.flags],
+        env=start.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=start.stdout_fd,
+        stderr=start.stderr_fd,
+        pass_fds=fds,
+    )
+    starter.wait()  # it ends at once; when another thread of the caller has taken its status, this returns too
 
 
 def _send(pidfd: int, signum: int) -> None:

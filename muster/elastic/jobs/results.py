@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.elastic.jobs.errors import PickleFault
+from muster.elastic.jobs.process import ForkTree
 
 SOCKET_NAME = "workers"
 """In the job's folder."""
@@ -66,7 +67,15 @@ class _Slot:
 class WorkerServer:
     """Accepts this node's workers. `watch` and `close` are called by `Job`."""
 
-    def __init__(self, payload: Payload, nproc: int) -> None:
+    def __init__(self, payload: Payload, nproc: int, fork_tree: ForkTree | None = None) -> None:
+        """Nothing listens before `watch`.
+
+        Args:
+            payload: what each worker gets.
+            nproc: workers of this node.
+            fork_tree: forks the job from this process; its workers need no payload.
+        """
+        self.fork_tree = fork_tree
         self._payload = payload
         self._nproc = nproc
         self._listener: socket.socket | None = None
@@ -128,7 +137,7 @@ class WorkerServer:
             global_rank=hello["global_rank"],
             place=RoundPlace(number=hello["round"], **hello["place"]),
         )
-        fds = [self._payload.call_fd, self._payload.tracker_fd, *self._payload.fds]
+        fds = [] if self.fork_tree else [self._payload.call_fd, self._payload.tracker_fd, *self._payload.fds]
         with contextlib.suppress(OSError):  # it has ended meanwhile
             connection.send(json.dumps({"fds": len(fds)}).encode())
             for at in range(0, len(fds), _MAX_FDS):

@@ -37,9 +37,9 @@ def become_worker(release: Release) -> None:
     """Set session, descriptors, environment, affinity and random generators. The order matters: torch comes last."""
     os.setsid()
     _replace_streams(release.stdout_fd, release.stderr_fd)
-    _replace_environment(release.spec["env"])
+    replace_environment(release.spec["env"])
     if release.spec["cpus"] is not None:
-        _bind_to_cpus(release.spec["cpus"])
+        bind_to_cpus(release.spec["cpus"])
     _reseed_generators()
     _renew_process_identity()
 
@@ -93,7 +93,8 @@ def _choose_buffer_bytes(fd: int) -> int:
     return size if size > 1 else io.DEFAULT_BUFFER_SIZE
 
 
-def _replace_environment(env: dict[str, str]) -> None:
+def replace_environment(env: dict[str, str]) -> None:
+    """Replace the whole environment."""
     coerced = _find_coerced_locale()
     os.environ.clear()
     os.environ.update(env)
@@ -111,7 +112,8 @@ def _find_coerced_locale() -> str | None:
     return None if given else value
 
 
-def _bind_to_cpus(cpus: list[int]) -> None:
+def bind_to_cpus(cpus: list[int]) -> None:
+    """Set the affinity, and thread pools to its size."""
     os.sched_setaffinity(0, cpus)
     from muster.agent.workers.warm.thread_pools import fit_to_cpus  # needs ctypes; only bound workers need it
 

@@ -30,9 +30,6 @@ if TYPE_CHECKING:  # only a program with torch needs a store, and the template i
     from muster.agent.workers.warm.store_handle import StoreHandle
     from muster.agent.workers.warm.template import Forked, Imported, TemplateMessage
 
-_MAX_TEMPLATE_ENDS = 3
-"""After so many ends of a template no new one is started."""
-
 _SESSION = 3
 """Index of the session in `_processes.read_stat`."""
 
@@ -86,6 +83,9 @@ class _Start:
 
 class TemplateStarter:
     """Starts workers by forking a template (see `spec.WorkerStarter`)."""
+
+    max_template_ends = 3
+    """After so many ends of a template no new one is started."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class TemplateStarter:
         reason = f"the template ended ({how}){'' if was_ready else ' while importing'}"
         self._on_record("template_ended", status=status, reason=reason, last_line=last_line)
         self._template_ends += 1
-        if not was_ready or self._template_ends >= _MAX_TEMPLATE_ENDS:
+        if not was_ready or self._template_ends >= self.max_template_ends:
             self._switch_to_cold(f"{reason}: {last_line}" if last_line else reason)
             return
         self._notify_once(f"{reason}; workers start cold until there is a new one")

@@ -115,7 +115,7 @@ def serve(
     control_fd, agent_pid, requested, kind, target, *args = argv
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
-    _exit_with_agent(int(agent_pid))
+    exit_with_agent(int(agent_pid))
     rename_process(["muster-template", target])
     path_before = len(sys.path)
     prepare_main(kind, target, args)
@@ -124,10 +124,10 @@ def serve(
     early_end.record_template()
     # Listed here: a worker that looks at the names of all modules copies their pages.
     own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
-    _send(control, {"ready": {"modules": modules, "pid": os.getpid(), "memory": _read_memory()}})
-    parked = _fork_on_demand(control, int(agent_pid))
+    send(control, {"ready": {"modules": modules, "pid": os.getpid(), "memory": _read_memory()}})
+    parked = fork_on_demand(control, int(agent_pid))
     control.close()
-    release = _wait_for_release(parked, rename_process)
+    release = wait_for_release(parked, rename_process)
     forked_worker.become_worker(release)
     says = release.spec["env"].get("RANK", "0") == "0"
     check_late_changes = _watch_late_changes(early_end.template_modules, says=says)
@@ -149,14 +149,15 @@ def serve(
     return launch, early_end
 
 
-def _exit_with_agent(agent_pid: int) -> None:
+def exit_with_agent(agent_pid: int) -> None:
     """Have the kernel kill this process when the agent dies. The check comes second: the agent may have died before."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)
 
 
-def _send(control: socket.socket, message: TemplateMessage) -> None:
+def send(control: socket.socket, message: TemplateMessage) -> None:
+    """Send one message to the agent."""
     control.send(json.dumps(message).encode())
 
 
@@ -169,19 +170,19 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     thresholds = _pause_collections()
     preload = choose_modules(requested, kind=kind, target=target)
     if preload.notice:
-        _send(control, {"notice": preload.notice})
+        send(control, {"notice": preload.notice})
     sites = ImportSites(kind, target)
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
         _exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
-    _send(control, {"brings_torch": brings_torch(preload.modules)})
+    send(control, {"brings_torch": brings_torch(preload.modules)})
     imported = []
     for name in preload.modules:
         failure = _import(name, sites.find(name))
         if failure is None:
             imported.append(name)
             continue
-        _send(control, {"notice": f"cannot preload {name}: {failure.line}; left to the workers"})
+        send(control, {"notice": f"cannot preload {name}: {failure.line}; left to the workers"})
         if failure.partial:
             _exit_unsafe(control, f"the import of {name} failed half-way")
     _resume_collections(thresholds)
@@ -268,14 +269,14 @@ def _watch_late_changes(modules: Mapping[str, ModuleType], *, says: bool) -> Cal
 
 
 def _exit_unsafe(control: socket.socket, reason: str) -> None:
-    _send(control, {"unsafe": reason})
+    send(control, {"unsafe": reason})
     os._exit(0)
 
 
 # -- forking ----------------------------------------------------------------------------------------------------------
 
 
-def _fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
+def fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
     """Answer the agent's requests; returns in a worker, with the socket that will receive its release."""
     while True:
         message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
@@ -326,14 +327,14 @@ def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid:
     os.waitpid(intermediate, 0)
     os.close(go_write)
     duration_s = time.monotonic() - began_s
-    _send(
+    send(
         control, {"asked": len(sockets), "forked": answer["forked"], "error": answer["error"], "duration_s": duration_s}
     )
     return None
 
 
 def _send_fork_error(control: socket.socket, asked: int, error: str) -> None:
-    _send(control, {"asked": asked, "forked": [], "error": error, "duration_s": 0.0})
+    send(control, {"asked": asked, "forked": [], "error": error, "duration_s": 0.0})
 
 
 def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:
@@ -360,10 +361,10 @@ def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
     """Wait until this worker is the agent's child; the death signal may be set only then."""
     os.read(go_read, 1)
     os.close(go_read)
-    _exit_with_agent(agent_pid)
+    exit_with_agent(agent_pid)
 
 
-def _wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
+def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
     """Sleep until the agent sends the release. Does not return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
     if len(fds) == 1:

@@ -45,6 +45,9 @@ class TemplateHandle:
     It may start before most of the agent is imported: messages that come before `watch` are kept in the socket.
     """
 
+    is_image = False
+    """True for the program's own image, see `workers.image`."""
+
     def __init__(self, loop: Loop, options: TemplateOptions) -> None:
         """Start the process.
 

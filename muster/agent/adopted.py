@@ -1,0 +1,59 @@
+"""Guard and agent of a program that is the template of its own workers (`start_method="fork"`).
+
+The other side is `muster.elastic.fork.tree`, which forks this tree before any of it runs other code::
+
+    caller --forks--> intermediate --forks--> guard --forks--> agent --forks--> image
+           waits for      ends               execs            execs        forks workers
+
+Guard and agent start again by exec, so that neither keeps the program's memory; what a fork would have shared between
+them comes as descriptors. Each child was forked before its parent's exec, so it is adopted and not started here.
+
+    entry.py --muster-adopted guard CONTROL CALLER LEASE FOLDER PID
+    entry.py --muster-adopted agent CONTROL IMAGE LEASE FOLDER GUARD FLAGS ...
+"""
+
+import os
+import socket
+
+from muster import _guard
+from muster._contract import Env
+from muster.agent.driven import reset_dispositions, run_agent, send_end
+
+GUARD, AGENT = "guard", "agent"
+_SEPARATOR = ","
+
+
+def encode_fds(fds: tuple[int, ...]) -> str:
+    """Descriptors as one word."""
+    return _SEPARATOR.join(map(str, fds))
+
+
+def main(args: list[str]) -> int:
+    """Run the guard, or the agent; the exit code."""
+    who, *rest = args
+    return _run_guard(*rest) if who == GUARD else _run_agent(*rest)
+
+
+def _run_guard(control_fd: str, caller_fd: str, lease_fds: str, folder: str, pid: str) -> int:
+    reset_dispositions()
+    code = _guard.Guard(_open_lease(lease_fds), int(caller_fd)).adopt(int(pid))
+    send_end(int(control_fd), int(caller_fd), folder, code)
+    return code
+
+
+def _run_agent(control_fd: str, image: str, lease_fds: str, folder: str, guard: str, *flags: str) -> int:
+    def body() -> int:
+        os.environ[Env.IMAGE] = image
+        for fd in (int(control_fd), int(image.partition(":")[2])):
+            os.set_inheritable(fd, False)
+        return run_agent(socket.socket(fileno=int(control_fd)), folder, list(flags), _open_lease(lease_fds))
+
+    reset_dispositions()
+    _guard.run_guarded_process(int(guard), (), body)
+
+
+def _open_lease(fds: str) -> _guard.GuardLease:
+    numbers = [int(fd) for fd in fds.split(_SEPARATOR)]
+    for fd in numbers:
+        os.set_inheritable(fd, False)
+    return _guard.GuardLease(numbers)

@@ -1,0 +1,16 @@
+"""What the workers of a forked job call: not pickled, because they have this program's memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkedCall:
+    """`function(*args, **kwargs)` in each worker."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    torch_threads: int | None = None
+    """How many threads torch may use in a worker; None: as many as here."""

@@ -1,0 +1,86 @@
+"""What forbids to fork workers from this program, and what must be done before.
+
+The list is short on purpose. A tracer, open sockets and threads are usual in a notebook or under a test runner, and a
+closure has no other way into a worker: only what makes a worker fail or hang later is refused.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from muster.agent.errors import UsageError
+from muster.elastic.fork.call import ForkedCall
+
+_DEVICES = {"cuda": "CUDA", "xpu": "XPU"}
+_PAUSE_HARD = 2
+"""omp_pause_hard of OpenMP 5.0."""
+
+
+def prepare_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForkedCall:
+    """Make this process ready to be forked, and describe what its forks call.
+
+    Raises:
+        UsageError: it must not be forked; says what is in the way and what to do.
+    """
+    check_hazards()
+    # With one of its own, a worker would remove what it shares with this process.
+    if "multiprocessing.resource_tracker" in sys.modules:
+        sys.modules["multiprocessing.resource_tracker"].ensure_running()
+    torch_threads = None
+    if not end_thread_pools():
+        torch_threads = 1
+        print(
+            "muster: torch's thread pool is in use and cannot be ended before the fork: workers run torch with one "
+            "thread",
+            file=sys.stderr,
+        )
+    return ForkedCall(function=function, args=args, kwargs=kwargs, torch_threads=torch_threads)
+
+
+def check_hazards() -> None:
+    """Refuse a fork whose workers could not run.
+
+    Raises:
+        UsageError: says what is in the way and what to do.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UsageError(f"start_method='fork' needs Linux, this is {sys.platform}; allowed here is 'spawn'")
+    torch = sys.modules.get("torch")
+    for module, name in _DEVICES.items():
+        if getattr(getattr(torch, module, None), "is_initialized", bool)():
+            raise UsageError(
+                f"start_method='fork': {name} is initialised in this process, so forked workers could not use it; "
+                f"start the job before anything uses {name} (in a notebook: restart the kernel first), or use "
+                "start_method='spawn'"
+            )
+
+
+def end_thread_pools() -> bool:
+    """End the OpenMP pool of this thread, which starts again when it is next used.
+
+    A fork has none of the pool's threads, and libgomp would wait for them for ever.
+
+    Returns:
+        Whether torch can use its threads in workers.
+    """
+    if "torch" not in sys.modules:
+        return True
+    return all(_end_pool(path) for path in _find_openmp())
+
+
+def _find_openmp() -> set[str]:
+    """The mapped libgomp libraries; LLVM's and Intel's have fork handlers of their own."""
+    with open("/proc/self/maps", "rb") as file:
+        lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"libgomp" in line]
+    return {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}
+
+
+def _end_pool(path: str) -> bool:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    pause: Any = getattr(library, "omp_pause_resource_all", None)  # libgomp of GCC 9 and newer
+    return pause is not None and pause(_PAUSE_HARD) == 0

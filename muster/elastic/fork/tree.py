@@ -1,0 +1,128 @@
+"""Forks guard, agent and image from this program, each the parent of the next; `agent.adopted` describes the tree.
+
+The image must descend from the guard, or the guard would not adopt the workers' orphans; and it must be a fork of this
+program. So guard and agent begin as forks of this program, too, and exec once their child exists.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from muster import _guard, _processes
+from muster._contract import ADOPTED_FLAG
+from muster.agent.adopted import AGENT, GUARD, encode_fds
+from muster.agent.driven import send_identity
+from muster.elastic.fork.call import ForkedCall
+from muster.elastic.fork.descriptors import close_all_but, silence
+from muster.elastic.fork.image import run_image
+from muster.elastic.jobs.process import AgentStart
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tree:
+    """What all of its processes know."""
+
+    start: AgentStart
+    call: ForkedCall
+    own_fds: Sequence[int]
+    lease_fds: tuple[int, ...]
+
+
+def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> None:
+    """Fork; returns in this process once the guard is no child of it any more.
+
+    Args:
+        call: what the workers call.
+        start: of guard and agent.
+        own_fds: this process's ends of what it shares with the job: workers do not keep them.
+
+    Raises:
+        OSError: no process, descriptor or memory is left.
+    """
+    for stream in (sys.stdout, sys.stderr):  # or each fork had a copy of what is buffered
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    lease_fds: tuple[int, ...] = ()
+    try:
+        lease_fds = _guard.make_lease_fds()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # since Python 3.12 of threads, which are no hazard here, see `hazards`
+            pid = os.fork()
+        if pid == 0:
+            _run(lambda: _run_intermediate(_Tree(start=start, call=call, own_fds=own_fds, lease_fds=lease_fds)))
+        with contextlib.suppress(ChildProcessError):  # another thread of the program has taken its status
+            os.waitpid(pid, 0)
+    finally:
+        for fd in lease_fds:
+            os.close(fd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def _run(body: Callable[[], object]) -> NoReturn:
+    """Run in a fork, and never return into the program."""
+    try:
+        body()
+    except BaseException:  # noqa: BLE001  # whatever it is, the program's own frames must not see it here
+        _processes.write_stderr(f"muster: cannot fork the job's processes:\n{traceback.format_exc()}")
+    finally:
+        os._exit(1)
+
+
+def _run_intermediate(tree: _Tree) -> NoReturn:
+    if os.fork() == 0:
+        _run(lambda: _become_guard(tree))
+    os._exit(0)
+
+
+def _become_guard(tree: _Tree) -> None:
+    os.setpgid(0, 0)  # a terminal's Ctrl-C, and a notebook's interrupt, are for the program only
+    _processes.become_subreaper()
+    send_identity(tree.start.control, GUARD)
+    _redirect(tree.start)
+    pid = os.fork()
+    if pid == 0:
+        _run(lambda: _become_agent(tree))
+    kept = (tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds)
+    words = [str(kept[0]), str(kept[1]), encode_fds(tree.lease_fds), tree.start.folder, str(pid)]
+    _exec([*tree.start.python, ADOPTED_FLAG, GUARD, *words], tree.start.environ, kept)
+
+
+def _redirect(start: AgentStart) -> None:
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    for fd, number in ((null_fd, 0), (start.stdout_fd, 1), (start.stderr_fd, 2)):
+        if fd is not None:
+            os.dup2(fd, number)
+    if null_fd > 2:
+        os.close(null_fd)
+
+
+def _become_agent(tree: _Tree) -> None:
+    guard_pid, agent_pid = os.getppid(), os.getpid()
+    _processes.set_death_signal(signal.SIGTERM)
+    _processes.become_subreaper()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        silence((ours.fileno(), tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds, *tree.own_fds))
+        _run(lambda: run_image(theirs, agent_pid, tree.call))
+    kept = (tree.start.control.fileno(), ours.fileno(), *tree.lease_fds)
+    words = [str(kept[0]), f"{pid}:{kept[1]}", encode_fds(tree.lease_fds), tree.start.folder, str(guard_pid)]
+    _exec([*tree.start.python, ADOPTED_FLAG, AGENT, *words, *tree.start.flags], tree.start.environ, kept)
+
+
+def _exec(words: list[str], environ: Mapping[str, str], kept: Sequence[int]) -> None:
+    """Become another program. All signals stay blocked: it says when it can take them."""
+    close_all_but(kept)
+    for fd in kept:
+        os.set_inheritable(fd, True)
+    for number in _processes.IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(words[0], words, dict(environ))  # noqa: S606  # no shell, on purpose

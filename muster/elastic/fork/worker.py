@@ -1,0 +1,144 @@
+"""A fork of the image becomes a worker, and ends without running anything of the program's.
+
+The program goes on while its workers end. So a worker never leaves through the interpreter: what the program has
+registered (exit handlers, finalizers, `finally` blocks around the launch, temporary folders) is the program's. What the
+worker has registered itself runs. Source: BaseProcess._bootstrap in CPython's multiprocessing/process.py.
+"""
+
+import atexit
+import contextlib
+import io
+import itertools
+import os
+import sys
+import threading
+import traceback
+import weakref
+from multiprocessing import process, util
+from types import TracebackType
+from typing import Any, NoReturn
+
+from muster.agent.workers import function, program
+from muster.agent.workers.warm import forked_worker
+from muster.elastic.fork.call import ForkedCall
+
+
+class _MainProcess(process.BaseProcess):
+    """As in a program's own process: the caller may be a daemon, which could not start a DataLoader's processes.
+
+    Source: _MainProcess in CPython's multiprocessing/process.py, which deletes the name.
+    """
+
+    def __init__(self, authkey: bytes) -> None:  # an AuthenticationString, which is not pickled by accident
+        self._identity = ()
+        self._name = "MainProcess"
+        self._parent_pid = None
+        self._popen = None
+        self._closed = False
+        self._config = {"authkey": authkey, "semprefix": "/mp"}
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def forget_program() -> None:
+    """Forget what the program has registered for its own end, and its children."""
+    atexit._clear()  # noqa: SLF001
+    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+    registry.clear()
+    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]  # noqa: SLF001  # of the worker's own
+    util._finalizer_registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001
+    util._run_after_forkers()  # type: ignore[attr-defined]  # noqa: SLF001
+    process._current_process = _MainProcess(process.current_process().authkey)  # type: ignore[attr-defined]  # noqa: SLF001
+    process._parent_process = None  # type: ignore[attr-defined]  # noqa: SLF001
+    process._children = set()  # type: ignore[attr-defined]  # noqa: SLF001
+    process._process_counter = itertools.count(1)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def run(call: ForkedCall, release: forked_worker.Release) -> NoReturn:
+    """Become the worker, call the function, and end."""
+    kept = _become_worker(call, release)
+    spec = release.spec
+    program.rename_process(sys.orig_argv)
+    program.enable_faulthandler(spec["stack_signum"], spec["stack_file"], spec["crash_file"])
+    code = 1
+    try:
+        connection = function.connect(*spec["args"])
+        connection.recv(4096)  # there are no descriptors: it has them all
+        function.call(connection, call.function, tuple(call.args), dict(call.kwargs))
+        code = 0
+    except SystemExit as stop:
+        code = _choose_code(stop, spec["error_file"])
+    except BaseException as error:  # noqa: BLE001  # the program's own frames must not see it here
+        _report(error, spec["error_file"])
+    finally:
+        _end(code)
+        del kept
+
+
+def _become_worker(call: ForkedCall, release: forked_worker.Release) -> list[Any]:
+    """Set session, streams, environment and affinity; what must not be destroyed before the end."""
+    os.setsid()
+    os.dup2(release.stdout_fd, 1)
+    os.dup2(release.stderr_fd, 2)
+    for fd in (release.stdout_fd, release.stderr_fd):
+        os.close(fd)
+    old = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]  # they hold the program's
+    sys.stdin = sys.__stdin__ = open(0, closefd=False, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _open_stream("stdout", 1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _open_stream("stderr", 2)  # type: ignore[misc]
+    forked_worker.replace_environment(release.spec["env"])
+    if release.spec["cpus"] is not None:
+        forked_worker.bind_to_cpus(release.spec["cpus"])
+    torch = sys.modules.get("torch")
+    if torch is not None and call.torch_threads is not None:
+        torch.set_num_threads(call.torch_threads)
+    return old
+
+
+def _open_stream(name: str, fd: int) -> io.TextIOWrapper:
+    """Unbuffered, as with -u, which all workers have: a killed worker loses no output."""
+    raw = io.FileIO(fd, "wb", closefd=False)
+    raw.name = f"<{name}>"
+    errors = "backslashreplace" if name == "stderr" else None
+    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="\n", write_through=True)
+
+
+def _choose_code(stop: SystemExit, error_file: str) -> int:
+    code = program.choose_exit_code(stop)
+    if isinstance(stop.code, int | None):
+        return 1 if code is None else code
+    print(stop.code, file=sys.stderr)
+    if error_file:  # sys.exit("text"): the text is the reason
+        program.write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
+    return 1
+
+
+def _report(error: BaseException, error_file: str) -> None:
+    shown = _find_user_frames(error.__traceback__)
+    with contextlib.suppress(Exception):  # __str__ of an exception is user code
+        traceback.print_exception(type(error), error, shown, file=sys.stderr)
+    if error_file and not os.path.exists(error_file):  # torch's @record writes more
+        program.write_error_file(error, shown, error_file)
+
+
+def _find_user_frames(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_frame.f_globals.get("__name__") in (__name__, function.__name__):
+        tb = tb.tb_next
+    return tb
+
+
+def _end(code: int) -> NoReturn:
+    """Run what this worker has registered, flush, and leave."""
+    try:
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # waits for threads that are no daemons
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()  # noqa: SLF001
+        with contextlib.suppress(Exception):
+            util._exit_function()  # type: ignore[attr-defined]  # noqa: SLF001
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(code)

@@ -1,0 +1,83 @@
+"""start_method="fork": closures as workers, what they inherit and what not, and how they end."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+PROGRAMS = Path(__file__).parents[2] / "programs" / "elastic"
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def run_forks(scenario: str, *flags: str, folder: Path, program: str = "forks.py") -> Outcome:
+    env = {**os.environ, "TMPDIR": str(folder)}
+    outcome = run_tree([sys.executable, *flags, str(PROGRAMS / program), scenario], env=env, cwd=folder, timeout_s=150)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    return outcome
+
+
+def test_closures_and_what_they_refer_to(tmp_path: Path) -> None:
+    outcome = run_forks("closures", folder=tmp_path)
+    assert outcome.stdout.splitlines() == [
+        '{0: (0, 1048576, True, "the caller\'s file"), 1: (1, 1048576, True, "the caller\'s file")}',
+        "[(0, 'sent'), (1, 'sent')]",
+        "{0: 0, 1: 1} {0: 1}",
+    ], outcome.explain()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_a_restart_forks_again_from_the_same_image(tmp_path: Path) -> None:
+    outcome = run_forks("restart", folder=tmp_path)
+    assert outcome.stdout.splitlines() == ["{0: ([1, 2, 0], 1), 1: ([1, 2, 1], 1)} [1, 2]"], outcome.explain()
+
+
+def test_what_the_program_has_registered_runs_in_the_program_only(tmp_path: Path) -> None:
+    outcome = run_forks("ends", folder=tmp_path)
+    lines = outcome.stdout.splitlines()
+    assert "written before, a worker's exit handler" in lines, outcome.explain()
+    assert [line for line in lines if "a worker's" not in line] == [
+        "own folder is there: False",
+        "own folder is there: False",
+        "ValueError the text True",
+        "SystemExit the reason True",
+        "finally True True",
+        "the program's exit handler True",
+    ], outcome.explain()
+    assert sum("a worker's exit handler" in line for line in lines) >= 4, outcome.explain()
+
+
+def test_handlers_children_and_threads_are_the_programs_own(tmp_path: Path) -> None:
+    outcome = run_forks("callers_own", "-W", "error", folder=tmp_path)
+    assert outcome.stdout.splitlines() == ["([], True, 0, 1)", "True (0, 0) True"], outcome.explain()
+
+
+def test_hazards_are_one_line(tmp_path: Path) -> None:
+    outcome = run_forks("hazards", folder=tmp_path)
+    first, second = outcome.stdout.splitlines()
+    assert first.startswith("start_method='fork': CUDA is initialised in this process"), outcome.explain()
+    assert second == "start_method='thread': allowed are spawn, forkserver, fork", outcome.explain()
+
+
+def test_a_result_that_cannot_be_sent_back_is_named(tmp_path: Path) -> None:
+    outcome = run_forks("unpicklable", folder=tmp_path)
+    assert "the result of Lock on rank" in outcome.stdout or "cannot be sent back" in outcome.stdout, outcome.explain()
+
+
+def test_a_lost_image_ends_the_job_with_a_reason(tmp_path: Path) -> None:
+    outcome = run_forks("image_lost", folder=tmp_path)
+    assert "the template ended (SIGKILL)" in outcome.stdout, outcome.explain()
+
+
+def test_torchs_names_and_its_thread_pool(tmp_path: Path) -> None:
+    outcome = run_forks("everything", folder=tmp_path, program="forks_torch.py")
+    assert outcome.stdout.splitlines() == [
+        "{0: 864000000.0, 1: 864000000.0}",
+        "{0: 0, 1: 1}",
+        "{0: (1, 'a'), 1: (2, 'b')}",
+        "ValueError the text",
+    ], outcome.explain()

@@ -1,0 +1,157 @@
+"""Starts functions as forks of this program: `forks.py SCENARIO`. Without torch."""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+
+
+from muster.agent.errors import UsageError
+from muster.elastic import LaunchFailed, PickleFault, launch
+
+PID = os.getpid()
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def attempt():
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def fork(function, *args, **options):
+    return launch(function, args, nproc=2, start_method="fork", **options)
+
+
+def closures():
+    lock, queue = threading.Lock(), multiprocessing.get_context("fork").SimpleQueue()
+    large = bytearray(1 << 20)
+    with tempfile.TemporaryFile() as file, lock:
+        file.write(b"the caller's file")
+        file.flush()
+
+        def work(word):
+            queue.put((rank(), word))
+            return rank(), len(large), lock.locked(), os.pread(file.fileno(), 100, 0).decode()
+
+        print(dict(fork(work, "sent")))
+        print(sorted([queue.get(), queue.get()]))
+    print(dict(fork(lambda: rank())), dict(launch(lambda *, a: a, (), {"a": 1}, start_method="fork")))
+
+
+def restart():
+    before = [1, 2]
+
+    def work():
+        before.append(rank())
+        if attempt() == 0 and rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return before, attempt()
+
+    print(dict(fork(work, max_restarts=1)), before)
+
+
+def ends():
+    """What the program has registered runs in the program, and what a worker has registered runs there."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(lambda: print(f"the program's exit handler {os.getpid() == PID}"))
+    sys.stdout.write("written before, ")
+
+    def work(how):
+        atexit.register(lambda: os.write(1, b"a worker's exit handler\n"))
+        own = tempfile.TemporaryDirectory()
+        work.own = own
+        threading.Thread(target=lambda: open(f"{own.name}/file", "w").close()).start()
+        if how == "raises":
+            raise ValueError("the text")
+        if how == "exits":
+            sys.exit("the reason")
+        return own.name
+
+    try:
+        for name in fork(work, "returns").values():
+            print("own folder is there:", os.path.exists(name))
+        for how in ("raises", "exits"):
+            try:
+                fork(work, how)
+            except LaunchFailed as error:
+                print(type(error.__cause__).__name__, error.__cause__, "in work" in str(error.__cause__.__cause__))
+    finally:
+        print("finally", os.getpid() == PID, os.path.exists(folder.name))
+
+
+def callers_own():
+    """Handlers, children and threads of the program stay as they were, and are not the workers'."""
+    signal.signal(signal.SIGTERM, lambda *_: print("the program's handler"))
+    child = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+    child.start()
+
+    def work():
+        handler = signal.getsignal(signal.SIGTERM)
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+        return multiprocessing.active_children(), handler == signal.SIG_DFL, process.exitcode, len(threading.enumerate())
+
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        print(fork(work)[0])
+    stop.set()
+    thread.join()
+    print(child.is_alive(), os.waitpid(-1, os.WNOHANG), callable(signal.getsignal(signal.SIGTERM)))
+    child.kill()
+    child.join()
+
+
+def hazards():
+    sys.modules["torch"] = torch = type(sys)("torch")
+    torch.cuda = type(sys)("torch.cuda")
+    torch.cuda.is_initialized = lambda: True
+    try:
+        fork(rank)
+    except UsageError as error:
+        print(error)
+    try:
+        launch(rank, start_method="thread")
+    except UsageError as error:
+        print(error)
+    del sys.modules["torch"]
+
+
+def unpicklable():
+    try:
+        fork(threading.Lock)
+    except LaunchFailed as error:
+        print(error.__cause__)
+    except PickleFault as error:
+        print(error)
+
+
+def image_lost():
+    """Its end is the end of what can be started, and says so."""
+
+    def work():
+        if rank() == 0:
+            os.kill(os.getsid(os.getppid()) if os.getppid() != 1 else 1, 0)
+            children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()
+            image = next(pid for pid in children if b"muster-image" in open(f"/proc/{pid}/cmdline", "rb").read())
+            os.kill(int(image), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+    try:
+        fork(work, max_restarts=1)
+    except LaunchFailed as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -266,7 +266,6 @@ class Guard:
         between fork and wait.
         """
         _processes.become_subreaper()
-        terminal = _processes.read_terminal_settings(0)
         # nohup and shells that start background jobs set some signals to be ignored: they stay ignored.
         forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
@@ -292,6 +291,7 @@ class Guard:
         return self._run_until_ended(list(FORWARDED_SIGNALS), ())
 
     def _run_until_ended(self, forwarded: list[signal.Signals], old_mask: Collection[int]) -> int:
+        terminal = _processes.read_terminal_settings(0)
         stops = [] if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN else [signal.SIGTSTP]
         for signum in (*forwarded, *stops, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from harness import Outcome, Tree
 
-PROGRAM = str(Path(__file__).parent.parent / "programs" / "drain_trains.py")
+PROGRAMS = Path(__file__).parent.parent / "programs"
+PROGRAM, ELASTIC = str(PROGRAMS / "drain_trains.py"), str(PROGRAMS / "drain_elastic.py")
 NODES, NPROC, ACCUMULATE = 3, 2, 4
 LONG, LIMIT_S = 40_000, 150.0
 
@@ -30,16 +31,22 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def start_job(
-    folder: Path, total: int, *words: str, nodes: int = NODES, flags: tuple[str, ...] = ()
+    folder: Path,
+    *words: object,
+    program: str = PROGRAM,
+    nodes: int = NODES,
+    nnodes: str = "",
+    flags: tuple[str, ...] = (),
 ) -> Iterator[list[Tree]]:
-    place = ["--standalone"] if nodes == 1 else ["--nnodes", str(nodes), "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    number = ["--nnodes", nnodes or str(nodes)]
+    place = ["--standalone"] if nodes == 1 else [*number, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     agent = [sys.executable, "-m", "muster.agent", *place, "--nproc-per-node", str(NPROC), "--shutdown-timeout", "20"]
     with contextlib.ExitStack() as stack:
         trees = []
         for index in range(nodes):
             rank = [] if nodes == 1 else ["--node-rank", str(index), "--rdzv-id", "drain"]
             command = [*agent, *rank, *flags, "--tee", "3", "--log-dir", str(folder / f"logs{index}")]
-            trees.append(stack.enter_context(Tree([*command, PROGRAM, str(folder), str(total), *words])))
+            trees.append(stack.enter_context(Tree([*command, program, str(folder), *map(str, words)])))
         yield trees
 
 
@@ -82,6 +89,31 @@ def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path,
     for outcome in outcomes:
         assert outcome.stdout.count(f"resumes at step {step + 1}") == NPROC, explain(outcomes)
     assert {each["weight"] for each in read_checkpoints(tmp_path)} == {compute_weight(total - 1)}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, victim: int) -> None:
+    with start_job(tmp_path, program=ELASTIC, nnodes="1:3", flags=("--rdzv-backend", "c10d")) as trees:
+        for tree in trees:
+            tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+        trees[victim].send(signal.SIGTERM)
+        outcomes = wait_for_all(trees)
+    expected = [143 if index == victim else 0 for index in range(NODES)]
+    assert [each.exit_code for each in outcomes] == expected, explain(outcomes)
+    assert [each.leftovers for each in outcomes] == [()] * NODES, explain(outcomes)
+    first, last = sorted(
+        (json.loads(path.read_text()) for path in tmp_path.glob("step*.json")), key=lambda saved: saved["step"]
+    )
+    assert (first["world"], last["world"]) == (NODES * NPROC, (NODES - 1) * NPROC)
+    assert last["weight"] == sum(range(last["step"] + 1)), "a step was lost, or done twice"
+    assert last["step"] == first["step"] + 10 * ACCUMULATE
+    for index, outcome in enumerate(outcomes):
+        assert outcome.stdout.count(f"stopped at step {first['step']}") == NPROC, explain(outcomes)
+        resumed = f"of {(NODES - 1) * NPROC} begins at step {first['step'] + 1}"
+        assert outcome.stdout.count(resumed) == (0 if index == victim else NPROC), explain(outcomes)
+    console = " ".join("".join(outcome.stderr for outcome in outcomes).split())
+    assert f"leaves after step {first['step']}: the job continues" in console, explain(outcomes)
+    assert "restart 1" not in console, explain(outcomes)
 
 
 def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel_path(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -28,8 +29,35 @@ def wheel(tmp_path_factory):
     warned = [line for line in done.stderr.splitlines() if "licen" in line.lower() and "deprecat" in line.lower()]
     assert warned == []
     (path,) = (source / "dist").glob("*.whl")
-    with zipfile.ZipFile(path) as opened:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_path):
+    with zipfile.ZipFile(wheel_path) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def installed(wheel_path, tmp_path_factory):
+    """Folder of programs of an environment with the wheel; what muster needs is found where the tests have it."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    python = folder / "bin/python"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel_path]
+    subprocess.run(command, check=True, timeout=120)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (site / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # after its own packages
+    return folder / "bin"
+
+
+def run_python(installed, code, tmp_path):
+    env = {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [installed / "python", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_it_is_marked_as_typed(wheel):
@@ -41,3 +69,38 @@ def test_it_has_its_license(wheel):
     assert wheel.read(name).decode() == (ROOT / "LICENSE").read_text()
     (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     assert message_from_bytes(wheel.read(metadata))["License"] == "BSD-3-Clause"
+
+
+def test_it_has_what_an_index_shows(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = message_from_bytes(wheel.read(name))
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert not metadata.get_all("Project-URL")  # there is no address yet, and none is invented
+
+
+def test_its_entry_points_are_in_the_order_that_torchx_needs(installed, tmp_path):
+    code = """
+import muster, sys
+from importlib.metadata import entry_points
+print(muster.__file__)
+print([each.name for each in entry_points(group="torchx.schedulers") if each.value.startswith("muster")][0])
+from torchx.schedulers import get_default_scheduler_name
+print(get_default_scheduler_name())
+"""
+    where, first, default = run_python(installed, code, tmp_path).split()
+    assert where.startswith(str(installed.parent))
+    assert first == default == "local_cwd"
+
+
+def test_torchx_lists_its_components_beside_its_own(installed, tmp_path):
+    said = run_python(installed, "from torchx.cli.main import main; main(['builtins'])", tmp_path)
+    for component in ("dist.ddp", "dist.spmd", "dist.torchrun", "utils.echo"):
+        assert f" {component}\n" in said
+
+
+def test_its_program_runs(installed):
+    done = subprocess.run([installed / "muster-agent", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("muster")

@@ -5,6 +5,7 @@ from collections import Counter
 
 import doc_pages
 import pytest
+import yaml
 
 PAGES = doc_pages.list_pages()
 _LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
@@ -55,3 +56,12 @@ def test_pages_invent_no_address():
     for page in PAGES:
         for url in re.findall(r"https?://[^\s)>\"`]+", read_text(page)):
             assert any(part in url for part in known), f"{page}: {url}"
+
+
+def test_the_workflow_runs_targets_that_exist():
+    targets = set(re.findall(r"^([a-z]+):.*## ", (doc_pages.ROOT / "Makefile").read_text(), re.MULTILINE))
+    jobs = yaml.safe_load((doc_pages.ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    called = {words[1] for run in runs if (words := run.split())[0] == "make"}
+    assert called == {"check", "docs", "package"} <= targets
+    assert ".ci/run" in {run.split()[0] for run in runs}  # make test, make soak

@@ -22,7 +22,7 @@ SCRIPT = "import os; print('rank', os.environ['RANK'])\n"
 
 def main(folder):
     """The exit code: 1 when an installation failed."""
-    (wheel,) = Path(folder).glob("*.whl")
+    (wheel,) = Path(folder).resolve().glob("*.whl")
     pythons = {version: path for version in VERSIONS if (path := find_python(version))}
     missing = [version for version in VERSIONS if version not in pythons]
     if missing:
@@ -52,7 +52,7 @@ def try_install(python, wheel, requirements):
         folder = Path(name)
         programs = folder / "venv/bin"
         (folder / "main.py").write_text(SCRIPT)
-        install = [programs / "python", "-m", "pip", "install", "-q"]
+        install = [programs / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         # without dependencies: they name torchx, and the nightly line is another distribution of the same package
         for command, expected in (
             ([python, "-m", "venv", folder / "venv"], ""),

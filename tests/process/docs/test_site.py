@@ -1,0 +1,28 @@
+"""`make docs`: the site is built without a warning, and holds what is generated."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import doc_pages
+import pytest
+
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "tests", "out", "build", "reference")
+
+
+@pytest.mark.timeout(400)
+def test_the_site_is_built_without_a_warning(tmp_path):
+    source = tmp_path / "muster"
+    shutil.copytree(doc_pages.ROOT, source, ignore=LEFT_OUT)
+    words = ["-q", "-W", "--keep-going", "-b", "html", "-d", str(tmp_path / "doctrees"), "docs", str(tmp_path / "site")]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words],
+        cwd=source, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
+    names = (page.removeprefix("docs/").replace(".md", ".html") for page in doc_pages.list_pages() if "/" in page)
+    assert {*names, "reference/flags.html", "reference/options.html"} <= pages
+    assert "should_stop" in (tmp_path / "site/worker-api.html").read_text()

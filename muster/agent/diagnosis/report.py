@@ -1,11 +1,11 @@
 """What failed, as data: one `Failure` per worker, one `Report` per job."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 from muster._contract import REPORT_SCHEMA
 from muster.agent.runtime.fields import Count, Integer, Limit, Line, Lines, Name, Paragraph, Seconds, Traceback
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import build, record
 
 
 @record
@@ -69,13 +69,13 @@ class Failure:
         return {**vars(self), "oom": None if self.oom is None else dict(vars(self.oom))}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Failure":
+    def from_json(cls, data: Mapping[str, object]) -> "Failure":
         """The inverse of `to_json`; ignores keys of newer versions."""
-        values = {key: value for key, value in data.items() if key in cls.__annotations__}
-        values["stderr_tail"] = tuple(values.get("stderr_tail") or ())
-        if values.get("oom"):
-            values["oom"] = OomEvidence(**values["oom"])
-        return cls(**values)
+        tail, oom = data.get("stderr_tail"), data.get("oom")
+        values = dict(data, stderr_tail=tuple(tail) if isinstance(tail, list | tuple) else ())
+        if isinstance(oom, dict):
+            values["oom"] = build(OomEvidence, oom)
+        return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
 
 
 @record
@@ -127,16 +127,13 @@ class Report:
         return {**vars(self), "failures": tuple(each.to_json() for each in self.failures), "stacks": stacks}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Report":
+    def from_json(cls, data: Mapping[str, object]) -> "Report":
         """The inverse of `to_json`; ignores keys of newer versions."""
-        return cls(
-            run_id=data["run_id"],
-            reason=data["reason"],
-            attempt=data["attempt"],
-            max_restarts=data["max_restarts"],
-            failures=tuple(Failure.from_json(f) for f in data.get("failures", ())),
-            stacks=tuple(Stack(**s) for s in data.get("stacks", ())),
-        )
+        failures, stacks = data.get("failures"), data.get("stacks")
+        values = dict(data, schema=REPORT_SCHEMA)
+        values["failures"] = tuple(map(Failure.from_json, failures if isinstance(failures, list | tuple) else ()))
+        values["stacks"] = tuple(build(Stack, each) for each in (stacks if isinstance(stacks, list | tuple) else ()))
+        return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
 
 
 def format_size(size_bytes: int, decimals: int = 1) -> str:

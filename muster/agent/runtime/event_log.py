@@ -37,7 +37,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from muster.agent.runtime.clock import Clock
 
@@ -74,7 +74,7 @@ class EventRecord:
     """Global ranks concerned."""
     duration_s: float | None = None
     """For workers_started, the time since round_formed; for workers_stopped, since round_broken."""
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, object] = field(default_factory=dict)
     """More fields, which depend on the transition."""
 
 
@@ -262,7 +262,7 @@ class EventLog:
         """Start a measurement that a later record ends."""
         self._since[name] = self._clock.now_s()
 
-    def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: Any) -> None:
+    def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: object) -> None:
         """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
         self.times.add(what, now_s)

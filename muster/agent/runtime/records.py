@@ -5,6 +5,7 @@ actions and messages. That was a third of its time to the first worker. These re
 factories, ordering and slots, which the agent does not need.
 """
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def record(cls: type[T]) -> type[T]:
     for name, value in {_FIELDS: fields, **methods}.items():
         setattr(cls, name, value)
     return cls
+
+
+def build(kind: Callable[..., T], values: Mapping[str, object]) -> T:
+    """Build a record of values that nothing has checked, such as a file's."""
+    return kind(**values)
 
 
 def replace(old: T, **changes: Any) -> T:

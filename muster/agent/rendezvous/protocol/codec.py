@@ -262,7 +262,7 @@ def _build_many(build: Callable[[Iterable[object]], object], item: Hashable, lim
             raise MalformedMessageError(f"more than {limit.most} items")
         return build(map(read_item, value))
 
-    def write(value: tuple[Any, ...] | frozenset[Any], budget: _Budget) -> str:
+    def write(value: tuple[object, ...] | frozenset[str], budget: _Budget) -> str:
         items = sorted(value) if isinstance(value, frozenset) else value
         if len(items) > limit.most:
             items = items[-limit.most :] if limit.keeps_end else items[: limit.most]

@@ -4,6 +4,7 @@ Each role of an app is a job of its own, with its own MASTER_ADDR; what crosses 
 affair. Here it is pickled Python, so both sides prove that they know MEETING_KEY before anything is read.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -19,13 +20,19 @@ PAUSE_S = 0.1
 
 def listen(folder: Path) -> Listener:
     """Listen on a free port of this node and write the address into the folder. The caller closes it."""
-    host = socket.gethostbyname(socket.gethostname())
-    listener = Listener((host, 0), backlog=64, authkey=read_key())
+    listener = Listener((find_address(), 0), backlog=64, authkey=read_key())
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"address.{os.getpid()}"
     unfinished.write_text(json.dumps(listener.address))
     unfinished.replace(folder / "address.json")
     return listener
+
+
+def find_address() -> str:
+    """This node's address as the other nodes reach it."""
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"  # a machine that does not know its own name is alone
 
 
 def connect(folder: Path) -> Connection:

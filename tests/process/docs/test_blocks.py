@@ -54,7 +54,7 @@ def environment(tmp_path):
         (programs / name).write_text(text.format(**values))
         (programs / name).chmod(0o755)
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "USER") if name in os.environ}
-    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / ".local/state"), "OMP_NUM_THREADS": "1"}
     return {**kept, **home, "PATH": f"{programs}:{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
 
 
@@ -122,7 +122,7 @@ def _run(command, where, folder, environment, text=None):
 
 def _end_apps(folder, environment):
     """A block that failed may have left an app that nobody waits for."""
-    apps = folder.parent / "state/muster/logs/torchx"
+    apps = folder.parent / ".local/state/muster/logs/torchx"
     for app in apps.glob("*") if apps.exists() else ():
         handle = f"detached://torchx/{app.name}"
         subprocess.run(["torchx", "cancel", handle], env=environment, cwd=folder, capture_output=True, timeout=LIMIT_S)

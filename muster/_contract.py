@@ -5,7 +5,7 @@ two of them must agree on.
 """
 
 import signal
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final
 
 AGENT_MODULE: Final = "muster.agent"
@@ -179,6 +179,28 @@ class ExitCode(IntEnum):
     def of_signal(signum: int) -> int:
         """128 + the signal's number, as shells report it."""
         return 128 + signum
+
+
+class AskKind(Enum):
+    """What a person asks of a running job, through the agent of any of its nodes (`muster-agent ask job`)."""
+
+    STOP = "stop"
+    CHECKPOINT = "checkpoint"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STACKS = "stacks"
+
+
+class AskOutcome(Enum):
+    """What became of it."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """Nothing was changed."""
+    LATE = "late"
+    """Some ranks have not done it within the limit."""
+    LOST = "lost"
+    """Nodes that were to do it, or to answer, are gone."""
 
 
 def name_signal(signum: int) -> str:

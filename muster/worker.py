@@ -275,7 +275,8 @@ class _Slot:
             if command == 0 or Layout.get_kind(command) != kind or i < Layout.get_step(command):
                 return False
             if Layout.is_committed(command):
-                return True
+                # A checkpoint is of this step alone: the command may still be there when the next step is done.
+                return kind != Layout.CHECKPOINT or i == Layout.get_step(command)
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 

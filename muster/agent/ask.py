@@ -1,5 +1,7 @@
 """`muster-agent ask stop --step I [--stride S]`: `muster.worker.should_stop` for workers that are no Python programs.
 
+`ask job` is what `muster` runs on a node, see `control.client`.
+
 A process per step, so it imports little. What the rank has asked before is in its slot.
 """
 
@@ -32,6 +34,10 @@ def main(args: Sequence[str]) -> int:
     if any(each in ("-h", "--help") for each in args):
         sys.stdout.write(USAGE)
         return GO_ON
+    if args[:1] == ["job"]:
+        from muster.agent.control import client  # only persons ask so, through an adapter
+
+        return client.main(args[1:])
     try:
         step, stride = _parse(args)
     except _Misuse as error:

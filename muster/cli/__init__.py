@@ -1,4 +1,5 @@
-"""Commands for people, `python -m muster COMMAND`. They know the adapters' public operations and nothing of the agent.
+"""Commands for people, `muster COMMAND`. They know the adapters' public operations and nothing of the agent.
 
-`commands` parses the command line; `prune` removes what jobs that have ended left behind, `leftovers` finds it.
+`commands` parses the command line; `operations` has what is asked of running jobs as functions, `answers` prints what
+became of it; `prune` removes what jobs that have ended left behind, `leftovers` finds it; `completion` is for shells.
 """

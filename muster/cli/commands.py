@@ -1,27 +1,97 @@
-"""The command line `python -m muster`."""
+"""The command line `muster`, also `python -m muster`."""
 
 import argparse
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from muster.cli.prune import prune
+from muster._control import Answer, ControlError
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MOST_LIMIT_S = 86400.0
+
+REQUESTS: Mapping[str, str] = {
+    "stop": "let all ranks save and stop at one step, and end the job",
+    "checkpoint": "let all ranks save at one step",
+    "pause": "let all ranks wait at one step",
+    "resume": "end a pause",
+    "stacks": "print the Python stacks of all ranks, which run on",
+}
+"""What is asked of the agents of a running job."""
+
+_EPILOG = """\
+exit code: 0 done; 1 refused, nothing was changed; 2 wrong usage; 3 no such app; 4 the app has ended already;
+5 some ranks have not done it in time; 6 no agent answers, or a node was lost meanwhile
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     logging.basicConfig(level=logging.WARNING, format="muster: %(message)s")
-    args = _build_parser().parse_args(argv)
-    return prune(older_than_s=args.older_than, dry_run=args.dry_run, yes=args.yes)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.command == "prune":
+        from muster.cli.prune import prune
+
+        return prune(older_than_s=args.older_than, dry_run=args.dry_run, yes=args.yes)
+    if args.command == "completion":
+        from muster.cli.completion import write_completion
+
+        return write_completion(args.shell, parser)
+    return _run_request(args)
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m muster", description="Commands beside TorchX's own.")
+def _run_request(args: argparse.Namespace) -> int:
+    from muster.cli import answers, operations
+
+    operation: Callable[..., Answer | None] = getattr(operations, args.command)
+    options = {} if args.limit is None else {"limit_s": args.limit}
+    try:
+        answer = operation(args.handle, **options)
+    except ControlError as error:
+        return answers.print_error(error, as_json=args.json)
+    except KeyboardInterrupt:
+        print("muster: interrupted: what was asked for may still be done", file=sys.stderr)
+        return 130
+    return 0 if answer is None else answers.print_answer(answer, as_json=args.json)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `completion` reads the words from it."""
+    parser = argparse.ArgumentParser(
+        prog="muster",
+        description="Talks to running jobs. `torchx run`, `status`, `log` and `cancel` do the rest.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in REQUESTS.items():
+        command = _add_command(commands, name, text)
+        command.add_argument(
+            "--limit", type=_parse_limit, default=None, metavar="SECONDS", help="how long the ranks may take (60)"
+        )
+    command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
+    command.set_defaults(limit=None)
+    _add_prune(commands)
+    command = commands.add_parser("completion", help="print the shell's completion of this command")
+    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+    return parser
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name, help=text, description=f"{text}.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument("handle", metavar="APP_HANDLE", help="as torchx run prints it: local_cwd://torchx/train-x7k2")
+    command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
+    return command
+
+
+def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "remove the logs, containers and volumes of jobs on this machine and its Docker engine that have ended"
     command = commands.add_parser("prune", help=text, description=f"{text}. Jobs that run are never touched.")
     command.add_argument(
@@ -33,7 +103,6 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--dry-run", action="store_true", help="print what would be removed and remove nothing")
     command.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    return parser
 
 
 def _parse_age(text: str) -> float:
@@ -41,6 +110,16 @@ def _parse_age(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age such as 30m, 12h, 7d or 2w")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _parse_limit(text: str) -> float:
+    try:
+        limit_s = float(text)
+    except ValueError:
+        limit_s = -1.0
+    if not 1.0 <= limit_s <= _MOST_LIMIT_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to {_MOST_LIMIT_S:g}")
+    return limit_s
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 300_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
-    *("run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
+    *("_control.py", "run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
 )
 """For programs that start an agent; they have muster installed."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from muster._contract import AskKind
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.errors import SpawnError
@@ -28,6 +29,7 @@ from muster.agent.rendezvous.interface import (
     BreakKind,
     DrainReport,
     JobEnded,
+    LateRank,
     RendezvousEvent,
     RoundBroken,
     RoundFormed,
@@ -306,6 +308,15 @@ class FakeRendezvous:
 
     def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
         self._record("drain asked", round_number, (reason, limit_s))
+
+    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
+        self._record("drain followed", round_number, (drain, late))
+
+    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
+        self._record("asked", round_number, (request, kind, limit_s))
+
+    def report_stacks(self, round_number: int, number: int, stacks: tuple[Stack, ...], missing: int) -> None:
+        self._record("stacks", round_number, (number, stacks, missing))
 
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         self._record("drain reported", round_number, (drain, report))

@@ -1,12 +1,16 @@
 """Actions of one node: the output of `decisions.decide`. One union for each part of the agent that carries them out."""
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from muster._contract import AskKind, StatusPageLayout
 from muster.agent.node.events import RoundTimer
-from muster.agent.rendezvous.interface import DrainReport, JobEnded, RendezvousFailed
+from muster.agent.rendezvous.interface import DrainReport, JobEnded, LateRank, RendezvousFailed
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.records import record
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.consensus.actions import Answer
 
 
 @record
@@ -68,6 +72,8 @@ class ReadSlots:
     """Read what the workers of the round have published, and post `SlotsRead`."""
 
     round_number: int
+    kind: int = StatusPageLayout.STOP
+    """Of the drain that it is for."""
 
 
 @record
@@ -78,6 +84,7 @@ class WriteCommand:
     step: int
     """The ceiling, or the committed step."""
     is_committed: bool
+    kind: int = StatusPageLayout.STOP
 
 
 @record
@@ -131,7 +138,15 @@ class PrintStacks:
     round: Round
 
 
-DiagnosisAction: TypeAlias = SettleFailure | CollectStacks | PrintStacks
+@record
+class SendStacks:
+    """Collect the stacks of the live workers, and report them to the leader."""
+
+    round: Round
+    number: int
+
+
+DiagnosisAction: TypeAlias = SettleFailure | CollectStacks | PrintStacks | SendStacks
 
 # -- rendezvous ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +215,25 @@ class ReportDrain:
 
 
 @record
+class ReportFollowed:
+    """Rendezvous: the workers have done what the drain wants, or its limit is over."""
+
+    round: Round
+    drain: int
+    late: tuple[LateRank, ...] = ()
+
+
+@record
+class SendRequest:
+    """Rendezvous: ask the leader for what a person wants."""
+
+    round: Round
+    request: int
+    kind: AskKind
+    limit_s: float
+
+
+@record
 class ReportSaved:
     """Rendezvous: all workers of this node have saved the step; `path` as in `events.CheckpointSaved`."""
 
@@ -236,6 +270,8 @@ RendezvousAction: TypeAlias = (
     | ReportStopped
     | AskDrain
     | ReportDrain
+    | ReportFollowed
+    | SendRequest
     | ReportSaved
     | LeaveJob
 )
@@ -278,6 +314,14 @@ class PrintLine:
 
 
 @record
+class AnswerPerson:
+    """Answer these requests of persons."""
+
+    requests: tuple[int, ...]
+    answer: "Answer"
+
+
+@record
 class RecordJobFailure:
     """The job has failed, as every agent of it learns now: some of them must exit at the same moment."""
 
@@ -292,7 +336,7 @@ class Finish:
 
 
 AgentAction: TypeAlias = (
-    StartTimer | BeginRound | RecordFencing | KeepCheckpoint | PrintLine | RecordJobFailure | Finish
+    StartTimer | BeginRound | RecordFencing | KeepCheckpoint | PrintLine | AnswerPerson | RecordJobFailure | Finish
 )
 
 Action: TypeAlias = WorkerAction | DiagnosisAction | RendezvousAction | AgentAction

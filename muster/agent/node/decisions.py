@@ -18,6 +18,7 @@ import signal
 from muster._contract import ExitCode, name_signal
 from muster.agent.node.actions import (
     Action,
+    AnswerPerson,
     BeginRound,
     Finish,
     InterruptWorker,
@@ -38,6 +39,7 @@ from muster.agent.node.events import (
     CheckpointSaved,
     Event,
     FailureSettled,
+    Requested,
     RoundTimer,
     SignalReceived,
     SlotsRead,
@@ -92,8 +94,10 @@ from muster.agent.rendezvous.interface import (
     JobEnded,
     Notice,
     RendezvousFailed,
+    RequestAnswered,
     RoundBroken,
     RoundFormed,
+    StacksWanted,
 )
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, replace
@@ -121,14 +125,15 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
         case GlobalRank0Started():
             return _on_global_rank0_started(state, event)
         case RoundBroken():
-            return _on_round_broken(state, event)
+            state, answers = _end_requests(state, f"the round ended: {event.reason}")
+            state, actions = _on_round_broken(state, event)
+            return state, (*answers, *actions)
         case JobEnded():
-            return _on_job_ended(state, event)
+            state, answers = _end_requests(state, "the job has ended")
+            state, actions = _on_job_ended(state, event)
+            return state, (*answers, *actions)
         case RendezvousFailed():
-            code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
-            state, lines = _print_held(state)
-            state, actions = _end_with(state, Finish(code=code, rendezvous_failed=event))
-            return state, (*lines, *actions)
+            return _on_rendezvous_failed(state, event)
         case Notice():
             return _on_notice(state, event)
         case WorkerStarted():
@@ -157,6 +162,10 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_signal(state, event)
         case DrainBegun() | DrainCommitted() | DrainWithdrawn() | SlotsRead():
             return _on_drain(state, event)
+        case Requested() | RequestAnswered() | StacksWanted():
+            from muster.agent.node.drain_decisions import on_request  # most jobs end without one
+
+            return on_request(state, event)
         case CheckpointSaved():
             return _on_checkpoint_saved(state, event)
         case CheckpointCompleted():
@@ -331,6 +340,23 @@ def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
     return state, (*lines, *actions) if event.succeeded else (RecordJobFailure(), *lines, *actions)
 
 
+def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision:
+    code = ExitCode.USAGE if event.usage else ExitCode.RENDEZVOUS
+    state, lines = _print_held(state)
+    state, actions = _end_with(state, Finish(code=code, rendezvous_failed=event))
+    return state, (*lines, *actions)
+
+
+def _end_requests(state: NodeState, line: str) -> Decision:
+    """No leader answers them any more."""
+    if not state.requests:
+        return state, ()
+    from muster.agent.node.drain_decisions import build_lost
+
+    answer = AnswerPerson(requests=tuple(sorted(state.requests)), answer=build_lost(line))
+    return replace(state, requests=frozenset()), (answer,)
+
+
 def _end_with(state: NodeState, finish: Finish) -> Decision:
     phase = state.phase
     if isinstance(phase, Running | Succeeded):
@@ -482,7 +508,7 @@ def _is_told_to_stop(phase: Running | Succeeded) -> bool:
     """Whether a drain's step is committed here."""
     if isinstance(phase, Succeeded):
         return phase.is_told
-    return phase.drain is not None and phase.drain.step is not None
+    return phase.drain is not None and phase.drain.is_told
 
 
 def _end_drain_grace(state: NodeState) -> Decision:

@@ -7,25 +7,34 @@
 `rendezvous.drain_ceiling` has the rule for the ceiling. Two waits have limits: a node that is preempted leaves when
 no step was agreed on in time, and ranks that were told the step get the grace period after that to save and to end,
 without a stop signal: they have been told. After a second signal the node leaves at once.
+
+Ranks that save or pause at a step go on afterwards. When a person has asked, this node reports at the end of the limit
+which of its ranks are late, and of a pause also when all of them wait.
 """
 
 from typing import TypeAlias
 
-from muster._contract import name_signal
+from muster._contract import AskOutcome, name_signal
+from muster._contract import StatusPageLayout as Layout
 from muster.agent.node.actions import (
     Action,
+    AnswerPerson,
     AskDrain,
     PrintLine,
     ReadSlots,
     ReportDrain,
+    ReportFollowed,
+    SendRequest,
+    SendStacks,
     StartTimer,
     WithdrawCommand,
     WriteCommand,
     WriteDeadline,
 )
-from muster.agent.node.events import RoundTimer, SignalReceived, SlotsRead, TimerPurpose
+from muster.agent.node.events import Requested, RoundTimer, SignalReceived, SlotsRead, TimerPurpose
 from muster.agent.node.state import NodeDrain, NodeState, Preemption, Running, Succeeded
 from muster.agent.node.worker_decisions import Decision
+from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.drain_ceiling import (
     LOOK_S,
     Ceiling,
@@ -34,8 +43,16 @@ from muster.agent.rendezvous.drain_ceiling import (
     build_report,
     check_ceiling,
     find_refusal,
+    list_late,
 )
-from muster.agent.rendezvous.interface import DrainBegun, DrainCommitted, DrainReport, DrainWithdrawn
+from muster.agent.rendezvous.interface import (
+    DrainBegun,
+    DrainCommitted,
+    DrainReport,
+    DrainWithdrawn,
+    RequestAnswered,
+    StacksWanted,
+)
 from muster.agent.runtime.records import assert_never, replace
 
 DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
@@ -79,7 +96,7 @@ def decide_drain(
     if not isinstance(phase, Running | Succeeded) or event.round_number != phase.round.number:
         return state, (), False
     if isinstance(event, RoundTimer) and event.purpose is TimerPurpose.DRAIN:
-        return _on_time_over(state, phase)
+        return _on_time_over(state, phase, event)
     if isinstance(phase, Succeeded):
         is_told = phase.is_told or isinstance(event, DrainCommitted)
         return replace(state, phase=replace(phase, is_told=is_told)), (), False
@@ -93,8 +110,7 @@ def decide_drain(
         case SlotsRead():
             return _look(state, phase, event)
         case RoundTimer():
-            is_awaited = phase.drain is not None and phase.drain.ceiling is not None and not phase.drain.is_reported
-            return state, (ReadSlots(round_number=event.round_number),) if is_awaited else (), False
+            return state, _look_again(phase), False
         case _:
             assert_never(event)
 
@@ -102,22 +118,35 @@ def decide_drain(
 def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision:
     if phase.drain is not None and phase.drain.number >= event.drain:
         return state, (), False
-    state = replace(state, phase=replace(phase, drain=NodeDrain(number=event.drain)))
-    timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=event.round_number)
-    deadline = WriteDeadline(delay_s=event.limit_s + state.rules.shutdown_timeout_s)
-    is_asked_here = state.preemption is not None
-    timers = () if is_asked_here else (StartTimer(timer=timer, delay_s=event.limit_s),)
-    return state, (deadline, *timers, ReadSlots(round_number=event.round_number)), False
+    drain = NodeDrain(number=event.drain, kind=event.kind, is_asked=event.is_asked)
+    state = replace(state, phase=replace(phase, drain=drain))
+    timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=event.round_number, number=event.drain)
+    is_stop, is_asked_here = event.kind == Layout.STOP, state.preemption is not None
+    deadline = (WriteDeadline(delay_s=event.limit_s + state.rules.shutdown_timeout_s),) if is_stop else ()
+    timers = () if is_stop and is_asked_here else (StartTimer(timer=timer, delay_s=event.limit_s),)
+    return state, (*deadline, *timers, ReadSlots(round_number=event.round_number, kind=event.kind)), False
+
+
+def _look_again(phase: Running) -> tuple[Action, ...]:
+    drain = phase.drain
+    if drain is None or drain.has_followed:
+        return ()
+    is_awaited = drain.is_pause or (drain.ceiling is not None and not drain.is_reported)
+    return (ReadSlots(round_number=phase.round.number, kind=drain.kind),) if is_awaited else ()
 
 
 def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
     drain = phase.drain
-    if drain is None or drain.is_reported or drain.step is not None:
+    if drain is None:
+        return state, (), False
+    if drain.is_over or drain.step is not None:
+        return _look_for_followers(state, phase, drain, event)
+    if drain.is_reported:
         return state, (), False
     if event.slots is None:
         return _report(state, phase, drain, DrainReport(ceiling=0, refusal="a node has no status page"))
     slots = _list_live_slots(phase, event)
-    refusal = find_refusal(slots)
+    refusal = find_refusal(slots, drain.kind)
     if refusal is not None:
         return _report(state, phase, drain, DrainReport(ceiling=0, refusal=refusal))
     before = drain.ceiling
@@ -133,7 +162,21 @@ def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
 
 
 def _build_write(drain: NodeDrain, ceiling: Ceiling) -> WriteCommand:
-    return WriteCommand(drain=drain.number, step=ceiling.step, is_committed=False)
+    return WriteCommand(drain=drain.number, step=ceiling.step, is_committed=False, kind=drain.kind)
+
+
+def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, event: SlotsRead) -> DrainDecision:
+    """Report that all ranks wait, or after the limit which do not; else look again soon."""
+    slots = _list_live_slots(phase, event)
+    has_agreed = drain.step is not None or drain.is_reported
+    late = list_late(slots, drain.kind, drain.step) if drain.step is not None or not has_agreed else ()
+    if late and not drain.is_over:
+        look = RoundTimer(purpose=TimerPurpose.LOOK, round_number=phase.round.number)
+        return state, (StartTimer(timer=look, delay_s=STRIDE_LOOK_S),) if drain.is_pause else (), False
+    if not drain.is_over and not drain.is_pause:
+        return state, (), False
+    state = replace(state, phase=replace(phase, drain=replace(drain, is_over=False, has_followed=True)))
+    return state, (ReportFollowed(round=phase.round, drain=drain.number, late=late),), False
 
 
 def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
@@ -151,8 +194,9 @@ def _commit(state: NodeState, phase: Running, event: DrainCommitted) -> DrainDec
     if drain is None or drain.number != event.drain or drain.step is not None:
         return state, (), False
     drain = replace(drain, step=event.step)
-    command = WriteCommand(drain=drain.number, step=event.step, is_committed=True)
-    return replace(state, phase=replace(phase, drain=drain)), (command,), False
+    command = WriteCommand(drain=drain.number, step=event.step, is_committed=True, kind=drain.kind)
+    look = (ReadSlots(round_number=phase.round.number, kind=drain.kind),) if drain.is_pause else ()
+    return replace(state, phase=replace(phase, drain=drain)), (command, *look), False
 
 
 def _withdraw(state: NodeState, phase: Running, event: DrainWithdrawn) -> DrainDecision:
@@ -160,17 +204,63 @@ def _withdraw(state: NodeState, phase: Running, event: DrainWithdrawn) -> DrainD
     if drain is None:
         line = PrintLine(text=f"no common last step: {event.reason}")
         return state, (line,) if state.preemption is not None else (), True
-    if drain.number != event.drain or drain.step is not None:
+    if drain.number != event.drain or drain.is_told:
         return state, (), False
     state = replace(state, phase=replace(phase, drain=None))
+    if drain.kind != Layout.STOP:
+        return state, (WithdrawCommand(),), False
     return state, (WithdrawCommand(), WriteDeadline(delay_s=None)), True
 
 
-def _on_time_over(state: NodeState, phase: Running | Succeeded) -> DrainDecision:
+def _on_time_over(state: NodeState, phase: Running | Succeeded, timer: RoundTimer) -> DrainDecision:
     drain = phase.drain if isinstance(phase, Running) else None
-    is_committed = phase.is_told if isinstance(phase, Succeeded) else drain is not None and drain.step is not None
+    reads: tuple[Action, ...] = ()
+    if isinstance(phase, Running) and drain is not None:
+        if timer.number not in (0, drain.number):
+            return state, (), False  # of a drain that has ended
+        if drain.is_asked and not drain.has_followed:
+            reads = (ReadSlots(round_number=phase.round.number, kind=drain.kind),)
+            state = replace(state, phase=replace(phase, drain=replace(drain, is_over=True)))
+        if drain.kind != Layout.STOP and timer.number != 0:
+            return state, reads, False
+    elif timer.number and isinstance(phase, Running):
+        return state, (), False
+    is_committed = phase.is_told if isinstance(phase, Succeeded) else drain is not None and drain.is_told
     if not is_committed:
         line = PrintLine(text="no step was agreed on in time")
-        return state, (line,) if state.preemption is not None else (), True
+        return state, (*reads, line) if state.preemption is not None else reads, True
     grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
-    return state, (StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s),), False
+    return state, (*reads, StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s)), False
+
+
+# -- what persons ask for ---------------------------------------------------------------------------------------------
+
+
+def on_request(state: NodeState, event: Requested | RequestAnswered | StacksWanted) -> Decision:
+    """Pass a person's request on to the leader, and its answer back."""
+    phase = state.phase
+    match event:
+        case Requested():
+            if not isinstance(phase, Running | Succeeded):
+                line = "no workers run: they are being started, or stopped; nothing was changed"
+                refused = Answer(outcome=AskOutcome.REFUSED, line=line)
+                return state, (AnswerPerson(requests=(event.request,), answer=refused),)
+            send = SendRequest(round=phase.round, request=event.request, kind=event.kind, limit_s=event.limit_s)
+            return replace(state, requests=state.requests | {event.request}), (send,)
+        case RequestAnswered():
+            if event.request not in state.requests:
+                return state, ()
+            answer = AnswerPerson(requests=(event.request,), answer=event.answer)
+            return replace(state, requests=state.requests - {event.request}), (answer,)
+        case StacksWanted():
+            is_current = isinstance(phase, Running | Succeeded) and phase.round.number == event.round_number
+            if not is_current or state.round is None:
+                return state, ()
+            return state, (SendStacks(round=state.round, number=event.number),)
+        case _:
+            assert_never(event)
+
+
+def build_lost(line: str) -> Answer:
+    """The answer to a person when no leader can give it."""
+    return Answer(outcome=AskOutcome.LOST, line=line)

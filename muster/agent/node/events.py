@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+from muster._contract import AskKind
 from muster.agent.rendezvous.interface import RendezvousEvent
 from muster.agent.runtime.records import record
 
@@ -37,6 +38,8 @@ class RoundTimer:
 
     purpose: TimerPurpose
     round_number: int
+    number: int = 0
+    """Of the drain, where it is for one that another node or a person has asked for."""
 
 
 @record
@@ -171,6 +174,15 @@ class SlotsRead:
 
 
 @record
+class Requested:
+    """A person asks for something through this node; `request` is the number of the question."""
+
+    request: int
+    kind: AskKind
+    limit_s: float
+
+
+@record
 class CheckpointSaved:
     """All workers of round `round_number` have saved this step; `path` as the lowest local rank named it, or ""."""
 
@@ -197,5 +209,6 @@ Event: TypeAlias = (
     | WorkersNotEnded
     | SignalReceived
     | SlotsRead
+    | Requested
     | CheckpointSaved
 )

@@ -10,6 +10,7 @@ from muster.agent.diagnosis.stacks import StackCollector, StackTarget
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node.actions import LocalFailure
 from muster.agent.node.round_workers import RoundWorkers
+from muster.agent.rendezvous.interface import Rendezvous
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import record, replace
@@ -97,6 +98,15 @@ class Evidence:
                 self._logs.print_line(line)
 
         self.collect_stacks(print_them)
+
+    def send_stacks(self, round: Round, number: int, rendezvous: Rendezvous) -> None:  # noqa: A002
+        """Report the stacks of all live workers to the leader."""
+
+        def send_them(texts: dict[int, str]) -> None:
+            missing = max(0, len(self._workers.live) - len(texts))
+            rendezvous.report_stacks(round.number, number, build_stacks(round, texts), missing)
+
+        self.collect_stacks(send_them)
 
     def _read_steps(self, round: Round) -> dict[int, tuple[int, int | None]]:  # noqa: A002
         """By global rank: the last step it reported, and how many it expects."""

@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
 _SAVED_LOOK_S = 1.0
 """How often the page is read for checkpoints that all workers have saved."""
 
+_DRAIN_LOOK_S = 0.1
+"""The same once a drain has begun in the round: a person may wait for it."""
+
 
 @record
 class WorkerParts:
@@ -77,6 +80,8 @@ class RoundWorkers:
         self._page_failed = False
         self._is_draining = False
         """A command was written for this round."""
+        self._is_paused = False
+        """The workers were told to wait."""
         self._reported: tuple[int, str] | None = None
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
@@ -147,7 +152,7 @@ class RoundWorkers:
             case actions.KillWorkers():
                 self._kill(action.round_number)
             case actions.ReadSlots():
-                self._post(events.SlotsRead(round_number=action.round_number, slots=self._read_slots()))
+                self._post(events.SlotsRead(round_number=action.round_number, slots=self._read_slots(action.kind)))
             case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
                 self._write_page(action)
             case _:
@@ -206,6 +211,7 @@ class RoundWorkers:
 
         self._close_page()
         self._is_draining, self._rank_offset, self._reported = False, formed.rank_offset, None
+        self._is_paused = False
         try:
             self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
         except OSError as error:
@@ -218,7 +224,8 @@ class RoundWorkers:
     def _watch_saved(self, round_number: int) -> None:
         self._look_for_checkpoint(round_number)
         self._look_for_debugger()
-        self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(round_number))
+        delay_s = _DRAIN_LOOK_S if self._is_draining else _SAVED_LOOK_S
+        self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(round_number))
 
     def _look_for_checkpoint(self, round_number: int) -> None:
         """Post a checkpoint that all workers of the round have saved since the last look."""
@@ -249,19 +256,22 @@ class RoundWorkers:
         """The step that a worker has last asked about."""
         return None if self.page is None else self.page.read_slot(local_rank).asked[Layout.STOP]
 
-    def _read_slots(self) -> "tuple[RankSlot, ...] | None":
+    def _read_slots(self, kind: int) -> "tuple[RankSlot, ...] | None":
         from muster.agent.rendezvous.drain_ceiling import RankSlot  # only a drain needs it
 
         page = self.page
         if page is None:
             return None
+        now_ns = time.monotonic_ns()
         return tuple(
             RankSlot(
                 global_rank=self._rank_offset + local_rank,
                 step=slot.step,
-                asked=slot.asked[Layout.STOP],
-                stride=max(0, slot.stride[Layout.STOP]),
-                is_asking=slot.is_asking[Layout.STOP],
+                asked=slot.asked[kind],
+                stride=max(0, slot.stride[kind]),
+                is_asking=slot.is_asking[kind],
+                saved=slot.saved_step,
+                silent_s=None if slot.changed_ns is None else max(0.0, (now_ns - slot.changed_ns) / 1e9),
             )
             for local_rank, slot in enumerate(map(page.read_slot, range(self._config.nproc)))
         )
@@ -272,12 +282,16 @@ class RoundWorkers:
         match action:
             case actions.WriteCommand():
                 command = Layout.pack_command(
-                    drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed
+                    drain=action.drain, kind=action.kind, step=action.step, is_committed=action.is_committed
                 )
                 self.page.write_command(command)
                 self._is_draining = True
+                self._is_paused = action.is_committed and action.kind == Layout.PAUSE
             case actions.WithdrawCommand():
                 self.page.write_command(0)
+                if self._is_paused and self._pool.live:
+                    self._is_paused = False
+                    self._watch_for_hangs(self._pool.live[0].round_number)  # the time of the pause does not count
             case actions.WriteDeadline():
                 due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
                 self.page.write_deadline(due_ns)

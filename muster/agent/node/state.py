@@ -6,7 +6,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._contract import DEFAULT_DRAIN_LIMIT_S
+from muster._contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, record
@@ -65,6 +65,13 @@ class NodeDrain:
     """A drain of the round that this node takes part in."""
 
     number: int
+    kind: int = StatusPageLayout.STOP
+    is_asked: bool = False
+    """A person waits for `ReportFollowed`."""
+    is_over: bool = False
+    """Its limit has passed: the next look says who is late."""
+    has_followed: bool = False
+    """`ReportFollowed` has said that all ranks have done it."""
     ceiling: "Ceiling | None" = None
     """What the workers wait at; None: they have not been looked at yet, or the drain is decided."""
     is_reported: bool = False
@@ -73,9 +80,19 @@ class NodeDrain:
     last_rank: int | None = None
     """Of the local ranks that have stopped at it, the one that ended last."""
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the ranks were told to stop at a step."""
+        return self.kind == StatusPageLayout.STOP and self.step is not None
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether the ranks were told to wait at a step."""
+        return self.kind == StatusPageLayout.PAUSE and self.step is not None
+
     def has_reached(self, asked: int | None) -> bool:
         """Whether a rank that has last asked about this step was told to stop."""
-        return self.step is not None and asked is not None and asked >= self.step
+        return self.is_told and asked is not None and self.step is not None and asked >= self.step
 
 
 @record
@@ -215,6 +232,8 @@ class NodeState:
     """About other nodes that ended; not printed if this node is stopped, too: then the whole job is."""
     preemption: Preemption | None = None
     """A drain was asked for, because this node must leave soon."""
+    requests: frozenset[int] = frozenset()
+    """Of persons, that the leader has not answered."""
 
     @property
     def round(self) -> Round | None:

@@ -30,6 +30,7 @@ from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.spec import WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+    from muster.agent.control import ControlServer
     from muster.agent.diagnosis.report import Failure
     from muster.agent.node.evidence import Evidence
     from muster.agent.placement.affinity import WorkerPlacement
@@ -96,6 +97,7 @@ class Supervisor:
         )
         self._rendezvous = parts.connect(self._events.append)
         self._evidence: Evidence | None = None
+        self._control: ControlServer | None = None
         self._state = NodeState(rules=_build_rules(config))
         self._code: int | None = None
         self._job_failed_s: float | None = None
@@ -161,6 +163,8 @@ class Supervisor:
         self._events.append(events.SignalReceived(signum=signal.SIGTERM, guard_died=True))
 
     def _close(self) -> None:
+        if self._control is not None:
+            self._control.close()
         self._rendezvous.close()
         self._workers.close()
         self._event_log.close()
@@ -183,7 +187,7 @@ class Supervisor:
                 | actions.WriteDeadline()
             ):
                 self._workers.act(action)
-            case actions.SettleFailure() | actions.CollectStacks() | actions.PrintStacks():
+            case actions.SettleFailure() | actions.CollectStacks() | actions.PrintStacks() | actions.SendStacks():
                 self._diagnose(action)
             case (
                 actions.JoinJob()
@@ -195,6 +199,8 @@ class Supervisor:
                 | actions.ReportStopped()
                 | actions.AskDrain()
                 | actions.ReportDrain()
+                | actions.ReportFollowed()
+                | actions.SendRequest()
                 | actions.ReportSaved()
                 | actions.LeaveJob()
             ):
@@ -212,13 +218,30 @@ class Supervisor:
                 )
             case actions.PrintStacks():
                 self._read_evidence().print_stacks(action.round)
+            case actions.SendStacks():
+                self._read_evidence().send_stacks(action.round, action.number, self._rendezvous)
             case _:
                 assert_never(action)
 
     def _load_evidence(self) -> None:
         with suppress(OSError, ImportError):  # no descriptors left: no reason to end workers that run
+            self._open_control()
             self._read_evidence()
             import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
+
+    def _open_control(self) -> None:
+        """From now on persons may ask. Not without a token: a job that no adapter has started."""
+        token = self._config.rendezvous.token
+        if self._control is None and token is not None:
+            from muster.agent.control import ControlServer
+
+            self._control = ControlServer(
+                self._loop,
+                token,
+                lambda number, kind, limit_s: self._events.append(
+                    events.Requested(request=number, kind=kind, limit_s=limit_s)
+                ),
+            )
 
     def _read_evidence(self) -> "Evidence":
         if self._evidence is None:
@@ -236,7 +259,7 @@ class Supervisor:
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _report(self, action: actions.RendezvousAction) -> None:
+    def _report(self, action: actions.RendezvousAction) -> None:  # noqa: C901  # one case for each
         rendezvous = self._rendezvous
         match action:
             case actions.JoinJob():
@@ -262,6 +285,10 @@ class Supervisor:
                 rendezvous.ask_drain(action.round.number, action.reason, action.limit_s)
             case actions.ReportDrain():
                 rendezvous.report_drain(action.round.number, action.drain, action.report)
+            case actions.ReportFollowed():
+                rendezvous.report_followed(action.round.number, action.drain, action.late)
+            case actions.SendRequest():
+                rendezvous.ask(action.round.number, action.request, action.kind, action.limit_s)
             case actions.ReportSaved():
                 rendezvous.report_saved(action.round.number, action.step, action.path)
             case actions.LeaveJob():
@@ -304,6 +331,9 @@ class Supervisor:
                 self._keep_checkpoint(action.checkpoint)
             case actions.PrintLine():
                 self._logs.print_line(action.text)
+            case actions.AnswerPerson():
+                if self._control is not None:
+                    self._control.answer(action.requests, action.answer)
             case actions.RecordJobFailure():
                 self._job_failed_s = self._loop.clock.now_s()
             case actions.Finish():

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from muster._contract import LogNames, name_signal
+from muster._contract import StatusPageLayout as Layout
 from muster.agent.node import events
 from muster.agent.node.actions import LocalFailure
 from muster.agent.rendezvous.interface import (
@@ -13,6 +14,7 @@ from muster.agent.rendezvous.interface import (
     JobEnded,
     Notice,
     RendezvousFailed,
+    RequestAnswered,
     RoundBroken,
 )
 from muster.agent.round import Checkpoint, Round
@@ -64,15 +66,19 @@ class TransitionLog:
                 log.write("round_broken", kind=event.kind.value, reason=event.reason)
             case DrainBegun():
                 log.mark("drain")
-                log.write("drain_begun", drain=event.drain, limit_s=event.limit_s)
+                log.write("drain_begun", drain=event.drain, kind=Layout.KINDS[event.kind], limit_s=event.limit_s)
             case DrainCommitted():
                 log.write("drain_committed", drain=event.drain, step=event.step, since="drain")
             case DrainWithdrawn():
                 log.write("drain_withdrawn", drain=event.drain, reason=event.reason, since="drain")
+            case RequestAnswered():
+                log.write("request_answered", outcome=event.answer.outcome.value, text=event.answer.line)
             case JobEnded():
                 log.write("job_ended", succeeded=event.succeeded, drained=event.is_drained)
             case RendezvousFailed():
                 log.write("rendezvous_lost", reason=event.reason)
+            case events.Requested():
+                log.write("requested", kind=event.kind.value, limit_s=event.limit_s)
             case events.WorkerExited():
                 log.write(
                     "worker_exited", ranks=self._find_ranks(event.round_number, event.local_rank), code=event.code

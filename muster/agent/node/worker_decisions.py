@@ -104,7 +104,7 @@ def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision
     last = None if phase.drain is None else phase.drain.last_rank
     drained_rank = None if last is None else phase.round.rank_offset + last
     report = ReportSucceeded(round=phase.round, drained_rank=drained_rank)
-    is_told = phase.drain is not None and phase.drain.step is not None
+    is_told = phase.drain is not None and phase.drain.is_told
     return replace(state, phase=Succeeded(round=phase.round, is_told=is_told)), (report,)
 
 
@@ -177,7 +177,7 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
         return state, ()
     if isinstance(event, WorkersActive):
         return state, (ReportIdle(round=phase.round),)
-    if not phase.alive:
+    if not phase.alive or (phase.drain is not None and phase.drain.is_pause):
         return state, ()
     return state, (ReportIdle(round=phase.round, local_ranks=tuple(sorted(phase.alive)), reason=event.reason),)
 

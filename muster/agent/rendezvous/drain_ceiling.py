@@ -12,11 +12,15 @@ A rank's stride is known once it has asked twice. Until then the member looks on
 from collections.abc import Sequence
 
 from muster._contract import StatusPageLayout
-from muster.agent.rendezvous.interface import AskingRank, DrainReport
+from muster.agent.rendezvous.interface import AskingRank, DrainReport, LateRank
 from muster.agent.runtime.records import record, replace
 
 LOOK_S = 0.002
 """Between the write of a ceiling and the second look; a store is visible to all processors long before."""
+
+
+LATE_LIMIT = 64
+"""How many late ranks of a node are named."""
 
 
 @record
@@ -32,6 +36,10 @@ class RankSlot:
     """The distance of the last two steps asked about; 0: it has asked at most once."""
     is_asking: bool
     """False for a rank that asked about falling steps."""
+    saved: int | None = None
+    """The step of its last checkpoint."""
+    silent_s: float | None = None
+    """Since it last reported a step or phase; None: it never has."""
 
 
 @record
@@ -45,14 +53,44 @@ class Ceiling:
     """No rank has passed it, and none will before the drain is decided."""
 
 
-def find_refusal(slots: Sequence[RankSlot]) -> str | None:
+ASKING_FUNCTIONS = ("should_stop", "should_checkpoint", "wait_while_paused")
+"""Of `muster.worker`, by kind of drain."""
+
+
+def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -> str | None:
     """Why no step can be agreed on with one of these ranks; None: it can."""
+    function = ASKING_FUNCTIONS[kind]
     for slot in slots:
         if not slot.is_asking:
-            return f"rank {slot.global_rank} called should_stop with decreasing steps"
+            return f"rank {slot.global_rank} called {function} with decreasing steps"
         if slot.asked is None and slot.step is not None:
-            return f"rank {slot.global_rank} has done step {slot.step} and never called should_stop"
+            return f"rank {slot.global_rank} has done step {slot.step} and never called {function}"
     return None
+
+
+def list_late(slots: Sequence[RankSlot], kind: int, step: int | None) -> tuple[LateRank, ...]:
+    """The ranks that have not done what a drain wants of them.
+
+    Args:
+        slots: of ranks that live.
+        kind: of the drain.
+        step: the committed one; None: none was, because of these ranks.
+    """
+    late = [slot for slot in slots if _is_late(slot, kind, step)]
+    return tuple(
+        LateRank(
+            global_rank=each.global_rank, step=each.asked if each.step is None else each.step, silent_s=each.silent_s
+        )
+        for each in late[:LATE_LIMIT]
+    )
+
+
+def _is_late(slot: RankSlot, kind: int, step: int | None) -> bool:
+    if step is None:
+        return slot.stride <= 0
+    if kind == StatusPageLayout.PAUSE:
+        return slot.asked is None or slot.asked < step
+    return kind == StatusPageLayout.STOP or slot.saved is None or slot.saved < step
 
 
 def build_ceiling(slots: Sequence[RankSlot]) -> Ceiling:

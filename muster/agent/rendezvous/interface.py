@@ -22,19 +22,25 @@ A drain, which ends a round at one step of all ranks::
         workers stop at the step
         report_succeeded(drained_rank=...)   JobEnded(is_drained=True)
                                              or RoundBroken(kind=DRAINED), if enough nodes stay
+
+The ranks do the same when they save, or pause, at one step: a drain has a kind. What a person asks for begins one, too:
+
+    ask(request, kind) ..................... DrainBegun (kind) ...              all nodes
+        report_followed()                    RequestAnswered                    the node that was asked
 """
 
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
-from muster._contract import StatusPageLayout
+from muster._contract import AskKind, StatusPageLayout
 from muster.agent.round import Checkpoint, Round
-from muster.agent.runtime.fields import Count, Limit, Line, Range, Step
+from muster.agent.runtime.fields import Count, Limit, Line, Range, Seconds, Step
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:  # only a failure loads the report
     from muster.agent.diagnosis.report import Failure, Report, Stack
+    from muster.agent.rendezvous.consensus.actions import Answer
 
 
 class BreakKind(Enum):
@@ -127,13 +133,28 @@ class DrainReport:
 
 
 @record
+class LateRank:
+    """A rank that has not done in time what was agreed on."""
+
+    global_rank: Count
+    step: Step | None
+    """The last that it has reported; None: none."""
+    silent_s: Seconds | None
+    """Since then."""
+
+
+@record
 class DrainBegun:
     """Write a ceiling for the workers of the round, and call `report_drain`."""
 
     round_number: int
     drain: int
     limit_s: float
-    """What the drain is for ends the workers so much later."""
+    """What the drain is for ends the workers so much later; of other kinds than a stop: when `report_followed` names
+    the ranks that are late."""
+    kind: int = StatusPageLayout.STOP
+    is_asked: bool = False
+    """A person waits for `report_followed`."""
 
 
 @record
@@ -153,6 +174,22 @@ class DrainWithdrawn:
     drain: int
     """0: the drain that was asked for has not begun."""
     reason: str
+
+
+@record
+class RequestAnswered:
+    """What became of `ask`."""
+
+    request: int
+    answer: "Answer"
+
+
+@record
+class StacksWanted:
+    """Collect the stacks of this node's workers, and call `report_stacks`."""
+
+    round_number: int
+    number: int
 
 
 @record
@@ -186,6 +223,8 @@ RendezvousEvent: TypeAlias = (
     | DrainBegun
     | DrainCommitted
     | DrainWithdrawn
+    | RequestAnswered
+    | StacksWanted
     | CheckpointCompleted
     | JobEnded
     | RendezvousFailed
@@ -263,6 +302,25 @@ class Rendezvous(Protocol):
 
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         """Report after DrainBegun that this node's workers wait at a ceiling, or why no step can be agreed on."""
+        ...
+
+    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
+        """Report that this node's workers have done what the drain wants, or that its limit is over: who is late."""
+        ...
+
+    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
+        """Ask the leader for what a person wants of the job. RequestAnswered follows, unless the round is broken.
+
+        Args:
+            round_number: of the round.
+            request: a number of this node's; the answer has it.
+            kind: what is wanted.
+            limit_s: how long it may take.
+        """
+        ...
+
+    def report_stacks(self, round_number: int, number: int, stacks: "tuple[Stack, ...]", missing: int) -> None:
+        """Report after StacksWanted the stacks of this node's workers; `missing` of them gave none."""
         ...
 
     def report_saved(self, round_number: int, step: int, path: str) -> None:

@@ -15,9 +15,12 @@ What a record can tell of, and what its detail has (the documentation prints thi
     workers_stopped: No worker of the round is left.
     workers_not_ended: The kernel cannot end these processes: pids.
     fenced: The guard has killed the workers, because the leader was silent for too long.
-    drain_begun: The agents begin to agree on a step at which all ranks stop: drain (its number), limit_s.
+    drain_begun: The agents begin to agree on a step at which all ranks stop, save or pause: drain (its number), kind,
+        limit_s.
     drain_committed: They have agreed: drain, step.
-    drain_withdrawn: They cannot agree, and workers get the stop signal: drain, reason.
+    drain_withdrawn: They cannot agree, or it has ended, and the ranks go on: drain, reason.
+    requested: A person has asked the job for something through this agent (`muster`): kind, limit_s.
+    request_answered: The leader's answer to it: outcome, text.
     checkpoint_completed: All ranks of the job have saved a checkpoint: step, path.
     template_ready: Warm starts: the template has imported what workers need: modules, import_s, rss_bytes, pss_bytes.
     template_ended: Warm starts: the template is gone: status, reason, last_line.

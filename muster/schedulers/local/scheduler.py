@@ -6,9 +6,10 @@ Other shells need nothing from this process: an app's state is in its folder, an
 import contextlib
 import logging
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
-from muster._contract import AGENT_MODULE
+from muster._contract import AGENT_MODULE, AskKind, Env
+from muster._control import Answer, ControlError, ExitCode
 from muster._programs import explain_missing
 from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -27,7 +29,7 @@ from muster.schedulers.local.interpreter import find_interpreter, has_same_muste
 from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
-from muster.schedulers.naming import build_app_name, make_secret, make_suffix
+from muster.schedulers.naming import build_app_name, derive_token, make_secret, make_suffix
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
@@ -39,7 +41,7 @@ from muster.schedulers.runner.versions import (
     check_replica,
 )
 from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
-from muster.schedulers.supervision import client
+from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
@@ -52,6 +54,8 @@ READERS_LIMIT_S = 1.0
 """How long `close` waits for threads that still read logs of apps that have ended."""
 
 _OWN_VARIABLES = "MUSTER_"
+AGENT_WORDS = 2
+"""Of a replica's command: the interpreter, and the agent's file."""
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +182,20 @@ class LocalScheduler(PluginScheduler):
             if folder is not None:
                 client.request_stop(folder)
 
+    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+        """See `PluginScheduler`."""
+        return asking.ask_app(self._find_to_ask(app_id), kind, limit_s, ask_node)
+
+    def stop_app(self, app_id: str, limit_s: float) -> Answer:
+        """See `PluginScheduler`."""
+        return asking.stop_app(self._find_to_ask(app_id), limit_s, ask_node)
+
+    def _find_to_ask(self, app_id: str) -> AppFolder:
+        folder = self._find(app_id)
+        if folder is None:
+            raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        return folder
+
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`. Removes the app's logs too."""
         folder = self._find(app_id)
@@ -211,6 +229,21 @@ class LocalScheduler(PluginScheduler):
     def _find(self, app_id: str) -> AppFolder | None:
         path = self._registry().find(app_id)
         return None if path is None else AppFolder(path)
+
+
+def ask_node(spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+    """An `asking.AskNode`: the job's agents on this machine are found by its token."""
+    plan = spec.details["replicas"][replica.role][replica.index]
+    token = derive_token(spec.details["token"], replica.role)
+    command = [*plan["command"][:AGENT_WORDS], *words]
+    env = {**spec.details["base_env"], **plan["env"], Env.TOKEN: token}
+    try:
+        done = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, "", str(error)
+    return done.returncode, done.stdout, done.stderr
 
 
 def _check_programs(request: LocalRequest) -> None:

@@ -26,6 +26,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
+from muster._contract import AskKind
+from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.app_codec import load_app
@@ -97,6 +99,32 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     @abc.abstractmethod
     def delete_app(self, app_id: str) -> None:
         """Delete an app that exists; stop it first when it runs."""
+
+    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+        """Ask the agents of a running app for a checkpoint, a pause, its end or their stacks.
+
+        Args:
+            app_id: of the app.
+            kind: what is asked for.
+            limit_s: how long the ranks may take.
+
+        Raises:
+            ControlError: it cannot be asked; nothing was changed.
+        """
+        del app_id, limit_s
+        raise ControlError(f"{self.backend} jobs cannot be asked for {kind.value}", ExitCode.REFUSED)
+
+    def stop_app(self, app_id: str, limit_s: float) -> Answer:
+        """Record that the app ends, so that nothing is started again; then let all ranks stop at one step.
+
+        Args:
+            app_id: of the app.
+            limit_s: how long the ranks may take. Those that agree on no step get the polite signal.
+
+        Raises:
+            ControlError: it cannot be stopped; nothing was changed.
+        """
+        return self.ask_app(app_id, AskKind.STOP, limit_s)
 
     @abc.abstractmethod
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:

@@ -23,9 +23,10 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Linger:
-    """Do nothing yet; LingerExpired with `number` is due after `LINGER_S`."""
+    """Do nothing yet; LingerExpired with `number` is due after `delay_s`."""
 
     number: int
+    delay_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,9 @@ SCHEMA = 1
 STATE_DIR_NAME = ".muster"
 """The folder inside an app's folder for all files that are not a role's."""
 
+DRAIN_WORD = "drain:"
+"""Begins a request to the supervisor: the app ends, and the agents have so many seconds to stop at one step."""
+
 _SPEC_NAME = "spec.json"
 
 _OLD_NAMES = {"is_agent": "runs_agent"}
@@ -190,6 +193,7 @@ class AppFolder:
             "grace_number": app.grace_number,
             "lingering": app.lingering,
             "lingering_role": app.lingering_role,
+            "draining": app.is_draining,
             "replicas": [
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
                 for each, known in app.replicas.items()
@@ -294,6 +298,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         grace_number=content["grace_number"],
         lingering=content["lingering"],
         lingering_role=content.get("lingering_role", ""),
+        is_draining=content.get("draining", False),
         outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
         reason=content["reason"],
     )

@@ -19,6 +19,7 @@ from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, 
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
+    DrainRequested,
     Event,
     GraceExpired,
     KillRequested,
@@ -38,6 +39,9 @@ from muster.schedulers.supervision.state import (
 
 Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
 Plan: TypeAlias = Sequence[SupervisedRole]
+
+_ALL_ROLES: Final = "*"
+"""No role has this name."""
 
 LINGER_S: Final = 5.0
 """When an agent reports that its job has failed for good, the others of its role know it and end at the same time: one
@@ -71,6 +75,8 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
         return _handle_replica_ended(plan, state, event)
     if isinstance(event, CancelRequested):
         return _cancel(state, event)
+    if isinstance(event, DrainRequested):
+        return _drain(state, event)
     if isinstance(event, KillRequested):
         return _kill(state, event)
     if isinstance(event, LingerExpired):
@@ -102,7 +108,8 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
     if known is None or known.status is not ReplicaStatus.RUNNING:
         return state, ()
     if state.phase is AppPhase.ENDING:
-        bad = ReplicaStatus.FAILED if _lingers(state, event.replica) else ReplicaStatus.CANCELLED
+        has_failed = _lingers(state, event.replica) and not state.is_draining
+        bad = ReplicaStatus.FAILED if has_failed else ReplicaStatus.CANCELLED
         status = ReplicaStatus.SUCCEEDED if event.exit_code == 0 else bad
         return _advance(_set_status(state, event.replica, status, event.exit_code))
     if event.replica.role in state.restarting:
@@ -187,19 +194,31 @@ def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role:
     state = replace(
         state, replicas=replicas, phase=AppPhase.ENDING, restarting=(), outcome=outcome, reason=_one_line(reason)
     )
-    lingering = state.running([lingering_role]) if lingering_role else ()
+    is_for_all = lingering_role == _ALL_ROLES
+    lingering = state.running(None if is_for_all else [lingering_role]) if lingering_role else ()
     if not lingering:
         return _advance(*_stop(state, state.running()))
     number = state.grace_number + 1
     state = replace(state, grace_number=number, lingering=number, lingering_role=lingering_role)
     state, stops = _stop(state, tuple(each for each in state.running() if each not in lingering))
-    return state, (Linger(number=number), *stops)
+    return state, (Linger(number=number, delay_s=LINGER_S), *stops)
 
 
 def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
     if state.phase is not AppPhase.ENDING:
         return _end(state, Outcome.CANCELLED, event.reason)
     return _stop_lingering(state) if state.lingering else (state, ())
+
+
+def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
+    """Nothing is started again from now on; the agents end by themselves, or are stopped after the limit."""
+    if state.phase is AppPhase.ENDING:
+        return state, ()
+    state, actions = _end(state, Outcome.CANCELLED, event.reason, lingering_role=_ALL_ROLES)
+    if state.phase is AppPhase.ENDED or not state.lingering:
+        return state, actions
+    state = replace(state, lingering_role="", is_draining=True)
+    return state, (Linger(number=state.lingering, delay_s=event.limit_s),)
 
 
 def _stop_lingering(state: SupervisedApp) -> Decision:

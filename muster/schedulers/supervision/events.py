@@ -32,6 +32,14 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrainRequested:
+    """The app ends, and its agents are asked to stop all ranks at one step: they get no signal before `limit_s`."""
+
+    limit_s: float
+    reason: str = "stopped (muster stop)"
+
+
+@dataclass(frozen=True, kw_only=True)
 class KillRequested:
     """A request to kill the app at once."""
 
@@ -52,4 +60,6 @@ class LingerExpired:
     number: int
 
 
-Event: TypeAlias = Begin | ReplicaEnded | CancelRequested | KillRequested | GraceExpired | LingerExpired
+Event: TypeAlias = (
+    Begin | ReplicaEnded | CancelRequested | DrainRequested | KillRequested | GraceExpired | LingerExpired
+)

@@ -109,6 +109,8 @@ class SupervisedApp:
     """Number of the period in which agents end by themselves; 0: none runs."""
     lingering_role: str = ""
     """The role of these agents; "": all roles (apps that earlier versions submitted)."""
+    is_draining: bool = False
+    """All replicas that linger were asked to stop at one step: they end as cancelled."""
     outcome: Outcome | None = None
     reason: str = ""
     """One line: why the app ended, or what was last done about a lost replica."""

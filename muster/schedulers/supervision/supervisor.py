@@ -20,7 +20,7 @@ from typing import Any
 
 from muster import _processes
 from muster.schedulers.supervision import actions, decisions, events
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import DRAIN_WORD, AppFolder, AppRecord, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Handle, ReplicaDriver, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
@@ -124,7 +124,7 @@ class Supervisor:
                 self._driver.stop(each)
         elif isinstance(action, actions.Linger):
             expired = events.LingerExpired(number=action.number)
-            self._event_queue.set_timer("linger", decisions.LINGER_S, lambda: self._event_queue.post(expired))
+            self._event_queue.set_timer("linger", action.delay_s, lambda: self._event_queue.post(expired))
         elif isinstance(action, actions.Kill):
             for each in action.replicas:
                 self._driver.kill(each)
@@ -196,7 +196,9 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
             elif "cancel" in words:
                 event_queue.post(events.CancelRequested())
             for word in words:
-                if word in ("suspend", "continue"):
+                if word.startswith(DRAIN_WORD):
+                    event_queue.post(events.DrainRequested(limit_s=float(word.removeprefix(DRAIN_WORD))))
+                elif word in ("suspend", "continue"):
                     driver.suspend(suspended=word == "suspend")
 
     event_queue.watch_readable(fd, read_requests)

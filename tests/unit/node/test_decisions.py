@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster._contract import ExitCode
+from muster._contract import AskKind, AskOutcome, ExitCode
 from muster.agent.node.actions import (
     Action,
     Finish,
@@ -27,6 +27,7 @@ from muster.agent.node.events import (
     CheckpointSaved,
     Event,
     FailureSettled,
+    Requested,
     RoundTimer,
     SignalReceived,
     SlotsRead,
@@ -56,6 +57,7 @@ from muster.agent.node.state import (
     StopStep,
     Succeeded,
 )
+from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.interface import (
     BreakKind,
     CheckpointCompleted,
@@ -66,8 +68,10 @@ from muster.agent.rendezvous.interface import (
     JobEnded,
     Notice,
     RendezvousFailed,
+    RequestAnswered,
     RoundBroken,
     RoundFormed,
+    StacksWanted,
 )
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.records import replace
@@ -652,7 +656,17 @@ def any_event() -> st.SearchStrategy[Event]:
             st.booleans(),
             st.floats(0.0, 3.0),
         ),
-        st.builds(lambda n: DrainBegun(round_number=n, drain=1, limit_s=5.0), number),
+        st.builds(
+            lambda n, k, a: DrainBegun(round_number=n, drain=1, limit_s=5.0, kind=k, is_asked=a),
+            number,
+            st.integers(0, 2),
+            st.booleans(),
+        ),
+        st.builds(lambda k: Requested(request=1, kind=k, limit_s=5.0), st.sampled_from(AskKind)),
+        st.builds(
+            lambda o: RequestAnswered(request=1, answer=Answer(outcome=o, line="x")), st.sampled_from(AskOutcome)
+        ),
+        st.builds(lambda n: StacksWanted(round_number=n, number=1), number),
         st.builds(lambda n, s: DrainCommitted(round_number=n, drain=1, step=s), number, st.integers(0, 3)),
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
         st.builds(lambda n, s: SlotsRead(round_number=n, slots=s), number, st.none() | st.just(())),

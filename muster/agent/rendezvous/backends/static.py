@@ -7,9 +7,17 @@ more than one node `member` implements `static`: no node can know alone whether 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from muster._contract import AskKind, AskOutcome
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.interface import CheckpointCompleted, DrainReport, PostEvent, RoundFormed
+from muster.agent.rendezvous.interface import (
+    CheckpointCompleted,
+    DrainReport,
+    LateRank,
+    PostEvent,
+    RequestAnswered,
+    RoundFormed,
+)
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
@@ -99,6 +107,20 @@ class StaticRendezvous:
         """See `Rendezvous`."""
         if self._drain is not None and round_number == self._policy.number and self._policy.broken is None:
             self._drain.decide(report)
+
+    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
+        """See `Rendezvous`. No person waits for it here."""
+
+    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:  # noqa: ARG002
+        """See `Rendezvous`. A job without --rank0-env or --rdzv-endpoint has no leader."""
+        from muster.agent.rendezvous.consensus.actions import Answer
+
+        line = "a job with --standalone or --rdzv-backend static has no leader that could be asked"
+        answer = Answer(outcome=AskOutcome.REFUSED, line=line)
+        self._post(RequestAnswered(request=request, answer=answer))
+
+    def report_stacks(self, round_number: int, number: int, stacks: "tuple[Stack, ...]", missing: int) -> None:
+        """See `Rendezvous`. Nothing asks for them here."""
 
     def report_saved(self, round_number: int, step: int, path: str) -> None:
         """See `Rendezvous`. There is no other node."""

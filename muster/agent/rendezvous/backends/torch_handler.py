@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from muster._contract import AskKind, AskOutcome
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
@@ -29,9 +30,11 @@ from muster.agent.rendezvous.interface import (
     BreakKind,
     DrainReport,
     DrainWithdrawn,
+    LateRank,
     Notice,
     PostEvent,
     RendezvousFailed,
+    RequestAnswered,
     RoundFormed,
 )
 from muster.agent.round import Round
@@ -210,6 +213,20 @@ class TorchRendezvous:
 
     def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         """See `Rendezvous`. No drain begins here."""
+
+    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
+        """See `Rendezvous`. No drain begins here."""
+
+    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:  # noqa: ARG002
+        """See `Rendezvous`. torch's handlers carry no such question."""
+        from muster.agent.rendezvous.consensus.actions import Answer
+
+        line = f"--rdzv-backend {self._config.backend} cannot pass it on to the other nodes"
+        answer = Answer(outcome=AskOutcome.REFUSED, line=line)
+        self._post(RequestAnswered(request=request, answer=answer))
+
+    def report_stacks(self, round_number: int, number: int, stacks: tuple[Stack, ...], missing: int) -> None:
+        """See `Rendezvous`. Nothing asks for them here."""
 
     def report_saved(self, round_number: int, step: int, path: str) -> None:
         """See `Rendezvous`. No node knows what the others have saved."""

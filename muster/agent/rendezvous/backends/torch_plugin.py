@@ -40,8 +40,10 @@ from muster.agent.rendezvous.interface import (
     Notice,
     RendezvousEvent,
     RendezvousFailed,
+    RequestAnswered,
     RoundBroken,
     RoundFormed,
+    StacksWanted,
 )
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
@@ -165,7 +167,15 @@ class _LoopThread(threading.Thread):
                 import logging
 
                 logging.getLogger(__name__).info(event.text)
-            case GlobalRank0Started() | DrainBegun() | DrainCommitted() | DrainWithdrawn() | CheckpointCompleted():
+            case (
+                GlobalRank0Started()
+                | DrainBegun()
+                | DrainCommitted()
+                | DrainWithdrawn()
+                | CheckpointCompleted()
+                | RequestAnswered()
+                | StacksWanted()
+            ):
                 pass  # torch's agent starts its workers by itself, asks for no drain, and reads no status page
             case _:
                 assert_never(event)

@@ -1,11 +1,33 @@
 """Actions of the leader: what `decisions.decide` asks it to send."""
 
-from muster.agent.diagnosis.report import FinalFailure, Report
+from typing import Annotated
+
+from muster._contract import AskOutcome, StatusPageLayout
+from muster.agent.diagnosis.report import FinalFailure, Report, Stacks
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
-from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.interface import BreakKind, LateRank
 from muster.agent.round import Checkpoint
+from muster.agent.runtime.fields import Count, Limit, Line, Seconds, Step
 from muster.agent.runtime.records import record
+
+LateRanks = Annotated[tuple[LateRank, ...], Limit(most=64)]
+
+
+@record
+class Answer:
+    """What became of a person's request; `muster._control.Answer` is the same on the person's side."""
+
+    outcome: AskOutcome
+    line: Line
+    """For the person."""
+    step: Step | None = None
+    """The agreed one."""
+    ranks: Count = 0
+    """How many it concerns."""
+    took_s: Seconds = 0.0
+    late: LateRanks = ()
+    stacks: Stacks = ()
 
 
 @record
@@ -85,6 +107,9 @@ class BeginDrain:
     round_number: int
     drain: int
     limit_s: float
+    kind: int = StatusPageLayout.STOP
+    is_asked: bool = False
+    """A person waits for an answer."""
 
 
 @record
@@ -105,6 +130,24 @@ class WithdrawDrain:
     round_number: int
     drain: int
     reason: str
+
+
+@record
+class WantStacks:
+    """Ask these members for the stacks of their workers."""
+
+    ids: tuple[str, ...]
+    round_number: int
+    number: int
+
+
+@record
+class AnswerRequest:
+    """Answer a person's request that this member has passed on."""
+
+    id: str
+    request: int
+    answer: Answer
 
 
 @record
@@ -149,6 +192,8 @@ SentAction = (
     | BeginDrain
     | CommitDrain
     | WithdrawDrain
+    | WantStacks
+    | AnswerRequest
     | CompleteCheckpoint
     | EndJob
     | FailRendezvous

@@ -32,7 +32,9 @@ report.
 
 from muster.agent.rendezvous.consensus.actions import CommitRound, SetTimer
 from muster.agent.rendezvous.consensus.events import (
+    Asked,
     DrainAsked,
+    DrainFollowed,
     DrainReported,
     Event,
     Failed,
@@ -45,6 +47,7 @@ from muster.agent.rendezvous.consensus.events import (
     ProcessEnded,
     RoundAcknowledged,
     Saved,
+    StacksTaken,
     Stopped,
     Succeeded,
     TimerFired,
@@ -112,7 +115,19 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C
         case Saved():
             from muster.agent.rendezvous.consensus.drain import on_saved
 
-            return on_saved(state, event)
+            return on_saved(state, event, now_s)
+        case DrainFollowed():
+            from muster.agent.rendezvous.consensus.drain import on_followed
+
+            return on_followed(state, event, now_s)
+        case Asked():
+            from muster.agent.rendezvous.consensus.drain import on_asked
+
+            return on_asked(state, event, now_s)
+        case StacksTaken():
+            from muster.agent.rendezvous.consensus.drain import on_stacks_taken
+
+            return on_stacks_taken(state, event, now_s)
         case Stopped():
             return on_stopped(state, event, now_s)
         case LeaseChecked():

@@ -17,6 +17,14 @@ ranks passes the ceiling, so that every rank can still stop at any step at or ab
 - A member that is lost ends the round, and the drain with it. There is no other way out: no rank waits by a clock of
   its own, because ranks that give up one by one stop at different steps.
 
+A drain has a kind: the ranks stop, save or pause at the step. Persons ask for all three (`on_asked`). Then the members
+report who is late when the limit is over, and each person gets one answer:
+
+- A stop takes the place of a drain of another kind. Only a checkpoint that is committed is waited for: ranks that have
+  begun to save may wait for the others. Of two other requests that contradict each other the first wins.
+- A pause that some ranks do not reach is withdrawn. A checkpoint is not, for the reason above.
+- After a pause the drain stays until a person resumes the job, or a stop or the end of the round ends it.
+
 Each member reports a step once all of its ranks have saved it. Ranks save at their own pace, so that reports of two
 steps can be on their way at once. A checkpoint is complete as soon as all members of the round have reported its step,
 also while the round is being stopped. A member that is lost before it has reported leaves the one before as the last.
@@ -25,27 +33,62 @@ also while the round is being stopped. A member that is lost before it has repor
 from collections.abc import Iterable
 from math import gcd
 
-from muster._contract import StatusPageLayout
+from muster._contract import AskKind, AskOutcome
+from muster._contract import StatusPageLayout as Layout
 from muster.agent.rendezvous.consensus.actions import (
     Action,
+    Answer,
+    AnswerRequest,
     BeginDrain,
     CommitDrain,
     CompleteCheckpoint,
     Notify,
+    WantStacks,
     WithdrawDrain,
 )
-from muster.agent.rendezvous.consensus.events import DrainAsked, DrainReported, Saved, Succeeded
+from muster.agent.rendezvous.consensus.events import (
+    Asked,
+    DrainAsked,
+    DrainFollowed,
+    DrainReported,
+    Saved,
+    StacksTaken,
+    Succeeded,
+)
 from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
-from muster.agent.rendezvous.consensus.state import Decision, Drain, JobState, RoundRunning, Saving, describe_member
-from muster.agent.rendezvous.interface import BreakKind, DrainReport
+from muster.agent.rendezvous.consensus.state import (
+    Asker,
+    Decision,
+    Drain,
+    JobState,
+    RoundRunning,
+    Saving,
+    WantedDrain,
+    WantedStacks,
+    describe_member,
+)
+from muster.agent.rendezvous.interface import BreakKind, DrainReport, LateRank
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
+
+LATE_LIMIT = 64
+_NAMED_LATE = 4
+"""How many late ranks an answer has, and how many its line names."""
 
 SAVING_LIMIT = 4
 """How many steps are counted at once. A member that is further behind than that reports a later one."""
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
+
+
+VERBS = ("stop", "save", "pause")
+"""What the ranks do, by kind."""
+
+_KINDS = {AskKind.STOP: Layout.STOP, AskKind.CHECKPOINT: Layout.CHECKPOINT, AskKind.PAUSE: Layout.PAUSE}
+
+COLLECTIVES_LINE = "torch's own timeout of collectives goes on"
+"""A pause that is longer may end the job."""
 
 
 def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision:
@@ -57,22 +100,253 @@ def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision
         return state, ()  # the round has ended, and its members know or will
     if phase.drain is None and event.id in phase.succeeded:
         return state, ()
-    if phase.drain is not None:
-        drain = replace(phase.drain, leaving=phase.drain.leaving.with_item(event.id))
-        return replace(state, phase=replace(phase, drain=drain)), ()
-    number = phase.drains + 1
     reason = f"{describe_member(state, state.members[event.id])} {event.reason}"
-    if number > StatusPageLayout.MAX_DRAIN:
+    if phase.drains >= Layout.MAX_DRAIN:
         withdrawal = WithdrawDrain(
             ids=(event.id,), round_number=state.round_number, drain=0, reason="too many drains in one round"
         )
         return state, (withdrawal,)
+    return _want_stop(
+        state, phase, WantedDrain(kind=Layout.STOP, reason=reason, limit_s=event.limit_s, leaving=(event.id,)), now_s
+    )
+
+
+def on_asked(state: JobState, event: Asked, now_s: float) -> Decision:
+    """Do what a person asks for, or say why not."""
+    phase = state.phase
+    asker = Asker(id=event.id, request=event.request, kind=event.kind)
+    if event.round_number != state.round_number or event.id not in state.assignments:
+        return state, ()
+    if not isinstance(phase, RoundRunning):
+        return state, _refuse((asker,), "the workers are being stopped or started: nothing was changed")
+    if event.kind is AskKind.STACKS:
+        return _want_stacks(state, phase, asker, now_s)
+    if event.kind is AskKind.RESUME:
+        return _resume(state, phase, asker, now_s)
+    if phase.drains >= Layout.MAX_DRAIN:
+        return state, _refuse((asker,), "too many drains in one round: nothing was changed")
+    kind = _KINDS[event.kind]
+    wanted = WantedDrain(kind=kind, reason=f"muster {event.kind.value}", limit_s=event.limit_s, askers=(asker,))
+    if kind == Layout.STOP:
+        return _want_stop(state, phase, replace(wanted, leaving=tuple(state.members)), now_s)
+    drain = phase.drain
+    if drain is None:
+        return _begin(state, phase, wanted, now_s)
+    if drain.queued is not None or drain.kind == Layout.STOP:
+        return state, _refuse((asker,), f"the job is being stopped ({_name_stop(drain)}): nothing was changed")
+    if _is_paused(drain):
+        is_same = kind == Layout.PAUSE
+        line = f"the job is paused at step {drain.step}{' already' if is_same else ': resume it first'}"
+        answer = Answer(outcome=AskOutcome.DONE if is_same else AskOutcome.REFUSED, line=line, step=drain.step)
+        return state, _answer((asker,), answer)
+    if drain.kind == kind:
+        drain = replace(drain, askers=(*drain.askers, asker))
+        return replace(state, phase=replace(phase, drain=drain)), ()
+    since_s = now_s - drain.begun_s
+    line = f"{drain.reason} of {since_s:.1f} s ago is not done yet: nothing was changed"
+    return state, _refuse((asker,), line)
+
+
+def _name_stop(drain: Drain) -> str:
+    return drain.reason if drain.queued is None else drain.queued.reason
+
+
+def _is_paused(drain: Drain) -> bool:
+    return drain.kind == Layout.PAUSE and drain.step is not None and not drain.askers
+
+
+def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: float) -> Decision:
+    """Begin a stop, now or after a checkpoint that is committed."""
+    drain = phase.drain
+    if drain is None:
+        return _begin(state, phase, wanted, now_s)
+    if drain.kind == Layout.STOP:
+        leaving = PersistentSet((*drain.leaving, *wanted.leaving))
+        drain = replace(drain, askers=(*drain.askers, *wanted.askers), leaving=leaving)
+        return replace(state, phase=replace(phase, drain=drain)), ()
+    if drain.kind == Layout.CHECKPOINT and drain.step is not None:
+        if wanted.askers and not drain.askers:  # it was late already
+            line = f"not all ranks have saved at step {drain.step}: {describe_late(_list_followed_late(drain))}"
+            return state, _refuse(wanted.askers, line)
+        queued = drain.queued
+        if queued is not None:
+            wanted = replace(
+                queued,
+                askers=(*queued.askers, *wanted.askers),
+                leaving=tuple(dict.fromkeys((*queued.leaving, *wanted.leaving))),
+            )
+        queued = wanted
+        return replace(state, phase=replace(phase, drain=replace(drain, queued=queued))), ()
+    line = f"the job is stopped instead ({wanted.reason})"
+    state, ended = _end(state, phase, drain, Answer(outcome=AskOutcome.REFUSED, line=line), wanted.reason)
+    if not isinstance(state.phase, RoundRunning):
+        return state, ended
+    state, begun = _begin(state, state.phase, wanted, now_s)
+    return state, (*ended, *begun)
+
+
+def _begin(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: float) -> Decision:
+    number = phase.drains + 1
     ids = tuple(each for each in state.assignments if each not in phase.succeeded)
     drain = Drain(
-        number=number, reason=reason, begun_s=now_s, ids=PersistentSet(ids), leaving=PersistentSet((event.id,))
+        number=number,
+        kind=wanted.kind,
+        askers=wanted.askers,
+        reason=wanted.reason,
+        begun_s=now_s,
+        ids=PersistentSet(ids),
+        leaving=PersistentSet(wanted.leaving),
     )
-    begin = BeginDrain(ids=ids, round_number=state.round_number, drain=number, limit_s=event.limit_s)
+    begin = BeginDrain(
+        ids=ids,
+        round_number=state.round_number,
+        drain=number,
+        limit_s=wanted.limit_s,
+        kind=wanted.kind,
+        is_asked=bool(wanted.askers),
+    )
     return replace(state, phase=replace(phase, drain=drain, drains=number)), (begin,)
+
+
+def _end(state: JobState, phase: RoundRunning, drain: Drain, answer: Answer, reason: str) -> Decision:
+    """End a drain: ranks that wait go on. A stop that waits for its end is not begun here."""
+    ids = _list_live(phase, drain)
+    withdrawal = WithdrawDrain(ids=ids, round_number=state.round_number, drain=drain.number, reason=reason)
+    state = replace(state, phase=replace(phase, drain=None))
+    return state, (*_answer(drain.askers, answer), withdrawal)
+
+
+def _resume(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
+    drain = phase.drain
+    if drain is None or drain.kind != Layout.PAUSE:
+        return state, _refuse((asker,), "the job is not paused: nothing was changed")
+    ranks, took_s = _count_ranks(state), now_s - drain.begun_s
+    line = f"the pause has ended after {took_s:.1f} s: all {ranks} ranks go on"
+    overtaken = Answer(outcome=AskOutcome.REFUSED, line="the job is resumed instead (muster resume)")
+    state, ended = _end(state, phase, drain, overtaken, "muster resume")
+    done = Answer(outcome=AskOutcome.DONE, line=line, step=drain.step, ranks=ranks, took_s=took_s)
+    return state, (*ended, *_answer((asker,), done), Notify(text=f"muster resume: {line}"))
+
+
+# -- answers to persons -----------------------------------------------------------------------------------------------
+
+
+def _answer(askers: Iterable[Asker], answer: Answer) -> tuple[Action, ...]:
+    return tuple(AnswerRequest(id=each.id, request=each.request, answer=answer) for each in askers)
+
+
+def _refuse(askers: Iterable[Asker], line: str) -> tuple[Action, ...]:
+    return _answer(askers, Answer(outcome=AskOutcome.REFUSED, line=line))
+
+
+def _count_ranks(state: JobState) -> int:
+    return sum(member.nproc for each in state.assignments if (member := state.members.get(each)) is not None)
+
+
+def _list_followed_late(drain: Drain) -> tuple[LateRank, ...]:
+    found = (rank for ranks in drain.followed.values() for rank in ranks)
+    return tuple(sorted(found, key=lambda rank: rank.global_rank))[:LATE_LIMIT]
+
+
+def describe_late(late: Iterable[LateRank]) -> str:
+    """Name ranks that are late, with their last steps: "rank 3 is at step 7 since 31 s"."""
+    found = list(late)
+    texts = [_describe_late_rank(each) for each in found[:_NAMED_LATE]]
+    more = f" and {len(found) - _NAMED_LATE} more ranks" if len(found) > _NAMED_LATE else ""
+    return ", ".join(texts) + more
+
+
+def _describe_late_rank(rank: LateRank) -> str:
+    if rank.step is None:
+        return f"rank {rank.global_rank} has reported no step"
+    since = "" if rank.silent_s is None else f" since {rank.silent_s:.0f} s"
+    return f"rank {rank.global_rank} is at step {rank.step}{since}"
+
+
+def on_followed(state: JobState, event: DrainFollowed, now_s: float) -> Decision:
+    """Record what a member's workers have done, and answer once that is known of all members."""
+    phase = state.phase
+    if not isinstance(phase, RoundRunning) or event.round_number != state.round_number or phase.drain is None:
+        return state, ()
+    drain = phase.drain
+    if event.drain != drain.number or event.id not in drain.ids:
+        return state, ()
+    drain = replace(drain, followed=drain.followed.with_item(event.id, event.late))
+    return _judge_followed(replace(state, phase=replace(phase, drain=drain)), now_s)
+
+
+def _judge_followed(state: JobState, now_s: float) -> Decision:
+    phase = state.phase
+    if not isinstance(phase, RoundRunning) or phase.drain is None or not phase.drain.askers:
+        return state, ()
+    drain, late = phase.drain, _list_followed_late(phase.drain)
+    if any(each not in drain.followed for each in _list_live(phase, drain)) and not (late and drain.step is None):
+        return state, ()
+    took_s = now_s - drain.begun_s
+    if drain.step is None:
+        line = f"no step was agreed on in {took_s:.1f} s: {describe_late(late) or 'the nodes were too slow'}"
+        return _end(state, phase, drain, Answer(outcome=AskOutcome.LATE, line=line, late=late), line)
+    ranks = _count_ranks(state)
+    if drain.kind == Layout.PAUSE and not late:
+        line = f"all {ranks} ranks wait at step {drain.step}, after {took_s:.1f} s; {COLLECTIVES_LINE}"
+        answer = Answer(outcome=AskOutcome.DONE, line=line, step=drain.step, ranks=ranks, took_s=took_s)
+        state = replace(state, phase=replace(phase, drain=replace(drain, askers=())))
+        return state, (*_answer(drain.askers, answer), Notify(text=f"{drain.reason}: {line}"))
+    what = ("have not stopped", "have not saved", "do not wait")[drain.kind]
+    who = describe_late(late) or "a node's workers have ended"
+    line = f"after {took_s:.1f} s some ranks {what} at step {drain.step}: {who}"
+    answer = Answer(outcome=AskOutcome.LATE, line=line, step=drain.step, ranks=ranks, took_s=took_s, late=late)
+    if drain.kind == Layout.PAUSE:
+        return _end(state, phase, drain, replace(answer, line=f"{line}; the pause is withdrawn"), line)
+    queued = drain.queued
+    if drain.kind == Layout.CHECKPOINT:
+        answer = replace(answer, line=f"{line}; they may still save")
+    waits = () if queued is None else queued.askers
+    queued = None if waits else queued  # a person is told; a preemption has a limit of its own
+    state = replace(state, phase=replace(phase, drain=replace(drain, askers=(), queued=queued)))
+    return state, (*_answer(drain.askers, answer), *_refuse(waits, line))
+
+
+def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
+    number = 1 + max((each.number for each in phase.wanted_stacks), default=0)
+    ids = tuple(each for each in state.assignments if each not in phase.succeeded and each in state.members)
+    if not ids:
+        return state, _refuse((asker,), "all workers have ended")
+    wanted = WantedStacks(number=number, asker=asker, begun_s=now_s, ids=PersistentSet(ids))
+    state = replace(state, phase=replace(phase, wanted_stacks=(*phase.wanted_stacks, wanted)))
+    return state, (WantStacks(ids=ids, round_number=state.round_number, number=number),)
+
+
+def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decision:
+    """Add a member's stacks, and answer with the last ones."""
+    phase = state.phase
+    if not isinstance(phase, RoundRunning) or event.round_number != state.round_number:
+        return state, ()
+    wanted = next((each for each in phase.wanted_stacks if each.number == event.number and event.id in each.ids), None)
+    if wanted is None:
+        return state, ()
+    others = tuple(each for each in phase.wanted_stacks if each.number != event.number)
+    wanted = replace(
+        wanted,
+        ids=wanted.ids.without(event.id),
+        stacks=(*wanted.stacks, *event.stacks),
+        missing=wanted.missing + event.missing,
+    )
+    if wanted.ids:
+        return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
+    count, took_s = len(wanted.stacks), now_s - wanted.begun_s
+    none = f"; {wanted.missing} gave none: not Python, stopped, or just started" if wanted.missing else ""
+    answer = Answer(
+        outcome=AskOutcome.LATE if wanted.missing else AskOutcome.DONE,
+        line=f"the stacks of {count} of {count + wanted.missing} ranks, in {took_s:.1f} s{none}",
+        ranks=count,
+        took_s=took_s,
+        stacks=tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank)),
+    )
+    return replace(state, phase=replace(phase, wanted_stacks=others)), _answer((wanted.asker,), answer)
+
+
+# -- the agreement ----------------------------------------------------------------------------------------------------
 
 
 def on_drain_reported(state: JobState, event: DrainReported, now_s: float) -> Decision:
@@ -104,15 +378,20 @@ def on_workers_ended(state: JobState, phase: RoundRunning, event: Succeeded, now
     state = replace(state, phase=replace(phase, drain=drain))
     if drain.step is None:
         return _decide_drain(state, now_s)
-    if drain.last_rank is None or len(phase.succeeded) < len(state.assignments):
+    if drain.last_rank is None:
+        return _judge_followed(state, now_s)
+    if len(phase.succeeded) < len(state.assignments):
         return state, ()
-    took_s = now_s - drain.begun_s
+    took_s, ranks = now_s - drain.begun_s, _count_ranks(state)
     line = f"all ranks have stopped at step {drain.step} and ended, {took_s:.1f} s after the drain began; "
     notify = Notify(text=f"{line}rank {drain.last_rank} was the last")
+    told = f"all {ranks} ranks have stopped at step {drain.step} and ended, after {took_s:.1f} s"
+    answer = Answer(outcome=AskOutcome.DONE, line=told, step=drain.step, ranks=ranks, took_s=took_s)
+    answers = _answer(drain.askers, answer)
     if phase.loss_wait_until_s is not None or not has_enough_members(state, drain):
-        return state, (notify,)
+        return state, (*answers, notify)
     state, broken = break_round(state, BreakKind.DRAINED, _describe_leaving(state, drain), now_s)
-    return state, (notify, *broken)
+    return state, (*answers, notify, *broken)
 
 
 def _describe_leaving(state: JobState, drain: Drain) -> str:
@@ -140,7 +419,7 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
     if step is None:
         return _withdraw(state, phase, drain, NO_COMMON_STEP)
     commit = CommitDrain(ids=tuple(state.assignments), round_number=state.round_number, drain=drain.number, step=step)
-    line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s)
+    line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s, drain.kind)
     return replace(state, phase=replace(phase, drain=replace(drain, step=step))), (commit, Notify(text=line))
 
 
@@ -148,19 +427,24 @@ def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str) -
     withdrawal = WithdrawDrain(
         ids=_list_live(phase, drain), round_number=state.round_number, drain=drain.number, reason=reason
     )
-    actions: tuple[Action, ...] = (withdrawal, Notify(text=f"{drain.reason}, but {reason}: no common last step"))
-    return replace(state, phase=replace(phase, drain=None)), actions
+    if drain.kind == Layout.STOP:
+        told: Action = Notify(text=f"{drain.reason}, but {reason}: no common last step")
+    else:
+        told = Notify(text=f"{drain.reason}: refused, because {reason}")
+    return replace(state, phase=replace(phase, drain=None)), (withdrawal, told, *_refuse(drain.askers, reason))
 
 
 def _list_live(phase: RoundRunning, drain: Drain) -> tuple[str, ...]:
     return tuple(each for each in drain.ids if each not in phase.succeeded)
 
 
-def describe_commit(reason: str, step: int, reports: Iterable[DrainReport], took_s: float) -> str:
+def describe_commit(
+    reason: str, step: int, reports: Iterable[DrainReport], took_s: float, kind: int = Layout.STOP
+) -> str:
     """The line about a committed drain: why, the step, how long the agreement took, and which rank is behind."""
     last = min((rank for report in reports for rank in report.ranks), key=lambda rank: rank.asked, default=None)
     behind = "" if last is None else f"; rank {last.global_rank} is the last, at step {last.asked}"
-    return f"{reason}: all ranks stop at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
+    return f"{reason}: all ranks {VERBS[kind]} at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
 
 
 def choose_step(reports: Iterable[DrainReport]) -> int | None:
@@ -183,7 +467,7 @@ def choose_step(reports: Iterable[DrainReport]) -> int | None:
         remainder, modulus = merged
     least = max(*(report.ceiling for report in found), *(rank.asked for rank in ranks))
     step = least + (remainder - least) % modulus
-    return step if step <= StatusPageLayout.MAX_STEP else None
+    return step if step <= Layout.MAX_STEP else None
 
 
 def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: int) -> tuple[int, int] | None:
@@ -197,7 +481,7 @@ def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: in
     return (remainder + times * modulus) % product, product
 
 
-def on_saved(state: JobState, event: Saved) -> Decision:
+def on_saved(state: JobState, event: Saved, now_s: float) -> Decision:
     """Count a member's report; with the last one the checkpoint is complete."""
     assignment = state.assignments.get(event.id)
     if assignment is None or event.round_number != state.round_number:
@@ -213,9 +497,30 @@ def on_saved(state: JobState, event: Saved) -> Decision:
     if len(saving.ids) < len(state.assignments):
         return replace(state, saving=(*others, saving)[-SAVING_LIMIT:]), ()
     state = replace(state, saving=tuple(each for each in others if each.step > event.step))
+    state, ended = _end_checkpoint(state, saving, now_s)
     if not saving.path:
-        return state, ()
+        return state, ended
     number = 1 if state.checkpoint is None else state.checkpoint.number + 1
     checkpoint = Checkpoint(number=number, step=saving.step, path=saving.path)
     ids = tuple(state.members)
-    return replace(state, checkpoint=checkpoint), (CompleteCheckpoint(ids=ids, checkpoint=checkpoint),)
+    return replace(state, checkpoint=checkpoint), (*ended, CompleteCheckpoint(ids=ids, checkpoint=checkpoint))
+
+
+def _end_checkpoint(state: JobState, saving: Saving, now_s: float) -> Decision:
+    """All ranks have saved a step: if it is that of a drain, answer, and begin the stop that waits for it."""
+    phase = state.phase
+    if not isinstance(phase, RoundRunning) or phase.drain is None:
+        return state, ()
+    drain = phase.drain
+    if drain.kind != Layout.CHECKPOINT or drain.step != saving.step:
+        return state, ()
+    ranks, took_s = _count_ranks(state), now_s - drain.begun_s
+    where = f": {saving.path}" if saving.path else ""
+    line = f"all {ranks} ranks saved at step {saving.step} in {took_s:.1f} s{where}"
+    answer = Answer(outcome=AskOutcome.DONE, line=line, step=saving.step, ranks=ranks, took_s=took_s)
+    state, ended = _end(state, phase, drain, answer, "all ranks have saved")
+    ended = (*ended, Notify(text=f"{drain.reason}: {line}"))
+    if drain.queued is None or not isinstance(state.phase, RoundRunning):
+        return state, ended
+    state, begun = _begin(state, state.phase, drain.queued, now_s)
+    return state, (*ended, *begun)

@@ -3,7 +3,9 @@
 Those that a member reports are also the messages that it sends, with the limits of `runtime.fields`.
 """
 
+from muster._contract import AskKind
 from muster.agent.diagnosis.report import Failures, Stacks
+from muster.agent.rendezvous.consensus.actions import LateRanks
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.interface import DrainReport
 from muster.agent.round import CheckpointPath
@@ -109,6 +111,41 @@ class DrainReported:
 
 
 @record
+class DrainFollowed:
+    """The workers of a member have done what the drain wants of them, or its limit is over."""
+
+    id: Name
+    round_number: RoundNumber
+    drain: Count
+    late: LateRanks = ()
+    """Those that have not."""
+
+
+@record
+class Asked:
+    """A person asks for something through this member."""
+
+    id: Name
+    round_number: RoundNumber
+    request: Count
+    """The member's number of it."""
+    kind: AskKind
+    limit_s: Seconds
+
+
+@record
+class StacksTaken:
+    """The stacks of a member's workers."""
+
+    id: Name
+    round_number: RoundNumber
+    number: Count
+    stacks: Stacks
+    missing: Count = 0
+    """So many workers gave none."""
+
+
+@record
 class Saved:
     """All workers of a member have saved a checkpoint of the step."""
 
@@ -159,6 +196,9 @@ Event = (
     | Succeeded
     | DrainAsked
     | DrainReported
+    | DrainFollowed
+    | Asked
+    | StacksTaken
     | Saved
     | Stopped
     | LeaseChecked

@@ -142,7 +142,7 @@ def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tup
     """The members for which this break ends the job: those that asked for a committed drain, or all if too few stay."""
     phase = state.phase
     drain = phase.drain if isinstance(phase, RoundRunning) else None
-    if drain is None or drain.step is None or kind is BreakKind.FINAL:
+    if drain is None or not drain.is_stop or drain.step is None or kind is BreakKind.FINAL:
         return ()
     return tuple(each for each in ids if each in drain.leaving) if has_enough_members(state, drain) else ids
 

@@ -5,12 +5,13 @@ Per-member facts are in persistent maps and sets, so that the cost of an event d
 
 import math
 
+from muster._contract import AskKind, StatusPageLayout
 from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
-from muster.agent.rendezvous.interface import DrainReport
+from muster.agent.rendezvous.interface import DrainReport, LateRank
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import record
@@ -43,10 +44,54 @@ class Forming:
 
 
 @record
+class Asker:
+    """A person's request that waits for its answer."""
+
+    id: str
+    """The member that has passed it on."""
+    request: int
+    """The member's number of it."""
+    kind: AskKind
+
+
+@record
+class WantedDrain:
+    """A drain that is asked for."""
+
+    kind: int
+    reason: str
+    limit_s: float
+    askers: tuple[Asker, ...] = ()
+    """Empty: a preemption."""
+    leaving: tuple[str, ...] = ()
+    """Members that do not go on after a stop."""
+
+
+@record
+class WantedStacks:
+    """Stacks that a person waits for."""
+
+    number: int
+    asker: Asker
+    begun_s: float
+    ids: PersistentSet[str]
+    """Members that have not answered."""
+    stacks: tuple[Stack, ...] = ()
+    missing: int = 0
+
+
+@record
 class Drain:
     """A drain of the running round, from its begin until it is withdrawn or the round ends."""
 
     number: int
+    kind: int = StatusPageLayout.STOP
+    askers: tuple[Asker, ...] = ()
+    """Those that wait for an answer."""
+    followed: PersistentMap[str, tuple[LateRank, ...]] = PersistentMap()
+    """Members whose workers have done what was committed to, or whose time was over, and their late ranks."""
+    queued: WantedDrain | None = None
+    """A stop that begins when this one has ended."""
     reason: str
     begun_s: float
     ids: PersistentSet[str]
@@ -59,6 +104,11 @@ class Drain:
     """The committed step."""
     last_rank: int | None = None
     """Of the ranks that stopped at the step, the one that ended last."""
+
+    @property
+    def is_stop(self) -> bool:
+        """The ranks end; of all other kinds they go on."""
+        return self.kind == StatusPageLayout.STOP
 
 
 @record
@@ -81,6 +131,7 @@ class RoundRunning:
     """The drain that is under way, or committed."""
     drains: int = 0
     """How many have begun: each gets the next number."""
+    wanted_stacks: tuple[WantedStacks, ...] = ()
 
 
 @record

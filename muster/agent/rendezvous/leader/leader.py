@@ -9,7 +9,9 @@ from collections import deque
 from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
+    Asked,
     DrainAsked,
+    DrainFollowed,
     DrainReported,
     Event,
     Failed,
@@ -22,6 +24,7 @@ from muster.agent.rendezvous.consensus.events import (
     ProcessEnded,
     RoundAcknowledged,
     Saved,
+    StacksTaken,
     Stopped,
     Succeeded,
     TimerFired,
@@ -182,6 +185,9 @@ class Leader:
                 | Succeeded()
                 | DrainAsked()
                 | DrainReported()
+                | DrainFollowed()
+                | Asked()
+                | StacksTaken()
             ):
                 self._apply(message)
             case Join() | None:  # it has joined already; a message of a newer version

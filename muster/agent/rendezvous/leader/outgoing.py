@@ -4,6 +4,7 @@ This module also finds the address of each rank, and lets no member exit before 
 """
 
 from muster.agent.rendezvous.consensus.actions import (
+    AnswerRequest,
     BeginDrain,
     BreakRound,
     CommitDrain,
@@ -14,6 +15,7 @@ from muster.agent.rendezvous.consensus.actions import (
     FormRound,
     Notify,
     SentAction,
+    WantStacks,
     WithdrawDrain,
 )
 from muster.agent.rendezvous.consensus.quorum import ENDED_KEPT, RecoveredRound
@@ -30,11 +32,13 @@ from muster.agent.rendezvous.protocol.leader_messages import (
     LeaderMessage,
     Rank0Started,
     RendezvousFailure,
+    RequestAnswer,
     RoundBreak,
     RoundCommitted,
     RoundFacts,
     RoundStart,
     RoundSummary,
+    StacksWanted,
     Successor,
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback
@@ -62,7 +66,7 @@ class OutgoingMessages:
         self._peak_bytes = 0
         self._end_timer: Timer | None = None
 
-    def send_action(self, action: SentAction, state: JobState) -> None:
+    def send_action(self, action: SentAction, state: JobState) -> None:  # noqa: C901  # one case for each
         """Send one action. `state` is the state that `decide` returned with it."""
         match action:
             case FormRound():
@@ -72,14 +76,17 @@ class OutgoingMessages:
             case CommitRound():
                 self._send(tuple(state.assignments), RoundCommitted(round_number=action.round_number))
             case BeginDrain():
-                begin = DrainBegin(round_number=action.round_number, drain=action.drain, limit_s=action.limit_s)
-                self._send(action.ids, begin)
+                self._send(action.ids, _build_drain_begin(action))
             case CommitDrain():
                 commit = DrainCommit(round_number=action.round_number, drain=action.drain, step=action.step)
                 self._send(action.ids, commit)
             case WithdrawDrain():
                 withdrawal = DrainWithdrawal(round_number=action.round_number, drain=action.drain, reason=action.reason)
                 self._send(action.ids, withdrawal)
+            case WantStacks():
+                self._send(action.ids, StacksWanted(round_number=action.round_number, number=action.number))
+            case AnswerRequest():
+                self._send((action.id,), RequestAnswer(request=action.request, answer=action.answer))
             case CompleteCheckpoint():
                 self._send(action.ids, CheckpointComplete(checkpoint=action.checkpoint))
             case EndJob():
@@ -235,6 +242,16 @@ def _build_round_summary(form: FormRound, facts: Shared[RoundFacts], member_id: 
 
 def _list_recovered_rounds(form: FormRound, member_id: str) -> tuple[RecoveredRound, ...]:
     return tuple(each.build_recovered(member_id) for each in form.quorum_rounds)
+
+
+def _build_drain_begin(action: BeginDrain) -> DrainBegin:
+    return DrainBegin(
+        round_number=action.round_number,
+        drain=action.drain,
+        limit_s=action.limit_s,
+        kind=action.kind,
+        is_asked=action.is_asked,
+    )
 
 
 def _build_round_break(action: BreakRound, state: JobState) -> RoundBreak:

@@ -6,11 +6,15 @@
 import os
 from collections.abc import Callable
 
+from muster._contract import AskKind, AskOutcome
 from muster._processes import read_peak_bytes
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.consensus.events import (
+    Asked,
     DrainAsked,
+    DrainFollowed,
     DrainReported,
     Failed,
     Idle,
@@ -18,6 +22,7 @@ from muster.agent.rendezvous.consensus.events import (
     Prepared,
     RoundAcknowledged,
     Saved,
+    StacksTaken,
     Stopped,
     Succeeded,
 )
@@ -30,12 +35,15 @@ from muster.agent.rendezvous.interface import (
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
+    LateRank,
     Lease,
     Notice,
     PostEvent,
     RendezvousFailed,
+    RequestAnswered,
     RoundBroken,
     RoundFormed,
+    StacksWanted,
 )
 from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
@@ -147,6 +155,27 @@ class Member:
             reported = DrainReported(id=self._id, round_number=round_number, drain=drain, report=report)
             self._session.send(reported)
 
+    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number):
+            self._session.send(DrainFollowed(id=self._id, round_number=round_number, drain=drain, late=late))
+
+    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number) and self._session.is_accepted:
+            asked = Asked(id=self._id, round_number=round_number, request=request, kind=kind, limit_s=limit_s)
+            self._session.send(asked)
+            return
+        line = "the leader was lost: ask again when the job goes on"
+        answer = Answer(outcome=AskOutcome.LOST, line=line)
+        self._post(RequestAnswered(request=request, answer=answer))
+
+    def report_stacks(self, round_number: int, number: int, stacks: tuple[Stack, ...], missing: int) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number):
+            taken = StacksTaken(id=self._id, round_number=round_number, number=number, stacks=stacks, missing=missing)
+            self._session.send(taken)
+
     def report_saved(self, round_number: int, step: int, path: str) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
@@ -244,7 +273,7 @@ class Member:
             self._has_reported_prepared = True
             self._session.send(Prepared(id=self._id))
 
-    def handle_message(self, message: down.JobMessage) -> None:
+    def handle_message(self, message: down.JobMessage) -> None:  # noqa: C901  # one case for each
         """See `SessionOwner`."""
         match message:
             case down.RoundStart():
@@ -259,6 +288,11 @@ class Member:
                 self._on_round_break(message)
             case down.DrainBegin() | down.DrainCommit() | down.DrainWithdrawal():
                 self._on_drain(message)
+            case down.StacksWanted():
+                if self._is_current(message.round_number):
+                    self._post(StacksWanted(round_number=message.round_number, number=message.number))
+            case down.RequestAnswer():
+                self._post(RequestAnswered(request=message.request, answer=message.answer))
             case down.CheckpointComplete():
                 self._record_checkpoint(message.checkpoint)
             case down.JobEnd():
@@ -372,7 +406,14 @@ class Member:
             return
         match message:
             case down.DrainBegin():
-                self._post(DrainBegun(round_number=number, drain=drain, limit_s=message.limit_s))
+                begun = DrainBegun(
+                    round_number=number,
+                    drain=drain,
+                    limit_s=message.limit_s,
+                    kind=message.kind,
+                    is_asked=message.is_asked,
+                )
+                self._post(begun)
             case down.DrainCommit():
                 self._post(DrainCommitted(round_number=number, drain=drain, step=message.step))
             case down.DrainWithdrawal():

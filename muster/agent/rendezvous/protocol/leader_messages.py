@@ -4,6 +4,7 @@ from typing import Annotated
 
 from muster._contract import StatusPageLayout
 from muster.agent.diagnosis.report import FinalFailure, Report
+from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.codec import MessageUnion
@@ -28,6 +29,8 @@ from muster.agent.runtime.records import record
 
 DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
 """0: the drain that was asked for has not begun."""
+
+DrainKind = Annotated[int, Range(least=0, most=len(StatusPageLayout.KINDS) - 1)]
 
 
 @record
@@ -154,6 +157,8 @@ class DrainBegin:
     round_number: RoundNumber
     drain: DrainNumber
     limit_s: Seconds
+    kind: DrainKind = StatusPageLayout.STOP
+    is_asked: bool = False
 
 
 @record
@@ -172,6 +177,22 @@ class DrainWithdrawal:
     round_number: RoundNumber
     drain: DrainNumber
     reason: Line
+
+
+@record
+class StacksWanted:
+    """Send the stacks of the workers of the round."""
+
+    round_number: RoundNumber
+    number: Count
+
+
+@record
+class RequestAnswer:
+    """The answer to a person who has asked through this member."""
+
+    request: Count
+    answer: Answer
 
 
 @record
@@ -239,6 +260,8 @@ JobMessage = (
     | DrainBegin
     | DrainCommit
     | DrainWithdrawal
+    | StacksWanted
+    | RequestAnswer
     | CheckpointComplete
     | JobEnd
     | Exit

@@ -3,7 +3,9 @@
 from typing import Annotated
 
 from muster.agent.rendezvous.consensus.events import (
+    Asked,
     DrainAsked,
+    DrainFollowed,
     DrainReported,
     Failed,
     Idle,
@@ -11,6 +13,7 @@ from muster.agent.rendezvous.consensus.events import (
     Prepared,
     RoundAcknowledged,
     Saved,
+    StacksTaken,
     Stopped,
     Succeeded,
 )
@@ -74,7 +77,19 @@ class EndAcknowledged:
 
 
 MemberEvent = (
-    Leaving | Prepared | RoundAcknowledged | Failed | Idle | Succeeded | Saved | Stopped | DrainAsked | DrainReported
+    Leaving
+    | Prepared
+    | RoundAcknowledged
+    | Failed
+    | Idle
+    | Succeeded
+    | Saved
+    | Stopped
+    | DrainAsked
+    | DrainReported
+    | DrainFollowed
+    | Asked
+    | StacksTaken
 )
 """What a member reports goes to `consensus.decisions` as it is."""
 

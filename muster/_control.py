@@ -1,0 +1,159 @@
+"""What a person asks of a running job and gets as an answer, shared by adapters and the `muster` command.
+
+The agents' side of it is `agent.rendezvous.consensus.actions.Answer`: the same fields, as JSON.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+from muster._contract import AskOutcome
+
+T = TypeVar("T")
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the `muster` command."""
+
+    DONE = 0
+    REFUSED = 1
+    """It was refused, and nothing was changed."""
+    USAGE = 2
+    UNKNOWN = 3
+    """There is no such app."""
+    ENDED = 4
+    """The app has ended already."""
+    LATE = 5
+    """Some ranks have not done it in time, or have given no stack."""
+    LOST = 6
+    """No agent answers, or the node that was to answer was lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """A rank that has not done in time what was agreed on."""
+
+    global_rank: int
+    step: int | None
+    """The last that it has reported; None: none."""
+    silent_s: float | None
+    """Since then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """The Python stacks of one rank."""
+
+    global_rank: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a request."""
+
+    outcome: AskOutcome
+    line: str
+    """For people."""
+    step: int | None = None
+    """The step that was agreed on."""
+    ranks: int = 0
+    """How many it concerns."""
+    took_s: float = 0.0
+    late: tuple[LateRank, ...] = ()
+    stacks: tuple[RankStack, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of the `muster` command."""
+        return ExitCode[self.outcome.name]
+
+    def to_json(self) -> dict[str, object]:
+        """A dict of JSON types."""
+        return {**asdict(self), "outcome": self.outcome.value, "exit_code": int(self.exit_code)}
+
+
+class ControlError(RuntimeError):
+    """A request could not be passed on; one line. `exit_code` is that of the `muster` command."""
+
+    def __init__(self, line: str, exit_code: ExitCode) -> None:
+        super().__init__(line)
+        self.exit_code = exit_code
+
+
+def parse_answer(text: str) -> Answer:
+    """Read the line that `muster-agent ask job` prints.
+
+    Raises:
+        ValueError: it is no answer; says what is wrong.
+    """
+    content = _read_object(json.loads(text))
+    return Answer(
+        outcome=AskOutcome(content.get("outcome")),
+        line=_read(content, "line", _read_text, ""),
+        step=_read(content, "step", _read_optional_int, None),
+        ranks=_read(content, "ranks", _read_int, 0),
+        took_s=_read(content, "took_s", _read_float, 0.0),
+        late=_read(content, "late", lambda rows: tuple(map(_read_late, _read_list(rows))), ()),
+        stacks=_read(content, "stacks", lambda rows: tuple(map(_read_stack, _read_list(rows))), ()),
+    )
+
+
+def _read(content: Mapping[str, object], name: str, read: Callable[[object], T], default: T) -> T:
+    if name not in content:
+        return default
+    try:
+        return read(content[name])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _read_object(value: object) -> Mapping[str, object]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError("not an object")
+
+
+def _read_list(value: object) -> list[object]:
+    if isinstance(value, list):
+        return value
+    raise ValueError("not a list")
+
+
+def _read_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError("not text")
+
+
+def _read_int(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("not an integer")
+
+
+def _read_optional_int(value: object) -> int | None:
+    return None if value is None else _read_int(value)
+
+
+def _read_float(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError("not a number")
+
+
+def _read_late(value: object) -> LateRank:
+    row = _read_object(value)
+    silent = row.get("silent_s")
+    return LateRank(
+        global_rank=_read_int(row.get("global_rank")),
+        step=_read_optional_int(row.get("step")),
+        silent_s=None if silent is None else _read_float(silent),
+    )
+
+
+def _read_stack(value: object) -> RankStack:
+    row = _read_object(value)
+    return RankStack(global_rank=_read_int(row.get("global_rank")), text=_read_text(row.get("text")))

@@ -1,0 +1,198 @@
+"""Listens for persons' requests in the agent: reads and checks them, posts them, sends the answers."""
+
+import contextlib
+import hmac
+import json
+import os
+import socket
+from collections.abc import Callable
+
+from muster._contract import AskKind, AskOutcome
+from muster.agent.control.address import (
+    LINE_LIMIT_BYTES,
+    Greeting,
+    SignedRequest,
+    build_address,
+    is_same_user,
+    sign,
+)
+from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
+from muster.agent.runtime.loop import Loop
+
+PEERS = 16
+"""How many persons are answered at once."""
+REQUEST_LIMIT_S = 5.0
+"""How long the other side may take to send its request."""
+FLUSH_S = 0.5
+"""How long the end of the agent may wait for a person to read the answer."""
+_ANSWER_LIMIT_BYTES = 15 << 20
+
+
+class ControlServer:
+    """Close it with the agent."""
+
+    def __init__(self, loop: Loop, token: str, on_request: Callable[[int, AskKind, float], None]) -> None:
+        """Begin to listen.
+
+        Args:
+            loop: the agent's.
+            token: the job's.
+            on_request: gets each request: its number, what is asked for, and how long it may take.
+
+        Raises:
+            OSError: no descriptors left, or a system without abstract names: then no person can ask.
+        """
+        self._loop = loop
+        self._token = token
+        self._on_request = on_request
+        self._peers: dict[int, _Peer] = {}
+        """By the number of the request."""
+        self._last = 0
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(build_address(token, os.getpid()))
+            self._listener.listen(PEERS)
+            self._listener.setblocking(False)
+        except OSError:
+            self._listener.close()
+            raise
+        loop.watch_readable(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            link, _ = self._listener.accept()
+        except OSError:  # it has gone again, or no descriptors are left
+            return
+        if len(self._peers) >= PEERS or not is_same_user(link):
+            link.close()
+            return
+        self._last += 1
+        number = self._last
+        self._peers[number] = _Peer(
+            self._loop,
+            link,
+            self._token,
+            on_request=lambda request: self._on_request(number, request.kind, request.limit_s),
+            on_closed=lambda: self._peers.pop(number, None),
+        )
+
+    def answer(self, requests: tuple[int, ...], answer: Answer) -> None:
+        """Answer these requests; of persons that have gone, nothing."""
+        for request in requests:
+            peer = self._peers.get(request)
+            if peer is not None:
+                peer.send_answer(answer)
+
+    def close(self) -> None:
+        """Answer what is left, and stop listening."""
+        lost = Answer(outcome=AskOutcome.LOST, line="the agent that was asked has ended")
+        for peer in list(self._peers.values()):
+            peer.end(lost)
+        self._loop.unwatch(self._listener.fileno())
+        self._listener.close()
+
+
+class _Peer:
+    """One connection: a greeting, one request, one answer."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        link: socket.socket,
+        token: str,
+        *,
+        on_request: Callable[[SignedRequest], None],
+        on_closed: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._link = link
+        self._token = token
+        self._on_request = on_request
+        self._on_closed = on_closed
+        self._nonce = os.urandom(16).hex()
+        self._received = b""
+        self._unsent = b""
+        self._has_request = False
+        self._has_answer = False
+        link.setblocking(False)
+        loop.watch_readable(link.fileno(), self._read)
+        self._timer = loop.call_later(REQUEST_LIMIT_S, self._close)
+        self._send(encode(Greeting(nonce=self._nonce), LINE_LIMIT_BYTES))
+
+    def _read(self) -> None:
+        try:
+            data = self._link.recv(LINE_LIMIT_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+            return
+        self._received += data
+        if self._has_request:
+            return  # one request is one connection
+        line, newline, _ = self._received.partition(b"\n")
+        if not newline and len(self._received) <= LINE_LIMIT_BYTES:
+            return
+        self._has_request = True
+        self._timer.cancel()
+        try:
+            self._on_request(self._parse(line))
+        except MalformedMessageError as error:
+            self.send_answer(Answer(outcome=AskOutcome.REFUSED, line=f"not a request: {error}"))
+
+    def _parse(self, line: bytes) -> SignedRequest:
+        try:
+            content: object = json.loads(line)
+        except ValueError:
+            raise MalformedMessageError("not JSON") from None
+        request = decode(SignedRequest, content)
+        if not hmac.compare_digest(
+            request.signature.encode(), sign(self._token, self._nonce, request.kind, request.limit_s).encode()
+        ):
+            raise MalformedMessageError("it is not signed with the job's token")
+        return request
+
+    def send_answer(self, answer: Answer) -> None:
+        """Send it, and close when it has been sent."""
+        self._has_answer = True
+        self._send(encode(answer, _ANSWER_LIMIT_BYTES))
+
+    def end(self, answer: Answer) -> None:
+        """Send what is unsent, and `answer` if there was none, within `FLUSH_S`; close."""
+        if self._has_request and not self._has_answer:
+            self._unsent += encode(answer, _ANSWER_LIMIT_BYTES).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            self._link.settimeout(FLUSH_S)
+            self._link.sendall(self._unsent)
+        self._close()
+
+    def _send(self, text: str) -> None:
+        self._unsent += text.encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            sent = self._link.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._close()
+            return
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.watch_writable(self._link.fileno(), self._write)
+            return
+        self._loop.unwatch_writable(self._link.fileno())
+        if self._has_answer:
+            self._close()
+
+    def _close(self) -> None:
+        if self._link.fileno() < 0:
+            return
+        self._timer.cancel()
+        self._loop.unwatch(self._link.fileno())
+        self._link.close()
+        self._on_closed()

@@ -1,0 +1,82 @@
+"""`muster completion SHELL`: prints what completes commands and options of `muster` in a shell.
+
+    source <(muster completion bash)            # in ~/.bashrc
+    source <(muster completion zsh)             # in ~/.zshrc, after compinit
+    muster completion fish > ~/.config/fish/completions/muster.fish
+
+Handwritten, because argparse has none and a library would have to be installed beside muster.
+"""
+
+import argparse
+from collections.abc import Mapping
+
+_BASH = """\
+_muster() {
+    local word="${COMP_WORDS[COMP_CWORD]}" words="@COMMANDS@"
+    if (( COMP_CWORD > 1 )); then
+        case "${COMP_WORDS[1]}" in
+@CASES@
+            *) words="" ;;
+        esac
+    fi
+    COMPREPLY=( $(compgen -W "$words" -- "$word") )
+}
+complete -F _muster muster
+"""
+
+
+def write_completion(shell: str, parser: argparse.ArgumentParser) -> int:
+    """Print the completion of a shell; the exit code."""
+    print(build_completion(shell, parser), end="")
+    return 0
+
+
+def build_completion(shell: str, parser: argparse.ArgumentParser) -> str:
+    """The completion of "bash", "zsh" or "fish" as a text for that shell to read."""
+    options = list_options(parser)
+    if shell == "fish":
+        return _build_fish(options)
+    if shell == "bash":
+        cases = "\n".join(f'            {name}) words="{" ".join(words)}" ;;' for name, words in options.items())
+        return _BASH.replace("@COMMANDS@", " ".join(options)).replace("@CASES@", cases)
+    cases = "\n".join(f"            {name}) found=({' '.join(words)}) ;;" for name, words in options.items())
+    return f"""\
+_muster() {{
+    local -a found
+    found=({" ".join(options)})
+    if (( CURRENT > 2 )); then
+        case "${{words[2]}}" in
+{cases}
+            *) found=() ;;
+        esac
+    fi
+    compadd -- $found
+}}
+compdef _muster muster
+"""
+
+
+def _build_fish(options: Mapping[str, list[str]]) -> str:
+    lines = ["complete -c muster -f", f"complete -c muster -n __fish_use_subcommand -a '{' '.join(options)}'"]
+    lines += [
+        f"complete -c muster -n '__fish_seen_subcommand_from {name}' -a '{' '.join(words)}'"
+        for name, words in options.items()
+        if words
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def list_options(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """The words that may follow each command: options, and values that are one of few."""
+    commands = next(
+        action
+        for action in parser._actions  # noqa: SLF001  # argparse has no other way to list them
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+    )
+    found: dict[str, list[str]] = {}
+    for name, command in commands.choices.items():
+        words: list[str] = []
+        for action in command._actions:  # noqa: SLF001
+            words += [word for word in action.option_strings if word.startswith("--")] or list(action.choices or ())
+        found[name] = words
+    return found

@@ -1,0 +1,117 @@
+"""What the `muster` command does, as functions: ask a running app for something, or remove it.
+
+    from muster.cli import operations
+
+    answer = operations.checkpoint("local_cwd://torchx/train-x7k2")
+    print(answer.step, answer.line)
+
+Each returns an `Answer`, also when some ranks are late or refuse: `outcome` says so. It raises `ControlError` when the
+request could not be passed on: no such app, it has ended, its scheduler cannot be asked. Nothing was changed then.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from muster._contract import AskKind
+from muster._control import Answer, ControlError, ExitCode
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.runner.versions import PluginScheduler
+
+DEFAULT_LIMIT_S: Final = 60.0
+"""How long the ranks may take."""
+
+_HANDLE = re.compile(r"(?P<scheduler>[\w-]+)://(?P<session>[^/]*)/(?P<app_id>[^/]+)", re.ASCII)
+
+
+def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+    """Let all ranks save and stop at one step, and end the app. Ranks that cannot agree get the polite signal.
+
+    Args:
+        handle: of the app, as `torchx run` prints it: `local_cwd://torchx/train-x7k2`.
+        limit_s: how long the agreement and the ranks may take.
+
+    Raises:
+        ControlError: see the module.
+    """
+    with _open_scheduler(handle) as (scheduler, app_id):
+        return scheduler.stop_app(app_id, limit_s)
+
+
+def checkpoint(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+    """Let all ranks save at one step, and wait until all have. Arguments and errors as of `stop`."""
+    return _ask(handle, AskKind.CHECKPOINT, limit_s)
+
+
+def pause(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+    """Let all ranks wait at one step until `resume`. Arguments and errors as of `stop`."""
+    return _ask(handle, AskKind.PAUSE, limit_s)
+
+
+def resume(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+    """End a pause. Arguments and errors as of `stop`."""
+    return _ask(handle, AskKind.RESUME, limit_s)
+
+
+def stacks(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+    """The Python stacks of all ranks, which run on. Arguments and errors as of `stop`."""
+    return _ask(handle, AskKind.STACKS, limit_s)
+
+
+def delete(handle: str) -> None:
+    """Stop the app if it runs, and remove it with its logs.
+
+    Raises:
+        ControlError: see the module.
+    """
+    with _open_scheduler(handle) as (scheduler, app_id):
+        if scheduler.describe_app(app_id) is None:
+            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        scheduler.delete_app(app_id)
+
+
+def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
+    with _open_scheduler(handle) as (scheduler, app_id):
+        return scheduler.ask_app(app_id, kind, limit_s)
+
+
+@contextmanager
+def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
+    """The scheduler of a handle and the app's id; errors of the adapter become a `ControlError`."""
+    match = _HANDLE.fullmatch(handle)
+    if match is None:
+        example = "local_cwd://torchx/train-x7k2"
+        raise ControlError(f"{handle!r} is no app handle; one is {example}", ExitCode.USAGE)
+    scheduler = _create_scheduler(match["scheduler"], match["session"] or "muster")
+    try:
+        yield scheduler, match["app_id"]
+    except (EngineError, SchedulerError) as error:
+        raise ControlError(str(error), ExitCode.LOST) from error
+    finally:
+        scheduler.close()
+
+
+def _create_scheduler(name: str, session: str) -> PluginScheduler:
+    create = _find_factory(name)
+    if create is None:
+        known = "local_cwd, detached, local_docker, docker, kubernetes"
+        raise ControlError(f"{name!r}: muster can ask apps of {known}", ExitCode.USAGE)
+    return create(session)
+
+
+def _find_factory(name: str) -> Callable[[str], PluginScheduler] | None:
+    """Only the adapter that is needed is imported."""
+    if name in ("local_cwd", "detached"):
+        from muster.schedulers import local
+
+        return local.create_scheduler if name == "local_cwd" else local.create_detached_scheduler
+    if name in ("local_docker", "docker"):
+        from muster.schedulers import docker
+
+        return docker.create_scheduler if name == "local_docker" else docker.create_detached_scheduler
+    if name == "kubernetes":
+        from muster.schedulers import kubernetes
+
+        return kubernetes.create_scheduler
+    return None

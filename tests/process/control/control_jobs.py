@@ -1,0 +1,128 @@
+"""Jobs whose ranks count steps, and `muster` from another shell."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import wait_until
+from torchx.specs import AppDef, Resource, Role
+from torchx.specs.api import macros
+
+from muster.schedulers.local import create_detached_scheduler
+from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "control_steps.py"
+READY_S = 90.0
+END_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shell:
+    """What a `muster` command has printed."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def answer(self) -> dict:
+        return json.loads(self.stdout)
+
+    def explain(self) -> str:
+        return f"exit {self.code}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def build_app(folder: Path, *words: str, nodes: int = 2, nproc: int = 2, **more) -> AppDef:
+    args = ["-m", "muster.agent", "--nnodes", str(nodes), "--nproc-per-node", str(nproc)]
+    args += ["--rank0-env", macros.rank0_env, "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id]
+    args += ["--start", "cold", "--shutdown-timeout", "4", str(PROGRAM), str(folder), "100000", *words]
+    role = Role(name="r", image="", entrypoint="python3", args=args, num_replicas=nodes, max_retries=2, **more)
+    role.resource = Resource(cpu=1, gpu=0, memMB=1)
+    return AppDef("app", roles=[role])
+
+
+class Job:
+    """A detached job of local_cwd."""
+
+    def __init__(self, scheduler, folder: Path, app_id: str, ranks: int) -> None:
+        self.scheduler = scheduler
+        self.folder = folder
+        self.app_id = app_id
+        self.handle = f"detached://torchx/{app_id}"
+        self.state = AppFolder(AppRegistry(find_state_dir(os.environ), "detached").find(app_id))
+        self.ranks = ranks
+
+    def wait_ready(self) -> None:
+        """All ranks count steps, and agents listen."""
+        wait_until(
+            lambda: len(list(self.folder.glob("pid*"))) == self.ranks,
+            timeout_s=READY_S,
+            what=f"the ranks\n{self.read_console()}",
+        )
+
+    def read_console(self) -> str:
+        found = sorted(self.state.path.rglob("combined.log"))
+        return "\n".join(f"--- {path}\n{path.read_text()[-4000:]}" for path in found)
+
+    def wait_for_line(self, text: str) -> None:
+        wait_until(lambda: text in self.read_console(), timeout_s=READY_S, what=f"{text!r}\n{self.read_console()}")
+
+    def pid_of(self, rank: int) -> int:
+        return int((self.folder / f"pid{rank}").read_text())
+
+    def count_starts(self) -> list[int]:
+        record = self.state.read_record()
+        return [replica.starts for replica in record.app.replicas.values()]
+
+    def describe(self) -> str:
+        return self.scheduler.describe(self.app_id).state.name
+
+    def wait_ended(self) -> str:
+        ended = ("SUCCEEDED", "FAILED", "CANCELLED")
+        wait_until(lambda: self.describe() in ended, timeout_s=END_S, what=f"the end\n{self.read_console()}")
+        return self.describe()
+
+    def explain(self, *shells: Shell) -> str:
+        return "\n".join([*(each.explain() for each in shells), self.read_console()])
+
+
+@contextmanager
+def start_job(tmp_path: Path, *words: str, **more) -> Iterator[Job]:
+    scheduler = create_detached_scheduler("torchx")
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    app = build_app(folder, *words, **more)
+    try:
+        app_id = scheduler.submit(app, {})
+        job = Job(scheduler, folder, app_id, more.get("nodes", 2) * more.get("nproc", 2))
+        try:
+            job.wait_ready()
+            yield job
+        finally:
+            scheduler.delete(app_id)
+    finally:
+        scheduler.close()
+
+
+def begin(*words: str) -> "subprocess.Popen[str]":
+    """Start a `muster` command in another process."""
+    command = [sys.executable, "-m", "muster", *words]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> Shell:
+    stdout, stderr = process.communicate(timeout=END_S)
+    return Shell(code=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def muster(*words: str) -> Shell:
+    """Run a `muster` command in another process."""
+    return finish(begin(*words))

@@ -1,0 +1,168 @@
+"""`muster` from another shell, on jobs of local_cwd: what is done, refused, late and lost."""
+
+import os
+import re
+import signal
+import sys
+
+import pytest
+from control_jobs import begin, finish, muster, start_job
+from harness import wait_until
+
+from muster import _processes
+
+pytestmark = [
+    pytest.mark.torchx,
+    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
+]
+
+
+def test_what_is_asked_is_done_at_one_step(tmp_path):
+    with start_job(tmp_path) as job:
+        saved = muster("checkpoint", job.handle, "--json")
+        assert (saved.code, saved.answer["outcome"], saved.answer["ranks"]) == (0, "done", 4), job.explain(saved)
+        step = saved.answer["step"]
+        assert re.fullmatch(rf"all 4 ranks saved at step {step} in \d+\.\d s: {job.folder}", saved.answer["line"])
+        assert job.read_console().count(f"saves at step {step}\n") == 4, job.explain(saved)
+
+        paused = muster("pause", job.handle)
+        text = r"all 4 ranks wait at step \d+, after \d+\.\d s; torch's own timeout of collectives goes on\n"
+        assert paused.code == 0, job.explain(paused)
+        assert re.fullmatch(text, paused.stdout), job.explain(paused)
+        refused = muster("checkpoint", job.handle)
+        assert (refused.code, refused.stdout) == (1, "")
+        assert re.fullmatch(r"the job is paused at step \d+: resume it first\n", refused.stderr)
+        stacks = muster("stacks", job.handle)
+        assert "wait_while_paused" in stacks.stdout, job.explain(stacks)
+        resumed = muster("resume", job.handle)
+        assert resumed.code == 0, job.explain(resumed)
+        assert "all 4 ranks go on" in resumed.stdout
+        assert "the job is not paused" in muster("resume", job.handle).stderr
+
+        stopped = muster("stop", job.handle)
+        assert stopped.code == 0, job.explain(stopped)
+        assert stopped.stdout.endswith(": stopped at a common step\n"), job.explain(stopped)
+        [step] = set(re.findall(r"stops at step (\d+)", job.read_console()))
+        assert f"all 4 ranks have stopped at step {step}" in stopped.stdout
+        assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
+
+        again = muster("checkpoint", job.handle)
+        assert (again.code, again.stdout) == (4, "")
+        assert again.stderr == f"muster: {job.app_id} has ended already (CANCELLED): nothing was changed\n"
+
+
+def test_scripts_that_never_ask(tmp_path):
+    with start_job(tmp_path, "quiet") as job:
+        for command, function in (("checkpoint", "should_checkpoint"), ("pause", "wait_while_paused")):
+            refused = muster(command, job.handle)
+            assert refused.code == 1, job.explain(refused)
+            assert re.fullmatch(rf"rank \d has done step \d+ and never called {function}\n", refused.stderr), (
+                job.explain(refused)
+            )
+        assert job.describe() == "RUNNING"
+        stopped = muster("stop", job.handle)
+        assert stopped.code == 0, job.explain(stopped)
+        assert "never called should_stop; so all replicas got SIGTERM at once" in stopped.stdout, job.explain(stopped)
+        assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
+
+
+def test_of_two_shells_that_contradict_each_other_one_wins_and_both_are_told(tmp_path):
+    with start_job(tmp_path) as job:
+        os.kill(job.pid_of(3), signal.SIGSTOP)  # so that the first is not done before the second
+        try:
+            first = begin("pause", job.handle, "--limit", "100")
+            job.wait_for_line("muster pause: all ranks pause at step")
+            second = muster("checkpoint", job.handle)
+            assert second.code == 1, job.explain(second)
+            assert re.fullmatch(
+                r"muster pause of \d+\.\d s ago is not done yet: nothing was changed\n", second.stderr
+            ), job.explain(second)
+            third = begin("stop", job.handle, "--limit", "100")
+            overtaken = finish(first)
+            assert overtaken.code == 1, job.explain(overtaken)
+            assert overtaken.stderr == "the job is stopped instead (muster stop)\n", job.explain(overtaken)
+            late = muster("pause", job.handle)
+            assert late.code == 1, job.explain(late)
+            assert "is being stopped: stopped (muster stop)" in late.stderr, job.explain(late)
+        finally:
+            os.kill(job.pid_of(3), signal.SIGCONT)
+        stopped = finish(third)
+        assert stopped.code == 0, job.explain(stopped)
+        assert "stopped at a common step" in stopped.stdout, job.explain(stopped)
+        assert job.count_starts() == [1, 1]
+
+
+def test_a_rank_that_hangs_is_named(tmp_path):
+    with start_job(tmp_path) as job:
+        os.kill(job.pid_of(3), signal.SIGSTOP)
+        late = muster("pause", job.handle, "--limit", "2", "--json")
+        assert (late.code, late.answer["outcome"]) == (5, "late"), job.explain(late)
+        [rank] = late.answer["late"]
+        assert rank["global_rank"] == 3
+        text = rf"rank 3 is at step {rank['step']} since \d+ s; the pause is withdrawn"
+        assert re.search(text, late.answer["line"]), job.explain(late)
+        stacks = muster("stacks", job.handle)
+        assert stacks.code == 5, job.explain(stacks)
+        assert "the stacks of 3 of 4 ranks" in stacks.stderr, job.explain(stacks)
+        stopped = muster("stop", job.handle, "--limit", "2")
+        assert stopped.code == 0, job.explain(stopped)
+        assert "rank 3 is at step" in stopped.stdout, job.explain(stopped)
+        assert "so all replicas got SIGTERM at once" in stopped.stdout, job.explain(stopped)
+        assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
+
+
+def test_the_leader_is_lost_during_a_stop(tmp_path):
+    """What was recorded stays: nothing is started again, and the person gets one answer."""
+    with start_job(tmp_path) as job:
+        os.kill(job.pid_of(3), signal.SIGSTOP)
+        stopping = begin("stop", job.handle, "--limit", "100")
+        job.wait_for_line("muster stop: all ranks stop at step")
+        guard = next(iter(job.state.read_record().handles.values()))["pid"]
+        [agent] = [pid for pid, parent in _processes.list_parents().items() if parent == guard]
+        os.kill(agent, signal.SIGKILL)
+        stopped = finish(stopping)
+        assert stopped.code == 0, job.explain(stopped)
+        assert "so all replicas got SIGTERM at once and have ended" in stopped.stdout, job.explain(stopped)
+        assert re.match(r"the (agent that was asked ended|round ended)", stopped.stdout), job.explain(stopped)
+        assert (job.wait_ended(), job.count_starts()) == ("CANCELLED", [1, 1]), job.read_console()
+
+
+@pytest.mark.parametrize(
+    ("handle", "code", "line"),
+    [
+        ("detached://torchx/nosuchapp", 3, "detached knows no app 'nosuchapp'"),
+        (
+            "slurm://torchx/x",
+            2,
+            "'slurm': muster can ask apps of local_cwd, detached, local_docker, docker, kubernetes",
+        ),
+        ("nothing", 2, "'nothing' is no app handle; one is local_cwd://torchx/train-x7k2"),
+    ],
+)
+def test_unknown_apps(handle, code, line):
+    shell = muster("pause", handle)
+    assert (shell.code, shell.stdout, shell.stderr) == (code, "", f"muster: {line}\n")
+
+
+def test_a_request_without_the_token_is_refused(tmp_path):
+    import json
+    import socket
+
+    with start_job(tmp_path, nodes=1, nproc=1) as job:
+
+        def list_names():
+            with open("/proc/net/unix") as file:
+                return [line.split()[-1] for line in file if "@muster-control-" in line]
+
+        wait_until(list_names, timeout_s=90, what="the agent's socket")
+        answers = []
+        for name in list_names():
+            with socket.socket(socket.AF_UNIX) as link:
+                link.settimeout(60)
+                link.connect("\0" + name[1:])
+                lines = link.makefile("rb")
+                lines.readline()
+                link.sendall(json.dumps({"kind": "stop", "limit_s": 5.0, "signature": "00"}).encode() + b"\n")
+                answers.append(json.loads(lines.readline())["line"])
+        assert "not a request: it is not signed with the job's token" in answers
+        assert job.describe() == "RUNNING"

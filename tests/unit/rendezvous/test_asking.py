@@ -1,0 +1,241 @@
+"""What persons ask of a job, as its leader decides it: one answer for each, and one winner."""
+
+from muster._contract import AskKind, AskOutcome
+from muster._contract import StatusPageLayout as Layout
+from muster._control import parse_answer
+from muster.agent.diagnosis.report import Stack
+from muster.agent.rendezvous.consensus.actions import (
+    Answer,
+    AnswerRequest,
+    BeginDrain,
+    CommitDrain,
+    WantStacks,
+    WithdrawDrain,
+)
+from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.events import (
+    Asked,
+    DrainAsked,
+    DrainFollowed,
+    DrainReported,
+    Joined,
+    LeaseChecked,
+    Saved,
+    StacksTaken,
+    Succeeded,
+)
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.state import build_initial_state
+from muster.agent.rendezvous.interface import AskingRank, DrainReport, LateRank
+from muster.agent.rendezvous.protocol.codec import encode
+
+
+class Job:
+    """A leader whose round of two members runs, each with one rank."""
+
+    def __init__(self) -> None:
+        rules = ConsensusRules(
+            run_id="r", min_nodes=2, max_nodes=2, max_restarts=0, join_timeout_s=600, last_call_s=1, rejoin_wait_s=5
+        )
+        self.now_s = 0.0
+        self.state = build_initial_state(rules, 0.0, takeover=False)
+        for index in range(2):
+            member = MemberRecord(id=str(index), index=index, nproc=1, role="r", host="h", port=1, is_leader=index == 0)
+            self.send(Joined(member=member))
+        self.send(LeaseChecked(is_held=True))
+        self.number = self.state.round_number
+
+    def send(self, *events):
+        actions = ()
+        for event in events:
+            self.now_s += 1.0
+            self.state, actions = decide(self.state, event, self.now_s)
+        return list(actions)
+
+    def ask(self, kind: AskKind, request: int = 1, member: str = "1"):
+        asked = Asked(id=member, round_number=self.number, request=request, kind=kind, limit_s=30.0)
+        return self.send(asked)
+
+    def agree(self, drain: int = 1):
+        reports = [
+            DrainReported(
+                id=str(node),
+                round_number=self.number,
+                drain=drain,
+                report=DrainReport(ceiling=12, ranks=(AskingRank(global_rank=node, asked=10 + node, stride=1),)),
+            )
+            for node in range(2)
+        ]
+        return self.send(*reports)
+
+    def follow(self, node: int, *late: LateRank, drain: int = 1):
+        return self.send(DrainFollowed(id=str(node), round_number=self.number, drain=drain, late=late))
+
+    def save(self, step: int, path: str = ""):
+        return self.send(*(Saved(id=str(node), round_number=self.number, step=step, path=path) for node in range(2)))
+
+
+def answers(actions) -> list[tuple[int, AskOutcome, str]]:
+    return [
+        (each.request, each.answer.outcome, each.answer.line) for each in actions if isinstance(each, AnswerRequest)
+    ]
+
+
+def kinds(actions) -> list[type]:
+    return [type(each) for each in actions]
+
+
+LATE = LateRank(global_rank=1, step=7, silent_s=31.0)
+
+
+def test_a_checkpoint_is_answered_when_all_have_saved_its_step():
+    job = Job()
+    [begin] = [each for each in job.ask(AskKind.CHECKPOINT) if isinstance(each, BeginDrain)]
+    assert (begin.kind, begin.is_asked, begin.limit_s) == (Layout.CHECKPOINT, True, 30.0)
+    assert [each.step for each in job.agree() if isinstance(each, CommitDrain)] == [12]
+    assert answers(job.save(11)) == []
+    actions = job.save(12, "/here")
+    assert answers(actions) == [(1, AskOutcome.DONE, "all 2 ranks saved at step 12 in 6.0 s: /here")]
+    assert WithdrawDrain in kinds(actions)
+    assert BeginDrain in kinds(job.ask(AskKind.PAUSE, 2))
+
+
+def test_a_checkpoint_that_is_late_stays():
+    job = Job()
+    job.ask(AskKind.CHECKPOINT)
+    job.agree()
+    job.follow(0)
+    actions = job.follow(1, LATE)
+    [(_, outcome, line)] = answers(actions)
+    assert outcome is AskOutcome.LATE
+    assert line == (
+        "after 4.0 s some ranks have not saved at step 12: rank 1 is at step 7 since 31 s; they may still save"
+    )
+    assert WithdrawDrain not in kinds(actions)
+    assert answers(job.ask(AskKind.STOP, 2)) == [
+        (2, AskOutcome.REFUSED, "not all ranks have saved at step 12: rank 1 is at step 7 since 31 s")
+    ]
+    job.save(12)
+    assert BeginDrain in kinds(job.ask(AskKind.STOP, 3))
+
+
+def test_a_pause_lasts_until_it_is_resumed():
+    job = Job()
+    job.ask(AskKind.PAUSE)
+    job.agree()
+    assert answers(job.follow(0)) == []
+    [(_, outcome, line)] = answers(job.follow(1))
+    assert outcome is AskOutcome.DONE
+    assert line == "all 2 ranks wait at step 12, after 4.0 s; torch's own timeout of collectives goes on"
+    assert answers(job.ask(AskKind.PAUSE, 2)) == [(2, AskOutcome.DONE, "the job is paused at step 12 already")]
+    assert answers(job.ask(AskKind.CHECKPOINT, 3)) == [
+        (3, AskOutcome.REFUSED, "the job is paused at step 12: resume it first")
+    ]
+    actions = job.ask(AskKind.RESUME, 4)
+    assert WithdrawDrain in kinds(actions)
+    assert answers(actions) == [(4, AskOutcome.DONE, "the pause has ended after 7.0 s: all 2 ranks go on")]
+    assert answers(job.ask(AskKind.RESUME, 5)) == [
+        (5, AskOutcome.REFUSED, "the job is not paused: nothing was changed")
+    ]
+
+
+def test_a_pause_that_is_late_is_withdrawn():
+    job = Job()
+    job.ask(AskKind.PAUSE)
+    job.agree()
+    job.follow(0)
+    actions = job.follow(1, LATE)
+    assert WithdrawDrain in kinds(actions)
+    assert [outcome for _, outcome, _ in answers(actions)] == [AskOutcome.LATE]
+    assert BeginDrain in kinds(job.ask(AskKind.CHECKPOINT, 2))
+
+
+def test_no_step_was_agreed_on_in_time():
+    job = Job()
+    job.ask(AskKind.PAUSE)
+    actions = job.follow(1, LATE)
+    assert answers(actions) == [(1, AskOutcome.LATE, "no step was agreed on in 1.0 s: rank 1 is at step 7 since 31 s")]
+    assert WithdrawDrain in kinds(actions)
+
+
+def test_ranks_that_never_ask():
+    job = Job()
+    job.ask(AskKind.CHECKPOINT)
+    refusal = "rank 1 has done step 7 and never called should_checkpoint"
+    report = DrainReport(ceiling=0, refusal=refusal)
+    actions = job.send(DrainReported(id="1", round_number=job.number, drain=1, report=report))
+    assert answers(actions) == [(1, AskOutcome.REFUSED, refusal)]
+
+
+def test_a_stop_is_answered_before_the_job_ends():
+    job = Job()
+    job.ask(AskKind.STOP)
+    job.agree()
+    job.send(Succeeded(id="0", round_number=job.number, drained_rank=0))
+    actions = job.send(Succeeded(id="1", round_number=job.number, drained_rank=1))
+    assert answers(actions) == [(1, AskOutcome.DONE, "all 2 ranks have stopped at step 12 and ended, after 4.0 s")]
+    assert kinds(actions).index(AnswerRequest) == 0
+
+
+class TestContradictions:
+    def test_the_first_of_pause_and_checkpoint_wins(self):
+        job = Job()
+        job.ask(AskKind.PAUSE)
+        assert answers(job.ask(AskKind.CHECKPOINT, 2)) == [
+            (2, AskOutcome.REFUSED, "muster pause of 1.0 s ago is not done yet: nothing was changed")
+        ]
+
+    def test_the_same_twice_is_one(self):
+        job = Job()
+        job.ask(AskKind.CHECKPOINT)
+        assert job.ask(AskKind.CHECKPOINT, 2, member="0") == []
+        job.agree()
+        assert [request for request, *_ in answers(job.save(12))] == [1, 2]
+
+    def test_a_stop_takes_the_place_of_a_pause(self):
+        job = Job()
+        job.ask(AskKind.PAUSE)
+        job.agree()
+        actions = job.ask(AskKind.STOP, 2)
+        assert kinds(actions)[:3] == [AnswerRequest, WithdrawDrain, BeginDrain]
+        assert answers(actions) == [(1, AskOutcome.REFUSED, "the job is stopped instead (muster stop)")]
+        assert answers(job.ask(AskKind.PAUSE, 3)) == [
+            (3, AskOutcome.REFUSED, "the job is being stopped (muster stop): nothing was changed")
+        ]
+
+    def test_a_stop_waits_for_a_checkpoint_that_is_committed(self):
+        job = Job()
+        job.ask(AskKind.CHECKPOINT)
+        job.agree()
+        assert job.ask(AskKind.STOP, 2) == []
+        actions = job.save(12)
+        assert [request for request, *_ in answers(actions)] == [1]
+        assert [each.kind for each in actions if isinstance(each, BeginDrain)] == [Layout.STOP]
+
+    def test_a_preemption_ends_a_pause(self):
+        job = Job()
+        job.ask(AskKind.PAUSE)
+        job.agree()
+        job.follow(0)
+        job.follow(1)
+        actions = job.send(DrainAsked(id="0", round_number=job.number, reason="received SIGTERM", limit_s=5.0))
+        assert kinds(actions)[:2] == [WithdrawDrain, BeginDrain]
+
+
+def test_stacks_of_all_members():
+    job = Job()
+    assert kinds(job.ask(AskKind.STACKS)) == [WantStacks]
+    stack = Stack(global_rank=1, node=1, local_rank=0, text="File x")
+    assert answers(job.send(StacksTaken(id="1", round_number=job.number, number=1, stacks=(stack,)))) == []
+    [told] = job.send(StacksTaken(id="0", round_number=job.number, number=1, stacks=(), missing=1))
+    assert told.answer.outcome is AskOutcome.LATE
+    assert told.answer.stacks == (stack,)
+
+
+def test_what_the_leader_sends_is_what_the_person_reads():
+    stack = Stack(global_rank=1, node=1, local_rank=0, text="File x")
+    sent = Answer(outcome=AskOutcome.LATE, line="é", step=12, ranks=2, took_s=1.5, late=(LATE,), stacks=(stack,))
+    read = parse_answer(encode(sent, 1 << 20))
+    assert (read.outcome, read.line, read.step, read.ranks, read.took_s) == (AskOutcome.LATE, "é", 12, 2, 1.5)
+    assert [(each.global_rank, each.step, each.silent_s) for each in read.late] == [(1, 7, 31.0)]
+    assert [(each.global_rank, each.text) for each in read.stacks] == [(1, "File x")]

@@ -1,15 +1,26 @@
 """Runs each `torchx run` line of standard input as a dry run; prints what failed. Exit code 0 or 1.
 
-Each in a fork: TorchX's command line is imported once, and remembers its arguments from one call to the next.
+Each in a fork: TorchX's command line is imported once, and remembers its arguments from one call to the next. What is
+the same for all lines, the components and the agent's bundle, is read before.
 """
 
+import functools
 import os
 import shlex
 import sys
 import tempfile
 import traceback
 
+import torchx.runner.api
 from torchx.cli.main import main
+
+from muster.schedulers.kubernetes.manifests import bundles
+
+torchx.runner.api.get_component = functools.cache(torchx.runner.api.get_component)
+bundles.build_agent_bundle = functools.cache(bundles.build_agent_bundle)
+for component in ("dist.ddp", "dist.spmd"):
+    torchx.runner.api.get_component(component)
+bundles.build_agent_bundle()
 
 
 def dry_run(words, output):

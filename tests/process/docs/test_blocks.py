@@ -7,6 +7,7 @@ the two environments of this repository.
 
 import configparser
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -71,11 +72,23 @@ def test_blocks_run_or_are_marked(page, folder, environment):
             if block.file is not None:
                 _write_file(block, blocks, folder)
             elif block.mark:
-                _check_marked(block, folder, environment)
+                _check_marked(block)
             else:
                 _run_block(block, folder, environment)
     finally:
         _end_apps(folder, environment)
+
+
+@pytest.mark.timeout(900)
+def test_marked_lines_are_good_for_a_dry_run(tmp_path, environment):
+    blocks = [block for page in doc_pages.list_pages() for block in doc_pages.read_blocks(page) if block.mark]
+    lines = [line for block in blocks for line in block.commands if line.startswith("torchx run ")]
+    folder = tmp_path / "small"  # it is packed for each line
+    folder.mkdir()
+    for script in re.findall(r"--script (\S+)", "\n".join(lines)):
+        (folder / script).touch()
+    runner = [sys.executable, str(doc_pages.ROOT / "tests/programs/docs_dry_runs.py")]
+    _run(runner, "marked lines", folder, environment, text="\n".join(lines) + "\n")
 
 
 def _write_file(block, blocks, folder):
@@ -98,15 +111,11 @@ def _run_block(block, folder, environment):
         _run([*command, block.text], block.where, folder, environment)
 
 
-def _check_marked(block, folder, environment):
-    """What can be checked of a block that needs more than this machine."""
+def _check_marked(block):
+    """What can be checked at once of a block that needs more than this machine; its dry runs come together, below."""
     if block.language == "python":
         compile(block.text, block.where, "exec")
         return
-    lines = [line for line in block.commands if line.startswith("torchx run ")]
-    if lines:
-        runner = [sys.executable, str(doc_pages.ROOT / "tests/programs/docs_dry_runs.py")]
-        _run(runner, block.where, folder, environment, text="\n".join(lines) + "\n")
     for words in (shlex.split(line) for line in block.commands):
         if words[0] == "muster-agent" and words[1:2] != ["ask"]:
             assert parse_command_line(words[1:]).script, f"{block.where}: no script in {words}"

@@ -17,6 +17,7 @@ import doc_pages
 import pytest
 
 from muster.agent.cli.command_line import parse_command_line
+from muster.cli.commands import build_parser
 
 BIN = os.path.dirname(sys.executable)
 LEFT_OUT = shutil.ignore_patterns(
@@ -119,6 +120,8 @@ def _check_marked(block):
     for words in (shlex.split(line) for line in block.commands):
         if words[0] == "muster-agent" and words[1:2] != ["ask"]:
             assert parse_command_line(words[1:]).script, f"{block.where}: no script in {words}"
+        elif words[0] == "muster":
+            build_parser().parse_args(words[1:])
 
 
 def _run(command, where, folder, environment, text=None):

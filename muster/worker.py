@@ -394,6 +394,11 @@ def _forget_slot() -> None:
     _state.is_open, _state.slot = True, None
 
 
+def look_again() -> None:
+    """Look for the slot at the next call: this process, a fork of one that may have looked before, is a worker now."""
+    _state.is_open, _state.slot = False, None
+
+
 def _forget_if_open() -> None:
     if _state.is_open:
         _forget_slot()

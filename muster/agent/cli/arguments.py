@@ -158,11 +158,18 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: 
         duplicate_stderr_filters=parse_texts(values.text("duplicate-stderr-filters") or ""),
         logs_specs=_choose_logs_specs(values),
         prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
-        shows_prefixed=nproc > 1 and _is_terminal() and not any(map(values.is_given, ("redirects", "tee"))),
+        shows_prefixed=_shows_prefixed(values, environ, nproc=nproc),
         marks_bars=environ.get(Env.LIVE_BARS) == "1",
         # Source: https://no-color.org
         has_colour=not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb",
     )
+
+
+def _shows_prefixed(values: FlagValues, environ: Mapping[str, str], *, nproc: int) -> bool:
+    """See `LogConfig`. A program that draws bars itself is a notebook: there even one rank's lines have its name."""
+    if environ.get(Env.CONTROL_FD) and environ.get(Env.LIVE_BARS) == "1":
+        return all((values.text(name) or "0") == "0" for name in ("redirects", "tee"))
+    return nproc > 1 and _is_terminal() and not any(map(values.is_given, ("redirects", "tee")))
 
 
 def _is_terminal() -> bool:

@@ -12,5 +12,8 @@ class ForkedCall:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    joins_streams: bool = False
+    """Whether a worker's pipe for standard output is also the one for standard error: a notebook shows both in one
+    place, in the order in which they were written."""
     torch_threads: int | None = None
     """How many threads torch may use in a worker; None: as many as here."""

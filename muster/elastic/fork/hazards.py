@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.agent.errors import UsageError
 from muster.elastic.fork.call import ForkedCall
+from muster.elastic.jobs.cell import is_cell
 
 _DEVICES = {"cuda": "CUDA", "xpu": "XPU"}
 _PAUSE_HARD = 2
@@ -36,7 +37,9 @@ def prepare_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
             "thread",
             file=sys.stderr,
         )
-    return ForkedCall(function=function, args=args, kwargs=kwargs, torch_threads=torch_threads)
+    return ForkedCall(
+        function=function, args=args, kwargs=kwargs, torch_threads=torch_threads, joins_streams=is_cell(sys.stdout)
+    )
 
 
 def check_hazards() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import os
+import stat
 import sys
 import threading
 import traceback
@@ -81,6 +82,8 @@ def _become_worker(call: ForkedCall, release: forked_worker.Release) -> list[Any
     os.setsid()
     os.dup2(release.stdout_fd, 1)
     os.dup2(release.stderr_fd, 2)
+    if call.joins_streams and all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (1, 2)):
+        os.dup2(1, 2)
     for fd in (release.stdout_fd, release.stderr_fd):
         os.close(fd)
     old = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]  # they hold the program's
@@ -90,6 +93,9 @@ def _become_worker(call: ForkedCall, release: forked_worker.Release) -> list[Any
     forked_worker.replace_environment(release.spec["env"])
     if release.spec["cpus"] is not None:
         forked_worker.bind_to_cpus(release.spec["cpus"])
+    steps = sys.modules.get("muster.worker")
+    if steps is not None:
+        steps.look_again()
     torch = sys.modules.get("torch")
     if torch is not None and call.torch_threads is not None:
         torch.set_num_threads(call.torch_threads)

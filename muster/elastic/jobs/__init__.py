@@ -3,7 +3,7 @@
     job        one job: wait, output, records              process   one agent under its guard, as a process
     call       pickles a function and its arguments        results   serves workers, keeps what they return
     rank_call  what a worker of `start_processes` calls    exchange  results between the nodes' programs
-    errors     what torch has no class for
+    errors     what torch has no class for             cell      output in a notebook
 
 The worker's side of `call` and `results` is `agent.workers.function`.
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from muster._contract import Env
 from muster.agent.diagnosis.report import Report
 from muster.agent.driven import REPORT_NAME
 from muster.agent.errors import EnvironmentFault
 from muster.elastic.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
+from muster.elastic.jobs.cell import CellOutput, is_cell
 from muster.elastic.jobs.process import FOLDER_MARK, AgentProcess
 from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.rendezvous import CallersRendezvous
@@ -88,7 +90,7 @@ class Job:
         self._on_signal = on_signal
         self._screen = screen
         self._selector = selectors.DefaultSelector()
-        self._outputs: dict[int, _Output] = {}
+        self._outputs: dict[int, _Output | CellOutput] = {}
         self._records: list[Record] = []
         self._ranks: tuple[int, ...] = ()
         self._error: str | None = None
@@ -98,8 +100,14 @@ class Job:
         self._timers: FileTimers | None = None
         if are_switched_on(environ):
             environ = {PATH_VARIABLE: os.path.join(FOLDER_MARK, "timers"), **environ}
+        stdout_fd: int | None
+        stderr_fd: int | None
         with contextlib.ExitStack() as child_ends:
-            stdout_fd, stderr_fd = (self._open_output(name, child_ends) for name in ("stdout", "stderr"))
+            if screen is None and is_cell(sys.stdout):
+                environ = {**environ, Env.LIVE_BARS: "1"}
+                stdout_fd = stderr_fd = self._open_pipe(CellOutput(sys.stdout), child_ends)
+            else:
+                stdout_fd, stderr_fd = (self._open_output(name, child_ends) for name in ("stdout", "stderr"))
             self._process = AgentProcess(
                 flags,
                 environ=environ,
@@ -128,10 +136,13 @@ class Job:
         is_own = stream is getattr(sys, f"__{name}__") or _is_descriptor(stream, number)
         if stream is None or (is_own and self._screen is None):
             return None
+        return self._open_pipe(_Output(stream, self._screen), child_ends)
+
+    def _open_pipe(self, output: "_Output | CellOutput", child_ends: contextlib.ExitStack) -> int:
         read_fd, write_fd = os.pipe()
         child_ends.callback(os.close, write_fd)
         os.set_blocking(read_fd, False)
-        self._outputs[read_fd] = _Output(stream, self._screen)
+        self._outputs[read_fd] = output
         return write_fd
 
     @property

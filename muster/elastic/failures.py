@@ -9,7 +9,7 @@ from muster._contract import ExitCode
 from muster.agent.diagnosis.report import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
-from muster.elastic.jobs.errors import AgentLost, JobFailed, RemoteTraceback, WorkerFailed
+from muster.elastic.jobs.errors import AgentLost, JobFailed, WorkerFailed
 from muster.elastic.jobs.job import Outcome
 
 LoadException = Callable[[int], BaseException | None]
@@ -129,11 +129,10 @@ def _is_known(name: str | None) -> bool:
 
 
 def build_cause(root: Failure, load_exception: LoadException | None) -> BaseException:
-    """The exception that the worker raised, with the worker's traceback as its own cause."""
+    """The exception that the worker raised, with the worker's traceback as its own cause; or a line in its place."""
     error = load_exception(root.global_rank) if load_exception is not None else None
     if error is None:
         return WorkerFailed(format_worker_failure(root))
-    error.__cause__ = RemoteTraceback(root.traceback or "")
     return error
 
 

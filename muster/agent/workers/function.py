@@ -118,7 +118,13 @@ def _send(connection: socket.socket, message: dict[str, Any], fd: int) -> None:
 
 def _send_exception(connection: socket.socket, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # many exceptions cannot be pickled; the report has their text
-        _send(connection, {"failed": True}, _write(error, "the exception"))
+        import traceback  # only a failure needs it
+
+        shown = error.__traceback__
+        while shown is not None and shown.tb_frame.f_globals is globals():
+            shown = shown.tb_next
+        text = "".join(traceback.format_exception(type(error), error, shown))
+        _send(connection, {"failed": True}, _write((error, text), "the exception"))
 
 
 def _write(value: Any, what: str) -> int:

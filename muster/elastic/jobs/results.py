@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from muster.elastic.jobs.errors import PickleFault
+from muster.elastic.jobs.errors import PickleFault, RemoteTraceback
 from muster.elastic.jobs.process import ForkTree
 
 SOCKET_NAME = "workers"
@@ -191,11 +191,15 @@ class WorkerServer:
         return load_results(self._result_fds)
 
     def load_exception(self, global_rank: int) -> BaseException | None:
-        """The exception that ended a worker of the last round; None: there was none, or it cannot be loaded here."""
+        """The exception that ended a worker of the last round, caused by its traceback as text.
+
+        None: there was none, or it cannot be loaded here.
+        """
         for slot in self._slots.values():
             if slot.global_rank == global_rank and slot.error_fd >= 0:
                 with contextlib.suppress(PickleFault):
-                    error = _load(slot.error_fd, "")
+                    error, text = _load(slot.error_fd, "")
+                    error.__cause__ = RemoteTraceback(text)
                     return error if isinstance(error, BaseException) else None
         return None
 

@@ -7,23 +7,24 @@ from pathlib import Path
 import pytest
 from harness import Outcome, run_tree
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "notebook.py"
+PROGRAMS = Path(__file__).parents[2] / "programs" / "elastic"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 
 pytest.importorskip("ipykernel")
 
 pytestmark = pytest.mark.timeout(400)
 
 
-def run_notebook(scenario: str, folder: Path) -> Outcome:
+def run_notebook(scenario: str, folder: Path, program: str = "notebook.py") -> Outcome:
     """The kernel's own files go to `folder`, so that a leftover of a job is seen in `jobs`."""
     jobs = folder / "jobs"
     jobs.mkdir()
     own = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_CONFIG_DIR": "config"}
     env = {**os.environ, "TMPDIR": str(jobs), **{name: str(folder / part) for name, part in own.items()}}
-    outcome = run_tree([sys.executable, str(PROGRAM), scenario], env=env, cwd=folder, timeout_s=350)
+    outcome = run_tree([sys.executable, str(PROGRAMS / program), scenario], env=env, cwd=folder, timeout_s=350)
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
-    assert [path for path in jobs.iterdir() if path.name.startswith("muster")] == [], outcome.explain()
+    assert [path for path in jobs.iterdir() if path.name.startswith("muster_job_")] == [], outcome.explain()
     return outcome
 
 
@@ -48,3 +49,24 @@ def test_the_stop_button_stops_politely_then_kills_and_the_kernel_lives_on(tmp_p
 def test_a_restarted_kernel_takes_its_job_along(tmp_path: Path) -> None:
     outcome = run_notebook("restart", tmp_path)
     assert outcome.stdout.splitlines() == ["{0: 0, 1: 1}"], outcome.explain()
+
+
+def test_the_example_notebook_runs(tmp_path: Path) -> None:
+    outcome = run_notebook(str(EXAMPLE), tmp_path, "run_notebook.py")
+    shown = outcome.stdout
+    assert "[default0]:step 80: loss" in shown, outcome.explain()
+    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in shown, outcome.explain()
+    assert "'attempt 1'" in shown, outcome.explain()
+    assert "ValueError('no such layer')" in shown, outcome.explain()
+
+
+def test_accelerates_notebook_launcher_with_the_import_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [sys.executable, str(PROGRAMS / "accelerated.py")]
+    outcome = run_tree(words, env=env, cwd=tmp_path, timeout_s=250)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    lines = [line for line in outcome.stdout.splitlines() if not line.startswith("Launching")]
+    expected = ["2 processes, MULTI_CPU, 60.0", "2 processes, MULTI_CPU, 0.0", "ValueError the text"]
+    assert lines == expected, outcome.explain()

@@ -63,6 +63,16 @@ def rewrite_image_args(args: Sequence[str]) -> list[str]:
     return ["-c", _IMAGE_PROGRAM, *args[_COMMAND_LENGTH:]]
 
 
+def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The command that asks an agent something on its node.
+
+    Args:
+        command: what runs the agent there: an interpreter, then a file, `-m MODULE` or `-c PROGRAM`, then flags.
+        words: instead of these flags: `ask job stop`.
+    """
+    return [*command[: 3 if command[1] in ("-c", "-m") else 2], *words]
+
+
 # -- the agent's own flags --------------------------------------------------------------------------------------------
 
 

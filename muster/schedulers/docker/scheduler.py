@@ -12,7 +12,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._contract import LogNames
+from muster._contract import AskKind, LogNames
+from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers import naming
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
@@ -22,6 +23,7 @@ from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
 from muster.schedulers.docker.engine.sdk import pick_address
 from muster.schedulers.docker.live import creation, reservations, unregistered
+from muster.schedulers.docker.live.asking import NodeAsker
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
@@ -50,7 +52,7 @@ from muster.schedulers.runner.versions import (
 )
 from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
 from muster.schedulers.secret_variables import mask_env
-from muster.schedulers.supervision import client
+from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -360,6 +362,24 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 unregistered.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
             else:
                 client.request_stop(folder)
+
+    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+        """See `PluginScheduler`."""
+        folder = self._find_to_ask(app_id)
+        with _translate_errors():
+            return asking.ask_app(folder, kind, limit_s, NodeAsker(self._open_engine(folder)))
+
+    def stop_app(self, app_id: str, limit_s: float) -> Answer:
+        """See `PluginScheduler`."""
+        folder = self._find_to_ask(app_id)
+        with _translate_errors():
+            return asking.stop_app(folder, limit_s, NodeAsker(self._open_engine(folder)))
+
+    def _find_to_ask(self, app_id: str) -> AppFolder:
+        folder = self._find_folder(app_id)
+        if folder is None:
+            raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        return folder
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""

@@ -20,7 +20,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 from muster._contract import AGENT_MODULE, AskKind, Env
 from muster._control import Answer, ControlError, ExitCode
 from muster._programs import explain_missing
-from muster.schedulers.agent_command import find_program, is_agent_role
+from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.local.agent_files import count_restarts
@@ -54,8 +54,6 @@ READERS_LIMIT_S = 1.0
 """How long `close` waits for threads that still read logs of apps that have ended."""
 
 _OWN_VARIABLES = "MUSTER_"
-AGENT_WORDS = 2
-"""Of a replica's command: the interpreter, and the agent's file."""
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +233,7 @@ def ask_node(spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: f
     """An `asking.AskNode`: the job's agents on this machine are found by its token."""
     plan = spec.details["replicas"][replica.role][replica.index]
     token = derive_token(spec.details["token"], replica.role)
-    command = [*plan["command"][:AGENT_WORDS], *words]
+    command = build_ask_command(plan["command"], words)
     env = {**spec.details["base_env"], **plan["env"], Env.TOKEN: token}
     try:
         done = subprocess.run(

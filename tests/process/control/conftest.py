@@ -1,11 +1,6 @@
-"""Each test has a home of its own, and sees the helpers beside it."""
-
-import sys
-from pathlib import Path
+"""Each test has a home of its own."""
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -293,6 +293,18 @@ class Engine:
         except NotFound:
             return None
 
+    def run_inside(self, container: str, command: Sequence[str]) -> tuple[int, str, str]:
+        """Run a command in a running container, and wait for its end.
+
+        Returns:
+            Its exit code, standard output and standard error.
+        """
+        with self._translate_errors(f"run a command in container {container[:12]!r}"):
+            started = self._api.exec_create(container, list(command), stdin=False)["Id"]
+            output, errors = self._api.exec_start(started, demux=True)
+            code = self._api.exec_inspect(started)["ExitCode"]
+        return code, (output or b"").decode(errors="replace"), (errors or b"").decode(errors="replace")
+
     def copy_in(self, container: str, folder: str, archive: bytes | Iterator[bytes]) -> None:
         """Unpack a tar (compressed or not, whole or in pieces) into a folder of a container, which must exist there."""
         with self._translate_errors(f"copy files into container {container[:12]!r}"):

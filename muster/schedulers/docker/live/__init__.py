@@ -4,4 +4,5 @@
 `reservations` prevents that apps share GPUs or ports. `exit_evidence` and `exit_reason` explain why a container ended,
 `restarts` counts restarts of workers in place and reads the last checkpoint, `logs` follows output, `unregistered`
 finds apps that only the engine knows.
+`asking` asks the agent in a container.
 """

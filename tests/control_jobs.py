@@ -17,7 +17,7 @@ from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "control_steps.py"
+PROGRAM = Path(__file__).parent / "programs" / "control_steps.py"
 READY_S = 90.0
 END_S = 120.0
 

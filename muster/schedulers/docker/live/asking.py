@@ -1,0 +1,36 @@
+"""Asks the agent in a container: `docker exec`, whose environment has the job's token."""
+
+from collections.abc import Sequence
+
+from muster.schedulers.agent_command import build_ask_command
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import Conflict, NotFound
+from muster.schedulers.docker.spec import AppRequest, Label
+from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.asking import NO_AGENT
+from muster.schedulers.supervision.state import ReplicaId
+
+
+class NodeAsker:
+    """A `supervision.asking.AskNode`.
+
+    Args:
+        engine: that runs the containers; the caller closes it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+        """Run the words in the replica's container. The agent's command has a limit of its own, near `limit_s`."""
+        del limit_s
+        request = AppRequest.from_json(spec.details["request"])
+        command = next(each.command for each in request.containers if each.key == (replica.role, replica.index))
+        labels = {**request.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
+        running = self._engine.list_container_ids(labels, running_only=True)
+        if not running:
+            return NO_AGENT, "", "its container does not run"
+        try:
+            return self._engine.run_inside(running[0], build_ask_command(command, words))
+        except (NotFound, Conflict) as error:  # it has ended meanwhile
+            return NO_AGENT, "", str(error)

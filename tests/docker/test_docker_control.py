@@ -1,0 +1,81 @@
+"""`muster` from another shell, on jobs of the Docker engine."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import wait_until
+from torchx.specs import AppDef
+
+from muster.components import dist
+
+pytestmark = pytest.mark.docker
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+IMAGE = "muster-test:torch"
+
+
+def muster(*words):
+    command = [sys.executable, "-m", "muster", *words]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=170)
+
+
+def start(apps, *words):
+    app: AppDef = dist.ddp(
+        *("/tmp", "100000", *words), script="control_steps.py", j="2x2", image=IMAGE, name="job", start="cold"
+    )
+    app_id = apps.run(app, workspace=str(PROGRAMS))
+    role = apps.containers(app_id)[0].labels["io.muster.role"]
+
+    def count_ready():
+        lines = [line for replica in range(2) for line in apps.logs(app_id, role=role, replica=replica)]
+        return sum("counts" in line for line in lines) >= 4
+
+    wait_until(count_ready, timeout_s=120, what="all ranks to count steps")
+    return app_id, f"docker://test/{app_id}", role
+
+
+def show(apps, app_id, role, *done):
+    logs = ["".join(apps.logs(app_id, role=role, replica=replica))[-3000:] for replica in range(2)]
+    return "\n".join([*(f"exit {each.returncode}: {each.stdout}{each.stderr}" for each in done), *logs])
+
+
+def test_what_is_asked_is_done_at_one_step(apps):
+    app_id, handle, role = start(apps)
+    saved = muster("checkpoint", handle, "--json")
+    assert saved.returncode == 0, show(apps, app_id, role, saved)
+    answer = json.loads(saved.stdout)
+    assert answer["ranks"] == 4
+    assert re.fullmatch(rf"all 4 ranks saved at step {answer['step']} in \d+\.\d s: /tmp", answer["line"])
+    paused = muster("pause", handle)
+    assert paused.returncode == 0, show(apps, app_id, role, paused)
+    stacks = muster("stacks", handle)
+    assert "wait_while_paused" in stacks.stdout, show(apps, app_id, role, stacks)
+    resumed = muster("resume", handle)
+    assert resumed.returncode == 0, show(apps, app_id, role, resumed)
+    stopped = muster("stop", handle)
+    assert stopped.returncode == 0, show(apps, app_id, role, stopped)
+    assert stopped.stdout.endswith(": stopped at a common step\n"), show(apps, app_id, role, stopped)
+    assert apps.status(app_id).state.name == "CANCELLED"
+    ended = muster("pause", handle)
+    assert (ended.returncode, ended.stderr) == (
+        4,
+        f"muster: {app_id} has ended already (CANCELLED): nothing was changed\n",
+    )
+    unknown = muster("pause", "docker://test/nosuchapp")
+    assert (unknown.returncode, unknown.stderr) == (3, "muster: docker knows no app 'nosuchapp'\n")
+
+
+def test_scripts_that_never_ask(apps):
+    app_id, handle, role = start(apps, "quiet")
+    refused = muster("checkpoint", handle)
+    assert refused.returncode == 1, show(apps, app_id, role, refused)
+    assert "never called should_checkpoint" in refused.stderr, show(apps, app_id, role, refused)
+    stopped = muster("stop", handle)
+    assert stopped.returncode == 0, show(apps, app_id, role, stopped)
+    assert "so all replicas got SIGTERM at once" in stopped.stdout, show(apps, app_id, role, stopped)
+    assert apps.status(app_id).state.name == "CANCELLED"
+    assert len(apps.containers(app_id)) in (0, 2)  # none was started again

@@ -121,6 +121,10 @@ class Env:
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
+    WATCHED: Final = "MUSTER_WATCHED"
+    """"1", set by the agent in its workers while it watches for hangs: what initialises a process group in them lets
+    the agent read torch's flight recorder (`agent.workers.torch_hook`)."""
+
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one step."""
 

@@ -341,7 +341,7 @@ class DrainWorld:
                     self.at(self.now_s, lambda: self._handle(node, node_events.WorkersGone(round_number=number)))
             case node_actions.CollectStacks():
                 self.at(
-                    self.now_s, lambda: self._handle(node, node_events.StacksCollected(round_number=number, texts={}))
+                    self.now_s, lambda: self._handle(node, node_events.StacksCollected(round_number=number, stacks={}))
                 )
             case node_actions.PrintLine():
                 node.lines.append(action.text)

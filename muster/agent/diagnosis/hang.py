@@ -23,6 +23,9 @@ _BACKGROUND_S = 0.02
 ProcessKey: TypeAlias = tuple[int, int]
 """A process id and the start time of the process (clock ticks since boot), because ids are reused."""
 
+Sessions: TypeAlias = "Mapping[int, Mapping[ProcessKey, Reading]]"
+"""By the worker's process id: the processes of its session."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -46,6 +49,8 @@ class Activity:
     """All processes of the worker's session; empty where there is no /proc."""
     progress_ns: int | None = None
     """When the worker last reported a step or phase through `muster.worker`; None: never."""
+    collectives: tuple[int, ...] | None = None
+    """Changes whenever the worker enters or completes a collective; None: it has entered none, as far as is known."""
 
 
 @dataclass
@@ -87,6 +92,11 @@ class HangWatch:
         self._is_closed = False
         self._schedule()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the limit has passed without activity."""
+        return self._idle
+
     def close(self) -> None:
         """Stop watching."""
         self._is_closed = True
@@ -121,12 +131,23 @@ class HangWatch:
         baseline = self._baselines.get(local_rank)
         if baseline is not None:
             allowed_s = _BACKGROUND_S + _BACKGROUND_SHARE * (now_s - baseline.at_s)
-            has_progress = baseline.activity.progress_ns != activity.progress_ns
-            is_silent = not has_progress and not _has_written(baseline.activity, activity)
-            if is_silent and _count_cpu_s(baseline.activity, activity) <= allowed_s:
+            if not _has_moved(baseline.activity, activity, allowed_s):
                 return False
         self._baselines[local_rank] = _Baseline(now_s, activity)
         return True
+
+
+def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
+    """Whether the worker was active in between. The strongest signs that it has decide for it.
+
+    A worker that waits in a collective may print from another thread, and one that loops for ever uses the CPU: output
+    and CPU time count only while the worker has shown neither collectives nor steps.
+    """
+    if before.progress_ns != now.progress_ns or before.collectives != now.collectives:
+        return True
+    if now.progress_ns is not None or now.collectives is not None:
+        return False
+    return _has_written(before, now) or _count_cpu_s(before, now) > allowed_s
 
 
 def _has_written(before: Activity, now: Activity) -> bool:
@@ -155,6 +176,8 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity]) -> str:
         idle_s: for how long, in seconds.
         activities: the last reading, by local rank.
     """
+    if activities and all(each.collectives is not None for each in activities.values()):
+        return f"hung: no collective and no step for {idle_s:.0f} s (--hang-timeout)"
     readings = [reading for activity in activities.values() for reading in activity.processes.values()]
     if not readings:
         return f"hung: no output captured for {idle_s:.0f} s (--hang-timeout)"

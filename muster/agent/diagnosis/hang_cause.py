@@ -1,7 +1,9 @@
-"""Finds the ranks that keep the others waiting, from the Python stacks of a job that hangs. Pure.
+"""Finds the ranks that keep the others waiting, from the flight recorders and stacks of a job that hangs. Pure.
 
-Most hangs are one rank that does not enter the collective that all others wait in. Its stack shows it: the others are
-inside `torch.distributed`, it is elsewhere. If all are inside, those are named that wait at another place than most.
+Where the recorders show it (`hangs.collectives`), that counts, and the stack says at which line the rank is. Else the
+stacks alone: most hangs are one rank that does not enter the collective that all others wait in. Its stack shows it:
+the others are inside `torch.distributed`, it is elsewhere. If all are inside, those are named that wait elsewhere
+than most.
 What the stacks do not show is not guessed: where all ranks are at one place, or most at different ones, none is named.
 """
 
@@ -9,6 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from muster.agent.diagnosis.hangs.collectives import find_cause
+from muster.agent.diagnosis.hangs.ranks import decode_view
 from muster.agent.diagnosis.report import Stack, name_ranks
 from muster.agent.runtime.records import record
 
@@ -17,6 +21,7 @@ _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 """Folders of the functions in which a rank waits for its peers; the last for the collectives of a backward pass."""
 _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "wait")
 """Functions of torch that call the one the user named."""
+_LOADING = "/torch/utils/data/"
 _LIBRARIES = ("/torch/", "/lib/python", "<frozen ")
 
 
@@ -39,11 +44,21 @@ class _Place:
     """That function; else the innermost function of the program."""
     where: str
     """`main.py:7`: the innermost line of the program itself, else the innermost of all."""
+    is_loading: bool = False
+    """It waits for its DataLoader."""
+
+    def describe(self) -> str:
+        """`at main.py:7`."""
+        return f"at {self.where}" + (", waiting for its DataLoader" if self.is_loading else "")
 
 
 def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
-    """Name the ranks that keep the others waiting; None when the stacks do not show any."""
+    """Name the ranks that keep the others waiting; None when neither flight recorders nor stacks show any."""
+    stacks = tuple(stacks)
     places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
+    recorded = _explain_collectives(stacks, places)
+    if recorded is not None:
+        return recorded
     waiting = {rank: place for rank, place in places.items() if place.is_waiting}
     absent = {rank: place for rank, place in places.items() if not place.is_waiting}
     if not waiting:
@@ -53,6 +68,18 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
         clause = f"did not enter {_describe_wait(waiting)}; last seen at {usual}"
         return HangCause(ranks=frozenset(absent), clause=clause)
     return _find_minority(waiting)
+
+
+def _explain_collectives(stacks: tuple[Stack, ...], places: "dict[int, _Place]") -> HangCause | None:
+    """What the flight recorders show, with the line at which the ranks that are named were seen last."""
+    views = [view for stack in stacks if stack.view and (view := decode_view(stack.view)) is not None]
+    found = find_cause(views) if views else None
+    if found is None:
+        return None
+    ranks = found.ranks or frozenset(view.global_rank for view in views)
+    seen = Counter(places[rank].describe() for rank in found.ranks if rank in places)
+    last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
+    return HangCause(ranks=ranks, clause=f"{found.clause}{last}")
 
 
 def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
@@ -91,6 +118,7 @@ def _find_place(text: str) -> _Place | None:
         is_waiting=bool(in_torch),
         function=(named or in_torch or [program["function"] or "?"])[-1],
         where=f"{program['file'].rpartition('/')[2]}:{program['line']}",
+        is_loading=any(_LOADING in frame["file"] for frame in frames),
     )
 
 

@@ -86,6 +86,9 @@ class Stack:
     node: Count
     local_rank: Count
     text: Traceback
+    """"": it gave none."""
+    view: Annotated[str, Limit(most=32768)] = ""
+    """What its flight recorder says, see `hangs.ranks`; not in the report. "": nothing."""
 
 
 @record
@@ -123,7 +126,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
-        stacks = tuple(dict(vars(stack)) for stack in self.stacks)
+        stacks = tuple({name: value for name, value in vars(s).items() if name != "view"} for s in self.stacks)
         return {**vars(self), "failures": tuple(each.to_json() for each in self.failures), "stacks": stacks}
 
     @classmethod

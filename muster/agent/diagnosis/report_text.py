@@ -174,7 +174,7 @@ def _format_hint(root: Failure, columns: int) -> Iterator[str]:
 
 
 def _format_stacks(report: Report, columns: int) -> Iterator[str]:
-    groups = group_stacks({stack.global_rank: stack.text for stack in report.stacks})
+    groups = group_stacks({stack.global_rank: stack.text for stack in report.stacks if stack.text})
     if not groups:
         return
     yield "-" * columns

@@ -203,8 +203,10 @@ def build_report(
         left -= _ENTRY_BYTES + sum(map(_count_json_bytes, texts))
         failures.append(failure if left > 0 else _shorten(failure))
     for stack in sorted(stacks, key=lambda stack: stack.global_rank):
+        if not stack.text:
+            continue
         left -= _ENTRY_BYTES + _count_json_bytes(stack.text)
-        shown.append(stack if left > 0 else replace(stack, text=LEFT_OUT))
+        shown.append(replace(stack, view="", text=stack.text if left > 0 else LEFT_OUT))
     return Report(
         run_id=run_id,
         reason=_renew_cause(final, ordered).describe(),

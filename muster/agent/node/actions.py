@@ -23,6 +23,16 @@ class LocalFailure:
     """Of the call that could not start it."""
 
 
+@record
+class WorkerStack:
+    """What a live worker of this node was doing."""
+
+    text: str = ""
+    """Its Python stacks; "": it gave none."""
+    view: str = ""
+    """What its flight recorder says, see `diagnosis.hangs.ranks`; "": it was not read."""
+
+
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +138,7 @@ class SettleFailure:
 class CollectStacks:
     """Collect the stacks of the live workers, then post `StacksCollected`."""
 
-    round_number: int
+    round: Round
 
 
 @record
@@ -249,7 +259,7 @@ class ReportStopped:
     round: Round
     late: tuple[LocalFailure, ...] = ()
     """Failures that no `ReportFailed` has reported."""
-    stacks: Mapping[int, str]
+    stacks: Mapping[int, WorkerStack]
     """By local rank, as far as they were collected."""
 
 

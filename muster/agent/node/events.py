@@ -12,6 +12,7 @@ from muster.agent.rendezvous.interface import RendezvousEvent
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:
+    from muster.agent.node.actions import WorkerStack
     from muster.agent.rendezvous.drain_ceiling import RankSlot
 
 
@@ -122,10 +123,10 @@ class StacksRequested:
 
 @record
 class StacksCollected:
-    """`CollectStacks` of the round is done as far as possible; the texts by local rank."""
+    """`CollectStacks` of the round is done as far as possible; by local rank."""
 
     round_number: int
-    texts: Mapping[int, str]
+    stacks: "Mapping[int, WorkerStack]"
 
 
 @record

@@ -8,7 +8,7 @@ from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget
 from muster.agent.logs import LogRouter, WorkerStreams
-from muster.agent.node.actions import LocalFailure
+from muster.agent.node.actions import LocalFailure, WorkerStack
 from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.rendezvous.interface import Rendezvous
 from muster.agent.round import Round
@@ -71,7 +71,29 @@ class Evidence:
             self._has_reported_disk = True
             self._logs.print_line("reading a failed worker's error file hangs: its failure is described without it")
 
-    def collect_stacks(self, on_done: Callable[[dict[int, str]], None]) -> None:
+    def collect_stacks(
+        self,
+        round: Round,  # noqa: A002
+        on_done: Callable[[dict[int, WorkerStack]], None],
+        *,
+        always: bool = False,
+    ) -> None:
+        """Request the stacks of all live workers, in a hang also their flight recorders; calls back by local rank.
+
+        Args:
+            round: theirs.
+            on_done: called once.
+            always: read the recorders also when no hang is known. What they say of a failure is not worth its time.
+        """
+        if not (always or self._workers.is_idle):
+            self._collect_texts(lambda texts: on_done(_join(texts, {})))
+            return
+        # First the recorders: the signal for the stacks ends a sleep in native code, and the hang with it.
+        self._workers.read_views(
+            round, self._host, lambda views: self._collect_texts(lambda texts: on_done(_join(texts, views)))
+        )
+
+    def _collect_texts(self, on_done: Callable[[dict[int, str]], None]) -> None:
         """Request the stacks of all live workers; calls back with texts by local rank.
 
         The collector has a limit, but no limit holds for a disk that hangs.
@@ -97,16 +119,16 @@ class Evidence:
             for line in format_steps(self._read_steps(round)):
                 self._logs.print_line(line)
 
-        self.collect_stacks(print_them)
+        self._collect_texts(print_them)
 
     def send_stacks(self, round: Round, number: int, rendezvous: Rendezvous) -> None:  # noqa: A002
         """Report the stacks of all live workers to the leader."""
 
-        def send_them(texts: dict[int, str]) -> None:
-            missing = max(0, len(self._workers.live) - len(texts))
-            rendezvous.report_stacks(round.number, number, build_stacks(round, texts), missing)
+        def send_them(stacks: dict[int, WorkerStack]) -> None:
+            missing = max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
+            rendezvous.report_stacks(round.number, number, build_stacks(round, stacks), missing)
 
-        self.collect_stacks(send_them)
+        self.collect_stacks(round, send_them, always=True)
 
     def _read_steps(self, round: Round) -> dict[int, tuple[int, int | None]]:  # noqa: A002
         """By global rank: the last step it reported, and how many it expects."""
@@ -135,9 +157,19 @@ class _Stderr:
         return self.tail
 
 
-def build_stacks(round: Round, texts: Mapping[int, str]) -> tuple[Stack, ...]:  # noqa: A002
-    """Name the workers that the texts are of, by local rank."""
+def _join(texts: Mapping[int, str], views: Mapping[int, str]) -> dict[int, WorkerStack]:
+    return {rank: WorkerStack(text=texts.get(rank, ""), view=views.get(rank, "")) for rank in sorted({*texts, *views})}
+
+
+def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002
+    """Name the workers that these are of, by local rank."""
     return tuple(
-        Stack(global_rank=round.rank_offset + rank, node=round.group_rank, local_rank=rank, text=text)
-        for rank, text in texts.items()
+        Stack(
+            global_rank=round.rank_offset + rank,
+            node=round.group_rank,
+            local_rank=rank,
+            text=stack.text,
+            view=stack.view,
+        )
+        for rank, stack in found.items()
     )

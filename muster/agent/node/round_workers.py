@@ -24,6 +24,7 @@ from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
+    from muster.agent.diagnosis.hangs.servers import WorkerReader
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
@@ -73,6 +74,7 @@ class RoundWorkers:
         self._opening: actions.StartWorkers | None = None
         """A start that waits for its round's log files."""
         self._hang: HangWatch | None = None
+        self._hang_reader: WorkerReader | None = None
         self._fencings = 0
         """The guard's count when the workers were started."""
         self._store_problem = ""
@@ -358,6 +360,9 @@ class RoundWorkers:
         if self._config.hang_timeout_s is None:
             return
         from muster.agent.diagnosis.hang import HangWatch
+        from muster.agent.diagnosis.hangs.servers import WorkerReader
+
+        self._hang_reader = WorkerReader(self._config.hang_timeout_s)
 
         def on_idle(reason: str | None) -> None:
             idle = events.WorkersActive(round_number=number) if reason is None else None
@@ -368,26 +373,62 @@ class RoundWorkers:
         limit_s = self._config.hang_timeout_s
         self._hang = HangWatch(self._loop, limit_s=limit_s, read=self._read_activity, on_idle=on_idle)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker has been active for the hang timeout."""
+        return self._hang is not None and self._hang.is_idle
+
+    def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, str]], None]") -> None:
+        """Read the flight recorders of the live workers; calls back with encoded `RankView`s by local rank."""
+        from muster.agent.diagnosis import hang
+        from muster.agent.diagnosis.hangs import ranks, servers
+
+        pids = {worker.local_rank: worker.pid for worker in self._pool.live}
+
+        def read() -> dict[int, str]:
+            places = servers.find_places(hang.read_sessions(dict.fromkeys(pids.values())))
+            answers = servers.read_workers(places)
+            views: dict[int, str] = {}
+            for local_rank, pid in pids.items():
+                view = servers.build_view(
+                    places[pid],
+                    answers[pid],
+                    global_rank=formed.rank_offset + local_rank,
+                    node=formed.group_rank,
+                    host=host,
+                )
+                views[local_rank] = ranks.encode_view(view)
+            return views
+
+        self._loop.call_in_thread(read, then)
+
     def _read_activity(self, then: "Callable[[Mapping[int, Activity]], None]") -> None:
         from muster.agent.diagnosis import hang
 
+        reader = self._hang_reader
         live = self._pool.live
         stack_files = {worker.pid: self.streams[worker.local_rank].stack_file for worker in live}
 
-        def add_output(processes: "Mapping[int, Mapping[hang.ProcessKey, hang.Reading]]") -> None:
+        def read() -> "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]]":
+            sessions = hang.read_sessions(stack_files)
+            return sessions, {} if reader is None else reader.read_progress(sessions)
+
+        def add_output(found: "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]]") -> None:
+            processes, collectives = found
             then(
                 {
                     worker.local_rank: hang.Activity(
                         captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
                         processes=processes[worker.pid],
                         progress_ns=self._read_progress_ns(worker.local_rank),
+                        collectives=collectives.get(worker.pid),
                     )
                     for worker in live
                 }
             )
 
         # A machine may run many thousand processes, and stack files may be on a disk that hangs.
-        self._loop.call_in_thread(lambda: hang.read_sessions(stack_files), add_output)
+        self._loop.call_in_thread(read, add_output)
 
     def _read_progress_ns(self, local_rank: int) -> int | None:
         """While a debugger has the terminal, no worker hangs: the others wait for that rank."""

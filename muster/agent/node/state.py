@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from muster._contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
-from muster.agent.node.actions import Finish, LocalFailure
+from muster.agent.node.actions import Finish, LocalFailure, WorkerStack
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, record
 
@@ -114,7 +114,7 @@ class FailureBook:
 
 
 NO_FAILURES = FailureBook()
-NO_TEXTS: Mapping[int, str] = MappingProxyType({})
+NO_STACKS: Mapping[int, WorkerStack] = MappingProxyType({})
 
 
 # -- phases ----------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class Stopping:
     failures: FailureBook
     then: Rejoin | StartNext | Finish
     """What follows once the workers are gone."""
-    stacks: Mapping[int, str] = NO_TEXTS
+    stacks: Mapping[int, WorkerStack] = NO_STACKS
     """By local rank, as far as they were collected."""
 
 

@@ -212,9 +212,11 @@ class Supervisor:
         match action:
             case actions.SettleFailure():
                 self._settle_failure(action)
-            case actions.CollectStacks(round_number=number):
+            case actions.CollectStacks():
+                number = action.round.number
                 self._read_evidence().collect_stacks(
-                    lambda texts: self._events.append(events.StacksCollected(round_number=number, texts=texts))
+                    action.round,
+                    lambda stacks: self._events.append(events.StacksCollected(round_number=number, stacks=stacks)),
                 )
             case actions.PrintStacks():
                 self._read_evidence().print_stacks(action.round)

@@ -84,7 +84,7 @@ class TransitionLog:
                     "worker_exited", ranks=self._find_ranks(event.round_number, event.local_rank), code=event.code
                 )
             case events.StacksCollected():
-                log.write("stacks_taken", ranks=self._find_ranks(event.round_number, *event.texts), since="broken")
+                log.write("stacks_taken", ranks=self._find_ranks(event.round_number, *event.stacks), since="broken")
             case events.WorkersGone():
                 log.write("workers_stopped", since="broken")
             case events.WorkersNotEnded():

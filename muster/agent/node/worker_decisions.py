@@ -56,8 +56,8 @@ from muster.agent.runtime.records import replace
 
 Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
 
-STACKS_LIMIT_S = 2.5
-"""How long a stop waits for stacks, half a second more than their collection may take."""
+STACKS_LIMIT_S = 4.0
+"""How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
 
 _FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
 
@@ -210,7 +210,7 @@ def begin_stop(
     if stacks and alive and not kill:
         limit = RoundTimer(purpose=TimerPurpose.STACKS, round_number=number)
         timer = StartTimer(timer=limit, delay_s=STACKS_LIMIT_S)
-        return replace(state, phase=stopping), (*cancel, timer, CollectStacks(round_number=number))
+        return replace(state, phase=stopping), (*cancel, timer, CollectStacks(round=phase.round))
     state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
     return state, (*cancel, *actions)
 
@@ -252,8 +252,8 @@ def on_stacks_requested(state: NodeState) -> Decision:
 
 
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
-    """Keep the texts for the report, and go on with the stop that waits for them."""
+    """Keep them for the report, and go on with the stop that waits for them."""
     phase = state.phase
     if not isinstance(phase, Stopping) or event.round_number != phase.round.number:
         return state, ()
-    return end_stacks_wait(state, replace(phase, stacks=event.texts))
+    return end_stacks_wait(state, replace(phase, stacks=event.stacks))

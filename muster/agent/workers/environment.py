@@ -53,6 +53,8 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     )
     if round.checkpoint is not None:
         env[Env.RESUME_PATH] = round.checkpoint.path
+    if config.hang_timeout_s is not None:
+        env[Env.WATCHED] = "1"
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND and (bundle := _find_bundle()):

@@ -35,6 +35,9 @@ STORE = "store"
 _FLAGS_WITH_VALUE = "XW"
 _LAST_FLAGS = "cm"
 _DROPPED_FLAGS = "ixhV?"
+_WATCHED = "MUSTER_WATCHED"
+"""`_contract.Env.WATCHED`, which a cold worker has not imported."""
+_GROUPS_MODULE = "torch.distributed.distributed_c10d"
 """-i waits for a terminal at the end; -x skips the first line of *our* file; the others print and exit."""
 
 
@@ -188,6 +191,7 @@ def run(
     sys.orig_argv[:] = words
     rename_process(words)
     enable_faulthandler(stack_signum, stack_file, crash_file)
+    _hook_torch()
     before = (os.getpid(), _stat_file(error_file))
     try:
         prepare_main(kind, target, args)
@@ -303,6 +307,74 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
     if stop.code is None or isinstance(stop.code, int):
         return None if stop.code is not None and abs(stop.code) >= 1 << 31 else (stop.code or 0) & 0xFF
     return 1
+
+
+# -- the hook on torch ------------------------------------------------------------------------------------------------
+
+
+def _hook_torch() -> None:
+    """Have `torch_hook` run when the program initialises a process group, if the agent watches for hangs."""
+    if _WATCHED not in os.environ:
+        return
+    module = sys.modules.get(_GROUPS_MODULE)
+    if module is not None:
+        _hook_groups(module)
+    else:
+        sys.meta_path.insert(0, _GroupsFinder())
+
+
+class _GroupsFinder:
+    """Waits for the import of `_GROUPS_MODULE`, and is gone after it."""
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name != _GROUPS_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)  # noqa: SLF001
+        loader = getattr(spec, "loader", None)
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: "ModuleType") -> None:
+                del loader.exec_module
+                execute(module)
+                _hook_groups(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _hook_groups(module: "ModuleType") -> None:
+    """Put a call of `torch_hook` before the first function that `init_process_group` calls.
+
+    Not around `init_process_group` itself: that would add a frame to the traceback of its errors.
+    """
+    name = "set_pytorch_distributed_envs_from_justknobs"
+    original = getattr(module, name, None)
+    if original is None or getattr(original, _WATCHED, False):
+        return
+
+    def begin() -> None:
+        try:
+            _load_own_file("torch_hook")["begin_group"](module)
+        except Exception:  # noqa: BLE001  # a torch without the server, no descriptors left: the job does without it
+            original()
+        else:
+            original()
+
+    setattr(begin, _WATCHED, True)
+    setattr(module, name, begin)
+
+
+def _load_own_file(name: str) -> "dict[str, Any]":
+    """Run a file beside this one; its globals. By its path: `muster` may be another package in this process."""
+    loader = globals().get("__loader__")
+    if not hasattr(loader, "archive"):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path)
+    module = type(sys)(name)
+    exec(loader.get_code(name), module.__dict__)  # type: ignore[union-attr]  # noqa: S102  # our own code
+    return module.__dict__
 
 
 # -- faults and exceptions --------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from muster.agent.node.actions import (
     ReportStopped,
     StartTimer,
     StartWorkers,
+    WorkerStack,
 )
 from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
@@ -135,7 +136,7 @@ def fenced(local_rank: int, number: int = 1) -> WorkerExited:
 
 
 def stacks(number: int = 1) -> StacksCollected:
-    return StacksCollected(round_number=number, texts={0: "stack"})
+    return StacksCollected(round_number=number, stacks={0: WorkerStack(text="stack")})
 
 
 def new_state(nproc: int = 2, **rules: Any) -> NodeState:
@@ -476,7 +477,7 @@ def test_a_signal_sets_the_exit_code_before_the_jobs_end() -> None:
 
 def test_stacks_are_reported_with_the_end_of_their_round() -> None:
     _, history = run(*RUNNING, broken(want_stacks=True), stacks(), exited(0), exited(1), gone())
-    assert history[-1] == (ReportStopped(round=make_round(), stacks={0: "stack"}),)
+    assert history[-1] == (ReportStopped(round=make_round(), stacks={0: WorkerStack(text="stack")}),)
 
 
 def test_the_agent_joins_once_it_has_started() -> None:

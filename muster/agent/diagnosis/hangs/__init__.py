@@ -1,0 +1,10 @@
+"""Which rank keeps the others waiting, and in which collective.
+
+`servers` asks the workers of this node (`workers.torch_hook` is their side), `reading` turns the answers into records,
+`ranks` is what is known of each rank and travels to the leader, `collectives` finds the ranks to blame, purely.
+
+Not here: when a job counts as hung (`diagnosis.hang`, `rendezvous.consensus.failures`), Python stacks
+(`diagnosis.stacks`, `diagnosis.hang_cause`).
+
+Imported when a job with a hang limit is looked at, never before the first worker.
+"""

@@ -1,0 +1,214 @@
+"""Finds the ranks that keep the others waiting, from what the flight recorders of all ranks say. Pure.
+
+Collectives of a group are counted by each of its ranks, so that number n is the same call on all of them.
+
+- Ranks that have entered fewer than the others did not enter the next one. A rank that waits in it names it.
+- Ranks that have called another operation, or with another size, under one number have come apart.
+- If all have entered it and none has completed it, the transport or a device hangs: no rank is named.
+- Ranks that have not called `init_process_group`, or have not come back from it.
+
+Of several groups that wait, a rank that is missing in one may wait in another itself: then the cause is there. Of those
+that are left, the one that waits longest counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from muster.agent.diagnosis.hangs.ranks import Collective, Group, RankView
+from muster.agent.diagnosis.report import name_ranks
+from muster.agent.runtime.records import record
+
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
+_ANY_SIZES = ("broadcast", "scatter", "gather", "all_gather", "reduce_scatter", "all_to_all", "allgather", "alltoall")
+"""Their sizes may differ between ranks."""
+
+
+@record
+class Finding:
+    """What a hang is about."""
+
+    ranks: frozenset[int]
+    """Those that keep the others waiting; empty: all are at one place."""
+    clause: str
+    """Follows the name of `ranks`, or of all ranks: "did not enter all_reduce #6 of default_pg (4 x float32), ..."."""
+    waiting: frozenset[int] = frozenset()
+    age_s: float = 0.0
+    """For how long the others have waited."""
+
+
+@record
+class _Member:
+    """One rank's part in a group."""
+
+    rank: int
+    group: Group
+
+    def find(self, number: int) -> Collective | None:
+        """Its collective of this number, if the recorder still has it."""
+        found = [each for each in self.group.entries if each.number == number and not each.is_p2p]
+        return found[-1] if found else None
+
+
+def find_cause(views: Iterable[RankView]) -> Finding | None:
+    """Name the ranks that keep the others waiting; None when the recorders do not show any."""
+    by_rank = {view.global_rank: view for view in views}
+    groups = _list_groups(by_rank)
+    unheard = {member.rank: "has ended" for members in groups for member in members if member.rank not in by_rank}
+    for rank, view in by_rank.items():
+        if view.has_server and not view.is_answering:
+            unheard[rank] = _STATES.get(view.state, "does not answer")
+    found = [each for members in groups if (each := _judge_group(members, unheard)) is not None]
+    waiting = {rank for each in found for rank in each.waiting}
+    # A rank that is missing here and waits there is not the cause.
+    causes = [each for each in found if not each.ranks & waiting] or found
+    if not causes:
+        return _judge_initialisation(by_rank)
+    cause = max(causes, key=lambda each: (bool(each.ranks), each.age_s))
+    return Finding(
+        ranks=cause.ranks,
+        clause=cause.clause + _describe_states(cause.ranks - unheard.keys(), by_rank),
+        waiting=cause.waiting,
+        age_s=cause.age_s,
+    )
+
+
+def _list_groups(by_rank: Mapping[int, RankView]) -> list[list[_Member]]:
+    """The groups that more than one rank is in, with a member for each of its ranks."""
+    named: dict[str, dict[int, Group]] = {}
+    ranks: dict[str, set[int]] = {}
+    for rank, view in by_rank.items():
+        for group in view.groups:
+            named.setdefault(group.name, {})[rank] = group
+            ranks.setdefault(group.name, set()).update((rank, *group.ranks))
+    return [
+        [_Member(rank=rank, group=seen.get(rank) or _absent(name)) for rank in sorted(ranks[name])]
+        for name, seen in named.items()
+        if any(group.entered for group in seen.values())
+    ]
+
+
+def _absent(name: str) -> Group:
+    return Group(name=name, description="", entered=0, completed=0)
+
+
+def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str]) -> Finding | None:
+    """Judge one group.
+
+    Args:
+        all_members: of the group.
+        unheard: of ranks whose collectives cannot be read, how that comes.
+    """
+    members = [member for member in all_members if member.rank not in unheard]
+    if not members:
+        return None
+    apart = _find_apart(members)
+    if apart is not None:
+        return apart
+    most = max(member.group.entered for member in members)
+    least = min(member.group.entered for member in members)
+    number = least + 1 if least < most else most
+    waiting = {
+        member.rank: entry for member in members if (entry := member.find(number)) is not None and not entry.is_done
+    }
+    if not waiting:
+        return None
+    entry = max(waiting.values(), key=lambda each: each.age_s)
+    what, wait = _name_collective(entry, members), _describe_wait(waiting)
+    states = {member.rank: unheard[member.rank] for member in all_members if member.rank in unheard}
+    if least < most:
+        ranks = frozenset(member.rank for member in members if member.group.entered == least)
+        clause = f"did not enter {what}; {wait} in it for {entry.age_s:.0f} s"
+    elif states:  # all others have entered it
+        ranks = frozenset(states)
+        text = _use_plural(states[min(states)] if len(set(states.values())) == 1 else "does not answer", len(states))
+        clause = f"{text}; {wait} in {what} for {entry.age_s:.0f} s"
+    else:
+        ranks = frozenset()
+        done = [member.rank for member in members if member.rank not in waiting]
+        rest = f"; {name_ranks(done)} completed it" if done else ""
+        clause = f"entered {what} {entry.age_s:.0f} s ago and did not complete it{rest}: the network or a device hangs"
+    return Finding(ranks=ranks, clause=clause, waiting=frozenset(waiting), age_s=entry.age_s)
+
+
+def _find_apart(members: Sequence[_Member]) -> Finding | None:
+    """Ranks that have called something else under the first number that some have not completed."""
+    open_numbers = [
+        entry.number for member in members for entry in member.group.entries if not (entry.is_done or entry.is_p2p)
+    ]
+    if not open_numbers:
+        return None
+    entries = {member.rank: entry for member in members if (entry := member.find(min(open_numbers))) is not None}
+    kinds = Counter(_get_kind(entry) for entry in entries.values())
+    if len(kinds) < 2:
+        return None
+    (usual, count), *_ = kinds.most_common()
+    others = {rank: entry for rank, entry in entries.items() if _get_kind(entry) != usual}
+    same = {rank: entry for rank, entry in entries.items() if rank not in others}
+    if 2 * count == len(entries):  # no majority: the one with the lowest rank counts as what was meant
+        lowest = entries[min(entries)]
+        others = {rank: entry for rank, entry in entries.items() if _get_kind(entry) != _get_kind(lowest)}
+        same = {rank: entry for rank, entry in entries.items() if rank not in others}
+    first, usual_entry = next(iter(others.values())), next(iter(same.values()))
+    oldest_s = max(entry.age_s for entry in entries.values())
+    clause = (
+        f"entered {_name_collective(first, members)} where {name_ranks(same)} entered "
+        f"{_name_operation(usual_entry)}; they have waited for {oldest_s:.0f} s"
+    )
+    return Finding(ranks=frozenset(others), clause=clause, waiting=frozenset(same), age_s=oldest_s)
+
+
+def _get_kind(entry: Collective) -> tuple[str, str]:
+    has_any_size = any(name in entry.operation for name in _ANY_SIZES)
+    return entry.operation, "" if has_any_size else entry.sizes
+
+
+def _name_collective(entry: Collective, members: Sequence[_Member]) -> str:
+    """`all_reduce #6 of default_pg (4 x float32)`."""
+    named = next((member.group for member in members if member.group.description), members[0].group)
+    ranks = next((member.group.ranks for member in members if member.group.ranks), ())
+    name = named.description or f"group {named.name}"
+    if ranks and not name.startswith("default"):
+        name += f" of {name_ranks(ranks)}"
+    sizes = f" ({entry.sizes})" if entry.sizes else ""
+    return f"{entry.operation} #{entry.number} of {name}{sizes}"
+
+
+def _name_operation(entry: Collective) -> str:
+    return f"{entry.operation} ({entry.sizes})" if entry.sizes else entry.operation
+
+
+def _describe_wait(waiting: Iterable[int]) -> str:
+    """`ranks 0, 2-3 have waited`."""
+    named = set(waiting)
+    return f"{name_ranks(named)} {'has' if len(named) == 1 else 'have'} waited"
+
+
+def _judge_initialisation(by_rank: Mapping[int, RankView]) -> Finding | None:
+    inside = {rank for rank, view in by_rank.items() if view.is_initialising}
+    if not inside:
+        return None
+    outside = frozenset(rank for rank, view in by_rank.items() if not view.has_server)
+    verb = "waits" if len(inside) == 1 else "wait"
+    if outside:
+        clause = f"did not call init_process_group, in which {name_ranks(inside)} {verb}"
+        return Finding(
+            ranks=outside, clause=clause + _describe_states(outside, by_rank), waiting=frozenset(inside), age_s=0.0
+        )
+    clause = "called init_process_group, and did not come back from it"
+    return Finding(ranks=frozenset(), clause=clause, waiting=frozenset(inside), age_s=0.0)
+
+
+def _describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> str:
+    """`; rank 1 is stopped (SIGSTOP)`; "" where the kernel says nothing special."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        text = _STATES.get(by_rank[rank].state) if rank in by_rank else None
+        if text is not None:
+            found.setdefault(text, []).append(rank)
+    return "".join(f"; {name_ranks(named)} {_use_plural(text, len(named))}" for text, named in found.items())
+
+
+def _use_plural(text: str, count: int) -> str:
+    """`is stopped`, of several ranks `are stopped`."""
+    verb, _, rest = text.partition(" ")
+    return text if count == 1 else f"{ {'is': 'are', 'has': 'have', 'does': 'do'}[verb] } {rest}".strip()

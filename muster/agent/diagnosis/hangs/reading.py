@@ -1,0 +1,127 @@
+"""Turns what a worker's server answers into records. Pure; never raises: each torch has its own format.
+
+Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, format 2.x; gloo writes it from torch 2.8 on. Gloo's
+entries stay "scheduled" and are done when `retired`; its `pg_config` says nothing, and `last_started` is -1.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from muster.agent.diagnosis.hangs.ranks import ENTRY_LIMIT, Collective, Group
+
+_DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"}
+_DTYPES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
+
+
+def read_groups(text: bytes) -> tuple[bool, dict[str, tuple[int, ...]]]:
+    """Read the file of `workers.torch_hook`.
+
+    Returns:
+        Whether the worker is inside `init_process_group`, and the global ranks of its groups, by name.
+    """
+    is_initialising = False
+    groups: dict[str, tuple[int, ...]] = {}
+    for line in text.splitlines():
+        data = _load_line(line)
+        if "group" in data:
+            is_initialising = False
+            groups[str(data["group"])] = tuple(_to_int(rank) for rank in data.get("ranks") or ())
+        elif "init" in data:
+            is_initialising, groups = True, {}
+    return is_initialising, groups
+
+
+def _load_line(line: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError:  # it is being written
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def read_recorder(text: bytes, now_ns: int, members: Mapping[str, tuple[int, ...]]) -> tuple[Group, ...]:
+    """Read the flight recorder's JSON.
+
+    Args:
+        text: the answer of the handler `fr_trace_json`.
+        now_ns: this host's wall clock when it was answered; entries have the time of their call by the same clock.
+        members: the global ranks of each group, by name, as far as they are known.
+
+    Returns:
+        The groups in which the worker has entered anything, and those that it is known to be in.
+    """
+    try:
+        data = json.loads(text)
+        entries, status = data.get("entries") or [], data.get("pg_status") or {}
+    except (ValueError, AttributeError):
+        entries, status = [], {}
+    by_group: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("process_group"), list) and entry["process_group"]:
+            by_group.setdefault(str(entry["process_group"][0]), []).append(entry)
+    found = [_read_group(name, own, status, now_ns, members.get(name, ())) for name, own in by_group.items()]
+    rest = [
+        Group(name=name, description="default_pg" if name == "0" else "", entered=0, completed=0, ranks=ranks)
+        for name, ranks in members.items()
+        if name not in by_group
+    ]
+    return (*found, *rest)
+
+
+def _read_group(
+    name: str, entries: list[Mapping[str, Any]], status: Mapping[str, Any], now_ns: int, ranks: tuple[int, ...]
+) -> Group:
+    read = [_read_entry(entry, now_ns) for entry in entries]
+    counted = [entry for entry in read if not entry.is_p2p]
+    own = status.get(str(entries[-1].get("pg_id")), {}) if isinstance(status, dict) else {}
+    own = own if isinstance(own, dict) else {}
+    open_ones = [entry for entry in read if not entry.is_done][:ENTRY_LIMIT]
+    kept = [entry for entry in read if entry in open_ones or entry in read[-ENTRY_LIMIT:]]
+    return Group(
+        name=name,
+        description=_find_description(entries[-1]),
+        entered=max([_to_int(own.get("last_enqueued_collective")), *(entry.number for entry in counted)], default=0),
+        completed=max(
+            [_to_int(own.get("last_completed_collective")), *(entry.number for entry in counted if entry.is_done)],
+            default=0,
+        ),
+        ranks=ranks,
+        entries=tuple(kept[-ENTRY_LIMIT:]),
+    )
+
+
+def _find_description(entry: Mapping[str, Any]) -> str:
+    names = entry["process_group"]
+    return str(names[1])[:80] if len(names) > 1 and names[1] not in (None, "undefined") else ""
+
+
+def _read_entry(entry: Mapping[str, Any], now_ns: int) -> Collective:
+    is_p2p = bool(entry.get("is_p2p"))
+    created_ns = _to_int(entry.get("time_created_ns"))
+    return Collective(
+        number=_to_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
+        operation=str(entry.get("profiling_name", "?")).rpartition(":")[2][:80],
+        sizes=_describe_sizes(entry.get("input_sizes"), entry.get("input_dtypes")),
+        age_s=round(max(0, now_ns - created_ns) / 1e9, 3) if created_ns > 0 else 0.0,
+        is_done=bool(entry.get("retired")) or entry.get("state") == "completed",
+        is_p2p=is_p2p,
+    )
+
+
+def _describe_sizes(sizes: object, dtypes: object) -> str:
+    """`4 x float32`, `2x3 x float32 and 1 more`; "" when there is nothing to say."""
+    if not isinstance(sizes, list) or not sizes or not isinstance(sizes[0], list):
+        return ""
+    kinds: Iterable[object] = dtypes if isinstance(dtypes, list) else ()
+    kind = str(next(iter(kinds), ""))
+    shape = "x".join(str(_to_int(size)) for size in sizes[0]) or "1"
+    text = f"{shape} x {_DTYPES.get(kind, kind.lower())}" if kind else shape
+    return f"{text} and {len(sizes) - 1} more" if len(sizes) > 1 else text
+
+
+def _to_int(value: object) -> int:
+    try:
+        return max(0, int(value))  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
+    except (TypeError, ValueError):
+        return 0

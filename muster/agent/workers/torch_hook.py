@@ -1,0 +1,150 @@
+"""In a worker that initialises a process group: lets the agent read torch's flight recorder.
+
+`program` runs this file when the worker calls `init_process_group`, and not before; a program that does not is left
+alone. It starts torch's worker server, which answers without the interpreter's lock, in threads of its own, and keeps
+in a memory file which ranks each group has: gloo's recorder does not say it.
+
+The agent finds both as descriptors of this process, under fixed high numbers. The socket has no name any more by then:
+nothing is left on disk however the worker ends, and a path is never too long. A fork inherits the descriptors and must
+not be taken for the worker; the agent gives each request a deadline.
+
+Whatever fails here leaves the worker as it was. The standard library and torch only.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import tempfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+_FOLDERS = ("/dev/shm", "/tmp")  # noqa: S108  # a folder of its own, for a moment; TMPDIR may be too long for a socket
+_PATH_LIMIT_BYTES = 100
+"""A socket's path has at most 107."""
+_ERROR_LEVEL = 2
+"""Of torch's native log: the server would print four warnings on the worker's stderr."""
+_BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""How many collectives the recorder keeps: 0 by default before torch 2.11. The second name is the older one: a torch
+that knows the first warns of it."""
+_ENTRIES = "2000"
+_FULL_BY_DEFAULT = (2, 11)
+_DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Likewise."""
+_NEW_NAMES = (2, 9)
+_DUMP_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_DUMP_SWITCH = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+
+
+def begin_group(module: "ModuleType") -> None:
+    """The worker calls `init_process_group` now: start the server, once per process; record the call.
+
+    Args:
+        module: torch.distributed.distributed_c10d.
+    """
+    recorder: Any = getattr(module, "_pg_group_ranks", None)
+    # Not by its class: this file is run again for each call.
+    if getattr(recorder, "owner_pid", None) != os.getpid():
+        _set_defaults()
+        recorder = _GroupRecorder(recorder or {})
+        module._pg_group_ranks = recorder  # type: ignore[attr-defined]  # noqa: SLF001
+        recorder.write({"init": True})
+        _start_server()  # last: an old torch has none, and its groups are worth knowing all the same
+    else:
+        recorder.write({"init": True})
+
+
+class _GroupRecorder(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
+    """Torch's table of groups, which also writes each new group to the memory file, as one line of JSON."""
+
+    def __init__(self, groups: "dict[Any, Any]") -> None:
+        super().__init__(groups)
+        self.owner_pid = os.getpid()
+        self._fd = _move_descriptor(os.memfd_create("muster-groups"), choose_number(1))
+
+    def __setitem__(self, group: "Any", ranks: "Any") -> None:
+        super().__setitem__(group, ranks)
+        try:
+            self.write({"group": str(group.group_name), "ranks": [int(rank) for rank in ranks]})
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return  # another torch: the agent knows fewer groups
+
+    def write(self, line: "dict[str, Any]") -> None:
+        """Append one line."""
+        if os.getpid() != self.owner_pid:
+            return
+        try:
+            os.write(self._fd, f"{json.dumps(line)}\n".encode())
+        except OSError:
+            return  # the program has closed it
+
+
+def choose_number(place: int) -> int:
+    """The number of the server's socket (0) or of the groups' file (1), below that of the stack file."""
+    return min(os.sysconf("SC_OPEN_MAX"), 1024) - 2 - place
+
+
+def _move_descriptor(fd: int, number: int) -> int:
+    os.dup2(fd, number, inheritable=False)
+    os.close(fd)
+    return number
+
+
+def _set_defaults() -> None:
+    """Set what the recorder reads from the environment, where the user has not. `os.environ` stays as it is.
+
+    NCCL's dumps go to the rank's log folder: torch's default is a folder of the home, which goes with a container.
+    """
+    version = _read_version()
+    has_new_names = version >= _NEW_NAMES
+    if version < _FULL_BY_DEFAULT and not any(name in os.environ for name in _BUFFERS):
+        os.putenv(_BUFFERS[0 if has_new_names else 1], _ENTRIES)
+    folder = os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    if not folder:
+        return
+    path = os.path.join(folder, "collectives_")  # torch appends the rank
+    if not any(name in os.environ for name in _DUMP_FILES):
+        os.putenv(_DUMP_FILES[0 if has_new_names else 1], path)
+    for name, value in ((_DUMP_PIPE, path), (_DUMP_SWITCH, "1")):
+        if name not in os.environ:
+            os.putenv(name, value)
+
+
+def _read_version() -> "tuple[int, ...]":
+    """(2, 13) of "2.13.0+cpu"."""
+    return tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
+
+
+def _start_server() -> None:
+    from torch._C._distributed_c10d import _WorkerServer
+
+    torch_file = sys.modules["torch"].__file__ or ""
+    library = ctypes.CDLL(os.path.join(os.path.dirname(torch_file), "lib", "libc10.so"))
+    level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    folder = _make_folder()
+    path = os.path.join(folder, "s")
+    before, level.value = level.value, max(level.value, _ERROR_LEVEL)
+    try:
+        server = _WorkerServer(path)
+        # Its destructor waits for its threads, at a moment when they may wait for the interpreter: it never runs.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+        _move_descriptor(os.open(path, os.O_PATH), choose_number(0))
+    finally:
+        level.value = before
+        if os.path.exists(path):
+            os.unlink(path)
+        os.rmdir(folder)
+
+
+def _make_folder() -> str:
+    for parent in (*_FOLDERS, tempfile.gettempdir()):
+        if len(os.fsencode(parent)) > _PATH_LIMIT_BYTES - 20:
+            continue
+        try:
+            return tempfile.mkdtemp(prefix="muster-", dir=parent)
+        except OSError:
+            continue
+    raise OSError("no folder for a socket")

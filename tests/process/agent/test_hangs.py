@@ -1,0 +1,65 @@
+"""Jobs that hang: which rank, collective and line the report names. The texts are written by hand."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, run_tree
+
+PROGRAM = Path(__file__).parents[2] / "programs" / "hangs" / "hang.py"
+SIXTH = "all_reduce #6 of default_pg (4 x float32)"
+ABSENT = f"rank 1 did not enter {SIXTH}; rank 0 has waited in it for # s"
+APART = "where rank 0 entered all_reduce (4 x float32); they have waited for # s"
+
+
+def find_line(text: str) -> int:
+    return 1 + PROGRAM.read_text().splitlines().index(text)
+
+
+def run_hang(tmp_path: Path, how: str, *flags: str) -> Outcome:
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--rdzv-id", "hang"]
+    limits = ["--hang-timeout", "4", "--shutdown-timeout", "2", "--log-dir", str(tmp_path)]
+    return run_tree([*agent, *limits, *flags, str(PROGRAM), how, "1"])
+
+
+def remove_seconds(text: str) -> str:
+    return " ".join("#" if word.isdigit() and rest[:1] in (["s"], ["s;"]) else word for word, rest in _pairs(text))
+
+
+def _pairs(text: str) -> list[tuple[str, list[str]]]:
+    words = text.split()
+    return [(word, words[place + 1 :]) for place, word in enumerate(words)]
+
+
+@pytest.mark.parametrize(
+    ("how", "start", "expected", "line"),
+    [
+        ("sleeps", "cold", ABSENT, "    time.sleep(LONG_S)"),
+        ("spins", "warm", ABSENT, "    while True: pass"),
+        ("native", "warm", ABSENT, "        ctypes.PyDLL(None).sleep(int(LONG_S))"),
+        ("skips", "warm", f"rank 1 entered barrier #6 of default_pg {APART}", "        dist.barrier()"),
+        ("other", "warm", f"rank 1 entered broadcast #6 of default_pg (4 x float32) {APART}", None),
+        ("stops", "warm", f"rank 1 is stopped (SIGSTOP); rank 0 has waited in {SIXTH} for # s", None),
+        ("init", "cold", "rank 1 did not call init_process_group, in which rank 0 waits", "    time.sleep(LONG_S)"),
+        (
+            "group",
+            "warm",
+            "rank 1 did not enter barrier #1 of pair of ranks 0-1; rank 0 has waited in it for # s",
+            None,
+        ),
+    ],
+)
+def test_the_guilty_rank_is_named(how: str, start: str, expected: str, line: str | None, tmp_path: Path) -> None:
+    outcome = run_hang(tmp_path, how, "--start", start)
+    assert outcome.exit_code == 1, outcome.explain()
+    assert not outcome.leftovers, outcome.explain()
+    report = json.loads((tmp_path / "hang" / "report.json").read_text())
+    reason = remove_seconds(report["reason"])
+    assert reason.startswith(expected), f"{reason}\n{outcome.explain()}"
+    if line is not None:
+        assert f"last seen at hang.py:{find_line(line)}" in reason, f"{reason}\n{outcome.explain()}"
+    root = report["failures"][0]
+    assert (root["global_rank"], root["hung"], root["collateral"]) == (1, True, False), outcome.explain()
+    assert "WorkerServer" not in outcome.stderr, outcome.explain()
+    assert "[W" not in outcome.stderr, outcome.explain()

@@ -1,0 +1,53 @@
+"""One rank, or all, hang in the way that the first argument names; rank 1 is the guilty one."""
+
+import ctypes
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+LONG_S = 600.0
+
+
+def wait() -> None:
+    time.sleep(LONG_S)
+
+
+def spin() -> None:
+    while True: pass
+
+
+def main(how: str, guilty: int) -> None:
+    rank = int(os.environ["RANK"])
+    is_guilty = rank == guilty
+    if how == "init" and is_guilty:
+        wait()
+    dist.init_process_group("gloo")
+    values = torch.ones(4)
+    for _ in range(5):
+        dist.all_reduce(values)
+    print("ready", flush=True)
+    if how == "sleeps" and is_guilty:
+        wait()
+    pair = dist.new_group([0, 1], group_desc="pair") if how == "group" else None
+    if how == "group" and is_guilty:
+        wait()
+    if pair is not None:
+        dist.barrier(pair)
+    if how == "skips" and is_guilty:
+        dist.barrier()
+        wait()
+    if how == "other" and is_guilty:
+        dist.broadcast(values, 0)
+    if how == "spins" and is_guilty:
+        spin()
+    if how == "native" and is_guilty:
+        ctypes.PyDLL(None).sleep(int(LONG_S))
+    if how == "stops" and is_guilty:
+        os.kill(os.getpid(), 19)
+    dist.all_reduce(values)
+
+
+main(sys.argv[1], int(sys.argv[2]))

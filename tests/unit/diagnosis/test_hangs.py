@@ -1,0 +1,223 @@
+"""Which ranks a hang is blamed on, from what the flight recorders of all ranks say; the texts are written by hand."""
+
+import json
+
+import pytest
+
+from muster.agent.diagnosis.hangs.collectives import find_cause
+from muster.agent.diagnosis.hangs.ranks import Collective, Group, RankView, decode_view, encode_view
+from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+
+
+def call(number: int, operation: str = "all_reduce", *, age_s: float = 62.0, done: bool = False) -> Collective:
+    sizes = "" if operation == "barrier" else "4 x float32"
+    return Collective(number=number, operation=operation, sizes=sizes, age_s=age_s, is_done=done)
+
+
+def group(*entries: Collective, ranks: tuple[int, ...] = (), name: str = "0", of: str = "default_pg") -> Group:
+    return Group(
+        name=name,
+        description=of,
+        entered=max((entry.number for entry in entries), default=0),
+        completed=max((entry.number for entry in entries if entry.is_done), default=0),
+        ranks=ranks,
+        entries=entries,
+    )
+
+
+def view(rank: int, *groups: Group, state: str = "S", answers: bool = True, inside_init: bool = False) -> RankView:
+    return RankView(
+        global_rank=rank,
+        node=rank // 2,
+        host=f"main{rank // 2}",
+        state=state,
+        is_answering=answers,
+        has_server=True,
+        is_initialising=inside_init,
+        groups=groups,
+    )
+
+
+ALL = (0, 1, 2, 3)
+WAITS = group(call(5, done=True), call(6), ranks=ALL)
+ABSENT = group(call(5, done=True), ranks=ALL)
+
+
+def explain(*views: RankView) -> tuple[list[int], str]:
+    found = find_cause(views)
+    assert found is not None
+    return sorted(found.ranks), found.clause
+
+
+def test_a_rank_that_did_not_enter() -> None:
+    assert explain(view(0, WAITS), view(1, ABSENT), view(2, WAITS), view(3, WAITS)) == (
+        [1],
+        "did not enter all_reduce #6 of default_pg (4 x float32); ranks 0, 2-3 have waited in it for 62 s",
+    )
+
+
+def test_several_ranks_that_did_not_enter() -> None:
+    assert explain(view(0, WAITS), view(1, ABSENT), view(2, ABSENT), view(3, WAITS))[0] == [1, 2]
+
+
+def test_a_rank_that_is_behind_by_many() -> None:
+    """The others went on with collectives that do not wait for it: it is named with the one it did not enter."""
+    ahead = group(call(6, age_s=62.0), call(7, age_s=61.0), call(8, age_s=60.0), ranks=ALL)
+    assert explain(view(0, ahead), view(1, ABSENT), view(2, ahead), view(3, ahead)) == (
+        [1],
+        "did not enter all_reduce #6 of default_pg (4 x float32); ranks 0, 2-3 have waited in it for 62 s",
+    )
+
+
+def test_another_operation() -> None:
+    other = group(call(5, done=True), call(6, "barrier", age_s=61.0), ranks=ALL)
+    assert explain(view(0, WAITS), view(1, WAITS), view(2, other), view(3, WAITS)) == (
+        [2],
+        (
+            "entered barrier #6 of default_pg where ranks 0-1, 3 entered all_reduce (4 x float32); "
+            "they have waited for 62 s"
+        ),
+    )
+
+
+def test_another_size() -> None:
+    longer = Collective(number=6, operation="all_reduce", sizes="8 x float32", age_s=61.0, is_done=False)
+    pair = group(call(5, done=True), call(6), ranks=(0, 1))
+    assert explain(view(0, pair), view(1, group(call(5, done=True), longer))) == (
+        [1],
+        (
+            "entered all_reduce #6 of default_pg (8 x float32) where rank 0 entered all_reduce (4 x float32); "
+            "they have waited for 62 s"
+        ),
+    )
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "_allgather_base", "reduce_scatter"])
+def test_sizes_that_may_differ(operation: str) -> None:
+    """A broadcast's receivers, or uneven parts, are no disagreement."""
+    first = Collective(number=1, operation=operation, sizes="4 x float32", age_s=9.0, is_done=False)
+    second = Collective(number=1, operation=operation, sizes="5 x float32", age_s=9.0, is_done=False)
+    ranks, clause = explain(view(0, group(first)), view(1, group(second)))
+    assert (ranks, "hangs" in clause) == ([], True)
+
+
+def test_all_have_entered() -> None:
+    assert explain(*[view(rank, WAITS) for rank in ALL]) == (
+        [],
+        (
+            "entered all_reduce #6 of default_pg (4 x float32) 62 s ago and did not complete it: "
+            "the network or a device hangs"
+        ),
+    )
+
+
+def test_a_rank_of_a_subgroup_that_never_entered_anything_in_it() -> None:
+    pair = group(call(1, "barrier", age_s=30.0), ranks=(0, 3), name="1", of="")
+    assert explain(view(0, ABSENT, pair), view(1, ABSENT), view(2, ABSENT), view(3, ABSENT)) == (
+        [3],
+        "did not enter barrier #1 of group 1 of ranks 0, 3; rank 0 has waited in it for 30 s",
+    )
+
+
+def test_who_waits_elsewhere_is_not_the_cause() -> None:
+    """Rank 1 is missing in the job's group since it waits for rank 3, which is nowhere."""
+    pair = group(call(1, "barrier", age_s=10.0), ranks=(1, 3), name="7", of="tp")
+    ranks, clause = explain(
+        view(0, WAITS),
+        view(1, ABSENT, pair),
+        view(2, WAITS),
+        view(3, ABSENT, group(name="7", of="tp")),
+    )
+    assert (ranks, clause.split(";")[0]) == ([3], "did not enter barrier #1 of tp of ranks 1, 3")
+
+
+def test_a_stopped_rank() -> None:
+    """It does not answer: how far it is cannot be read."""
+    stopped = view(1, group(ranks=ALL), state="T", answers=False)
+    assert explain(view(0, WAITS), stopped, view(2, WAITS), view(3, WAITS)) == (
+        [1],
+        "is stopped (SIGSTOP); ranks 0, 2-3 have waited in all_reduce #6 of default_pg (4 x float32) for 62 s",
+    )
+
+
+def test_a_rank_that_has_ended() -> None:
+    assert explain(view(0, WAITS), view(2, WAITS)) == (
+        [1, 3],
+        "have ended; ranks 0, 2 have waited in all_reduce #6 of default_pg (4 x float32) for 62 s",
+    )
+
+
+def test_a_rank_that_never_came_to_its_process_group() -> None:
+    outside = RankView(global_rank=1, node=0, host="main0", state="S")
+    assert explain(view(0, inside_init=True), outside) == (
+        [1],
+        "did not call init_process_group, in which rank 0 waits",
+    )
+
+
+def test_nothing_is_said_without_evidence() -> None:
+    assert find_cause([]) is None
+    assert find_cause([view(0, ABSENT), view(1, ABSENT)]) is None
+    assert find_cause([RankView(global_rank=0, node=0, host="")]) is None
+
+
+def test_a_view_travels() -> None:
+    whole = view(1, WAITS, state="T", answers=False)
+    assert decode_view(encode_view(whole)) == whole
+    many = view(0, *[group(*[call(n) for n in range(1, 400)], name=str(g)) for g in range(300)])
+    assert len(encode_view(many)) <= 32768
+    assert decode_view(encode_view(many)) is not None
+
+
+@pytest.mark.parametrize("text", ["", "x", "€", encode_view(view(0))[:-4], encode_view(view(0)) + "0"])
+def test_a_damaged_view_is_none(text: str) -> None:
+    assert decode_view(text) in (None, view(0))
+
+
+GLOO = json.dumps(
+    {
+        "entries": [
+            {
+                "collective_seq_id": number,
+                "input_dtypes": ["Float"],
+                "input_sizes": [[2, 3]],
+                "is_p2p": False,
+                "p2p_seq_id": 0,
+                "pg_id": 0,
+                "process_group": ["0", "default_pg"],
+                "profiling_name": "gloo:all_reduce",
+                "retired": number < 6,
+                "state": "scheduled",
+                "time_created_ns": 5_000_000_000,
+            }
+            for number in range(1, 7)
+        ],
+        "pg_status": {"0": {"last_completed_collective": "5", "last_enqueued_collective": "6"}},
+        "version": "2.10",
+    }
+).encode()
+
+
+def test_gloos_format() -> None:
+    (read,) = read_recorder(GLOO, 8_000_000_000, {"0": (0, 1)})
+    assert (read.name, read.description, read.entered, read.completed, read.ranks) == ("0", "default_pg", 6, 5, (0, 1))
+    last = Collective(number=6, operation="all_reduce", sizes="2x3 x float32", age_s=3.0, is_done=False)
+    assert read.entries[-1] == last
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *[b"", b"[]", b"{", b'{"entries": 3}', b'{"entries": [1, {"process_group": []}, {"process_group": ["0"]}]}'],
+        *[GLOO[:100], GLOO.replace(b'"6"', b'"x"'), GLOO.replace(b"5000000000", b'"soon"')],
+    ],
+)
+def test_other_formats_raise_nothing(text: bytes) -> None:
+    read_recorder(text, 0, {})
+
+
+def test_the_file_of_groups() -> None:
+    lines = b'{"init": true}\n{"group": "0", "ranks": [0, 1]}\n{"group": "1", "ranks": [1]}\n{"gro'
+    assert read_groups(lines) == (False, {"0": (0, 1), "1": (1,)})
+    assert read_groups(b'{"init": true}\n') == (True, {})
+    assert read_groups(lines + b'\n{"init": true}\n') == (True, {})

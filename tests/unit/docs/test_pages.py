@@ -7,6 +7,8 @@ import doc_pages
 import pytest
 import yaml
 
+from muster.cli.commands import build_parser
+
 PAGES = doc_pages.list_pages()
 _LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -54,6 +56,13 @@ def test_only_what_needs_more_than_this_machine_is_marked():
     marks = Counter(block.mark for block in blocks if block.language not in doc_pages.DRAWINGS)
     assert set(marks) <= {"", *doc_pages.MARKS}
     assert marks[""] > sum(marks[mark] for mark in doc_pages.MARKS)  # most of them run
+
+
+def test_the_page_of_the_muster_command_names_every_command():
+    (commands,) = (each for each in build_parser()._actions if each.dest == "command")
+    text = (doc_pages.ROOT / "docs/muster-command.md").read_text()
+    for name in commands.choices:
+        assert re.search(rf"^\| `muster {name}\b.*` \| \w", text, re.MULTILINE), name
 
 
 def test_pages_invent_no_address():

@@ -130,15 +130,15 @@ def test_a_failed_cleanup_does_not_hide_the_first_error(cluster, scheduler, doub
     assert set(command.split()) == left, "exactly what is left, not what matches a label"
 
 
-README = Path(__file__).resolve().parents[3] / "README.md"
+RIGHTS = Path(__file__).resolve().parents[3] / "docs" / "secrets-and-namespaces.md"
 
 
 def read_rights(*needed):
-    """The rights that the README lists as always needed, and those of the rows whose last cell has one of the words.
+    """The rights that the page lists as always needed, and those of the rows whose last cell has one of the words.
 
     In the form of `Cluster.allowed`. Those always needed were tried with RBAC on Kubernetes 1.36, as a pod's account.
     """
-    lines = README.read_text().splitlines()
+    lines = RIGHTS.read_text().splitlines()
     rights = {}
     for line in lines[lines.index("| verbs | resources | needed |") + 2 :]:
         if not line.startswith("|"):
@@ -147,7 +147,7 @@ def read_rights(*needed):
         if any(word in when for word in ("always", *needed)):
             for resource in re.findall("`([^`]+)`", resources):
                 rights[resource] = set(verbs.split(", "))
-    raise AssertionError("the README ends in its table of rights")
+    raise AssertionError("the page ends in its table of rights")
 
 
 GANGS = {
@@ -191,7 +191,7 @@ def run_every_operation(cluster, scheduler, **cfg):
 @pytest.mark.parametrize("validate", [True, False])
 @pytest.mark.parametrize("loses", [True, False])
 @pytest.mark.parametrize("gang", [None, *GANGS])
-def test_the_rights_that_the_readme_lists_suffice(cluster, scheduler, double, gang, loses, validate):
+def test_the_rights_that_the_documentation_lists_suffice(cluster, scheduler, double, gang, loses, validate):
     kinds = ["configmaps", "jobs", "secrets", "services"]
     cluster.allowed = read_rights("pods start together")
     if gang is not None:
@@ -225,7 +225,7 @@ def test_a_requested_gang_is_not_left_out(cluster, scheduler):
 
 @pytest.mark.parametrize("loses", [True, False])
 @pytest.mark.parametrize("flavor", ["jobset", "volcano"])
-def test_the_rights_that_the_readme_lists_for_other_flavours(cluster, scheduler, double, flavor, loses):
+def test_the_rights_that_the_documentation_lists_for_other_flavours(cluster, scheduler, double, flavor, loses):
     cluster.allowed = read_rights(f"`flavor={flavor}`")
     cluster.kinds["jobset.x-k8s.io/v1alpha2"] = ["jobsets"]
     cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]

@@ -333,7 +333,7 @@ def test_node_0_that_was_started_again_fails_at_the_join_timeout() -> None:
 
 
 def test_two_groups_may_train_when_node_0_does_not_know_that_it_was_started_again() -> None:
-    """The limit that the README names."""
+    """The limit that the documentation names."""
     with pytest.raises(Violation, match=r"while n\d still runs"):
         return_node_0_while_cut_off(incarnation=0)
 

@@ -123,7 +123,9 @@ def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
         outcome = tree.wait(LIMIT_S)
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
     [step] = {each["step"] for each in read_checkpoints(tmp_path, 1)}
-    assert f"all ranks stop at step {step}, agreed in" in " ".join(outcome.stderr.split()), outcome.explain()
+    console = " ".join(outcome.stderr.split())
+    assert f"all ranks stop at step {step}, agreed in" in console, outcome.explain()
+    assert f"all ranks have stopped at step {step} and ended, " in console, outcome.explain()
     assert outcome.stdout.count(f"stopped at step {step}, deadline") == NPROC
 
 

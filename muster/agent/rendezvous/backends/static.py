@@ -93,6 +93,8 @@ class StaticRendezvous:
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""
         if round_number == self._policy.number and self._policy.broken is None:
+            if self._drain is not None and drained_rank is not None:
+                self._drain.report_end(drained_rank)
             self._policy.end_job(succeeded=True, is_drained=drained_rank is not None)
 
     def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:

@@ -383,8 +383,7 @@ def on_workers_ended(state: JobState, phase: RoundRunning, event: Succeeded, now
     if len(phase.succeeded) < len(state.assignments):
         return state, ()
     took_s, ranks = now_s - drain.begun_s, _count_ranks(state)
-    line = f"all ranks have stopped at step {drain.step} and ended, {took_s:.1f} s after the drain began; "
-    notify = Notify(text=f"{line}rank {drain.last_rank} was the last")
+    notify = Notify(text=describe_end(drain.step, took_s, drain.last_rank))
     told = f"all {ranks} ranks have stopped at step {drain.step} and ended, after {took_s:.1f} s"
     answer = Answer(outcome=AskOutcome.DONE, line=told, step=drain.step, ranks=ranks, took_s=took_s)
     answers = _answer(drain.askers, answer)
@@ -445,6 +444,12 @@ def describe_commit(
     last = min((rank for report in reports for rank in report.ranks), key=lambda rank: rank.asked, default=None)
     behind = "" if last is None else f"; rank {last.global_rank} is the last, at step {last.asked}"
     return f"{reason}: all ranks {VERBS[kind]} at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
+
+
+def describe_end(step: int, took_s: float, last_rank: int) -> str:
+    """The line about a drain that has ended: the step, how long all of it took, and which rank was the last."""
+    line = f"all ranks have stopped at step {step} and ended, {took_s:.1f} s after the drain began"
+    return f"{line}; rank {last_rank} was the last"
 
 
 def choose_step(reports: Iterable[DrainReport]) -> int | None:

@@ -1,0 +1,77 @@
+"""A data-parallel job that loses nothing when it is preempted: all ranks stop at one step, save, and resume there.
+
+    torchx run -s local_cwd dist.ddp -j 2x2 --script examples/preemptible/train.py
+
+It runs unchanged under torchrun. On a cluster, let --output be a folder that all nodes share.
+"""
+
+import argparse
+import gc
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from muster import worker
+
+
+def main() -> None:
+    """Join the other ranks, train, part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("out/preemptible"), help="folder of the checkpoints")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--save-every", type=int, default=500)
+    options = parser.parse_args()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(options, device)
+    gc.collect()  # the model goes before its process group: one that outlives it may wait for ever (torch 2.13, gloo)
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Train from the last checkpoint on, until the end or until all ranks stop."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    model = DistributedDataParallel(layers.to(device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    first = 0
+    if path := worker.resume_path():  # the last checkpoint that all ranks have saved; None at the first start
+        state = torch.load(path, map_location=device)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"] + 1
+        print(f"resumes from {path}", flush=True)
+    for i in range(first, options.steps):
+        inputs, targets = (part.to(device) for part in read_batch(i))
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        worker.step(i, total=options.steps)
+        stops = worker.should_stop(i)  # True at the same step on all ranks
+        if stops or worker.should_checkpoint(i) or (i + 1) % options.save_every == 0 or i + 1 == options.steps:
+            path = options.output / f"step{i}.pt"
+            if dist.get_rank() == 0:
+                save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": i}, path)
+            worker.saved(i, path)  # the checkpoint counts once all ranks have said so
+        if stops:
+            break
+
+
+def read_batch(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this rank trains on at step `i`: the same after a restart."""
+    generator = torch.Generator().manual_seed(i * dist.get_world_size() + dist.get_rank())
+    inputs = torch.randn(32, 16, generator=generator)
+    return inputs, inputs.square().sum(dim=1, keepdim=True)
+
+
+def save(state: dict[str, object], path: Path) -> None:
+    """Write beside the last checkpoint: a kill at any moment leaves a complete one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
+
+
+main()

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,24 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LONG, MORE, LIMIT_S = 1_000_000, 30, 150.0
 
 
+PRELOADED = {
+    "huggingface/train.py": ["--preload", "torch,transformers.trainer,transformers.models.gpt2.modeling_gpt2"],
+    "lightning/train.py": ["--preload", "torch,lightning"],
+}
+"""What is imported once for both ranks."""
+
+
 def start(script: str, folder: Path, steps: int) -> Tree:
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--rdzv-id", "example"]
-    command = [*agent, "--log-dir", str(folder / "logs"), "--tee", "3", str(EXAMPLES / script)]
+    command = [
+        *agent,
+        *PRELOADED.get(script, ()),
+        "--log-dir",
+        str(folder / "logs"),
+        "--tee",
+        "3",
+        str(EXAMPLES / script),
+    ]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     words = ["--output", str(folder / "out"), "--steps", str(steps), "--save-every", "20"]
     return Tree([*command, *words], env=env, cwd=folder)
@@ -91,8 +107,8 @@ def test_fsdp2(tmp_path: Path) -> None:
     check("fsdp2/train.py", tmp_path, "step*/.metadata", read_weights)
 
 
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_hugging_face(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
     from safetensors.torch import load_file
 
     def read_weights(out: Path, total: int) -> dict[str, torch.Tensor]:
@@ -101,9 +117,8 @@ def test_hugging_face(tmp_path: Path) -> None:
     check("huggingface/train.py", tmp_path, "checkpoint-*", read_weights)
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
 def test_lightning(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-
     def read_weights(out: Path, total: int) -> dict[str, torch.Tensor]:
         saved = torch.load(out / "last.ckpt")
         assert saved["global_step"] == total

@@ -46,10 +46,11 @@ soak: $(STABLE)/.ready ## the tests marked soak, 20 times (those with torch or n
 	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 3 --timeout 600 $(SOAK); \
 	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 $(SOAK)
 
-nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program
+nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py
 	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
+	MUSTER_FORK_LOOPS=20 $(PYTEST) -q tests/process/elastic/test_fork_matrix.py
 
 bench: $(STABLE)/.ready ## measure against torchrun, side by side
 	for benchmark in benchmarks/[a-z]*.py; do $(STABLE)/python "$$benchmark"; done

@@ -42,7 +42,7 @@ class Kernel:
 
     def close(self):
         self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+        self.manager.shutdown_kernel()
         self.manager.cleanup_resources()
 
 

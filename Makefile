@@ -44,11 +44,13 @@ soak: $(STABLE)/.ready ## the tests marked soak, 20 times (those with torch or n
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
 	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
 	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 3 --timeout 600 $(SOAK); \
-	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 $(SOAK)
+	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 $(SOAK); \
+	MUSTER_DRAIN_RUNS=10 $(PYTEST) -q --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
 
 nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py
 	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
+	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 tests/fault/test_drain_netns.py
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 	MUSTER_FORK_LOOPS=20 $(PYTEST) -q tests/process/elastic/test_fork_matrix.py
 

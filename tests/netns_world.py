@@ -196,8 +196,17 @@ class World:
     def __exit__(self, *_exc: object) -> None:
         self._stack.close()
 
-    def launch(self, index: int, nnodes: str, *, sums: str = "gloo", conf: str = "", **flags: str) -> Node:
-        """Start the agent of one node; `flags` override the defaults."""
+    def launch(
+        self,
+        index: int,
+        nnodes: str,
+        *,
+        sums: str = "gloo",
+        conf: str = "",
+        program: tuple[str, ...] = (),
+        **flags: str,
+    ) -> Node:
+        """Start the agent of one node; `flags` override the defaults, `program` is a script and its words."""
         while len(self.net.spaces) <= index:
             self.net.add_node()
         settings = ",".join(filter(None, ["join_timeout=80,last_call_timeout=1", conf]))
@@ -213,7 +222,7 @@ class World:
             **flags,
         }
         words = [word for name, value in given.items() for word in (f"--{name}", value)]
-        command = [*words, str(PROGRAM), sums, str(self.folder)]
+        command = [*words, *(program or (str(PROGRAM), sums, str(self.folder)))]
         node = Node(self.net.spaces[index], index, command, self.folder, len(self.nodes))
         self.nodes.append(self._stack.enter_context(_closing(node)))
         return node

@@ -54,6 +54,8 @@ def main() -> None:
         weight, gradient = weight + int(total), 0
         worker.step(i, total=TOTAL)
         if (i + 1) % (10 * ACCUMULATE) == 0:
+            if i + 1 == 10 * ACCUMULATE:
+                print(f"rank {RANK} evaluates", flush=True)
             with worker.phase("eval"):
                 time.sleep(0.2 if RANK == 0 else 0.05)
         if i + 1 == 5 * ACCUMULATE:

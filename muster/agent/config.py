@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from muster._contract import DEFAULT_DRAIN_LIMIT_S
 from muster.agent.workers.spec import Program
 
 if TYPE_CHECKING:
     from muster.agent.round import Checkpoint
+
+
+HANG_TIMEOUT_AUTO: Final = -1.0
+"""In place of a number of seconds: learned from the job (`diagnosis.hangs.limits`)."""
 
 
 class Std(IntFlag):
@@ -56,6 +60,8 @@ class RendezvousConfig:
     token: str | None = field(default=None, repr=False)
     max_restarts: int = 0
     max_restarts_flag: str = "--max-restarts"
+    hang_action: str = "restart"
+    """What follows when the job hangs: report (nothing but a page on the console), restart or stop."""
     """What the user calls this limit."""
     join_timeout_s: float = 600.0
     last_call_timeout_s: float = 3.0
@@ -143,7 +149,7 @@ class AgentConfig:
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS of workers whose `base_env` has none; None: leave it unset."""
     hang_timeout_s: float | None = None
-    """How long no worker of any node may use CPU time or write a byte; None: no limit."""
+    """How long no worker of any node may show a sign of life; `HANG_TIMEOUT_AUTO`: learned; None: no limit."""
     event_log_handler: str = "null"
     monitor_interval_s: float = 0.1
     """Accepted because torchrun has it; without effect."""

@@ -29,6 +29,7 @@ DEBUG_ENV: Final = {
 """What `debug` sets. Source: torchx/components/dist.py, the same four on both lines."""
 
 _STARTS: Final = ("auto", "warm", "cold")
+_HANG_ACTIONS = ("report", "restart", "stop")
 _TEES: Final = (0, 1, 2, 3)
 _PORT_LIMIT: Final = 65535
 
@@ -53,8 +54,10 @@ class JobRequest:
     debug: bool
     start: str
     preload: str
-    hang_timeout_s: float
-    """0: off."""
+    hang_timeout: str
+    """A number of seconds, or auto; 0: off."""
+    hang_action: str | None
+    """None: the agent's default."""
     rdzv_port: int = 29500
     rdzv_backend: str = "c10d"
     rdzv_conf: str | None = None
@@ -99,10 +102,23 @@ def _check(request: JobRequest) -> None:
         raise ComponentError(f"--rdzv_port {request.rdzv_port} is not a port from 1 to {_PORT_LIMIT}")
     if request.start not in _STARTS:
         raise ComponentError(f"--start {request.start!r} is not one of {', '.join(_STARTS)}")
-    # written so that NaN is refused too
-    if not 0 <= request.hang_timeout_s < float("inf"):
-        raise ComponentError(f"--hang_timeout {request.hang_timeout_s} is not a number of seconds; 0 means off")
+    _check_hang(request)
     _check_rdzv_conf(request)
+
+
+def _check_hang(request: JobRequest) -> None:
+    timeout, action = str(request.hang_timeout), request.hang_action
+    if timeout != "auto":
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):  # written so that NaN is refused too
+            raise ComponentError(f"--hang_timeout {timeout} is neither auto nor a number of seconds; 0 means off")
+        if seconds == 0 and action is not None:
+            raise ComponentError(f"--hang_action {action}: --hang_timeout is needed, too")
+    if action not in (None, *_HANG_ACTIONS):
+        raise ComponentError(f"--hang_action {action!r} is not one of {', '.join(_HANG_ACTIONS)}")
 
 
 def _check_rdzv_conf(request: JobRequest) -> None:
@@ -138,8 +154,11 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
         args += ["--rdzv-conf", request.rdzv_conf]
     args += ["--max-restarts", str(request.max_retries), "--role", names.role, "--tee", str(request.tee)]
     args += ["--start", request.start, "--preload", request.preload]
-    if request.hang_timeout_s:
-        args += ["--hang-timeout", f"{request.hang_timeout_s:g}"]
+    timeout = str(request.hang_timeout)
+    if timeout == "auto" or float(timeout) > 0:
+        args += ["--hang-timeout", timeout if timeout == "auto" else f"{float(timeout):g}"]
+    if request.hang_action is not None:
+        args += ["--hang-action", request.hang_action]
     # the program is the first word that is not an option: all later words are its arguments, dashes included
     args += [request.script] if request.script is not None else ["-m", str(request.module)]
     return [*args, *request.script_args]

@@ -39,7 +39,8 @@ def ddp(
     tee: int = 3,
     start: str = "auto",
     preload: str = "auto",
-    hang_timeout: float = 0,
+    hang_timeout: str = "0",
+    hang_action: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job (DDP, FSDP, ...): NODES x PROCESSES copies of one program.
 
@@ -69,9 +70,12 @@ def ddp(
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds after which the job counts as hung if no worker of any node has used CPU time (less than
-            1/200 of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped,
-            or restarted, and the report has the stacks of all ranks; 0: never
+        hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
+            done a step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something
+            (to a file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never
+        hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
+            restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
+            auto report
     """
     return application.build_application(
         application.JobRequest(
@@ -94,7 +98,8 @@ def ddp(
             tee=tee,
             start=start,
             preload=preload,
-            hang_timeout_s=hang_timeout,
+            hang_timeout=hang_timeout,
+            hang_action=hang_action,
         )
     )
 
@@ -121,7 +126,8 @@ def torchrun(
     tee: int = 3,
     start: str = "auto",
     preload: str = "auto",
-    hang_timeout: float = 0,
+    hang_timeout: str = "0",
+    hang_action: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job (DDP, FSDP, ...), by the name TorchX's nightly line recommends.
 
@@ -154,9 +160,12 @@ def torchrun(
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds after which the job counts as hung if no worker of any node has used CPU time (less than
-            1/200 of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped,
-            or restarted, and the report has the stacks of all ranks; 0: never
+        hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
+            done a step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something
+            (to a file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never
+        hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
+            restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
+            auto report
     """
     return application.build_application(
         application.JobRequest(
@@ -179,7 +188,8 @@ def torchrun(
             tee=tee,
             start=start,
             preload=preload,
-            hang_timeout_s=hang_timeout,
+            hang_timeout=hang_timeout,
+            hang_action=hang_action,
         )
     )
 
@@ -199,7 +209,8 @@ def spmd(
     debug: bool = False,
     start: str = "auto",
     preload: str = "auto",
-    hang_timeout: float = 0,
+    hang_timeout: str = "0",
+    hang_action: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.
 
@@ -222,9 +233,12 @@ def spmd(
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds after which the job counts as hung if no worker of any node has used CPU time (less than
-            1/200 of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped,
-            or restarted, and the report has the stacks of all ranks; 0: never
+        hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
+            done a step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something
+            (to a file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never
+        hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
+            restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
+            auto report
     """
     return application.build_application(
         application.JobRequest(
@@ -243,6 +257,7 @@ def spmd(
             debug=debug,
             start=start,
             preload=preload,
-            hang_timeout_s=hang_timeout,
+            hang_timeout=hang_timeout,
+            hang_action=hang_action,
         )
     )

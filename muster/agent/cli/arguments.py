@@ -16,7 +16,7 @@ from muster._contract import DEFAULT_DRAIN_LIMIT_S, Env
 from muster._guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
-from muster.agent.cli.rendezvous_flags import build_rendezvous_config
+from muster.agent.cli.rendezvous_flags import build_rendezvous_config, parse_hang_timeout_s
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice
 from muster.agent.errors import UsageError
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
@@ -101,7 +101,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
-        hang_timeout_s=values.seconds("hang-timeout", zero=True) or None,
+        hang_timeout_s=parse_hang_timeout_s(values),
         event_log_handler=_choose_event_log_handler(values),
         monitor_interval_s=values.seconds("monitor-interval", zero=True) or 0.1,
         base_env={name: value for name, value in environ.items() if name not in Env.PRIVATE},

@@ -175,9 +175,18 @@ RESTARTS: Final = (
         default="0",
         ours=True,
         has_variable=False,
-        text="Seconds after which the job counts as hung if no worker of any node has used CPU time (less than 1/200 "
-        "of a core is none) or written anything (to a file, a pipe, the console); its workers are then stopped, or "
-        "restarted, and the report has the stacks of all ranks; 0: never.",
+        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or done a "
+        "step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something (to a "
+        "file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never.",
+    ),
+    Flag(
+        name="hang-action",
+        metavar="WHAT",
+        default="restart; report with --hang-timeout auto",
+        ours=True,
+        has_variable=False,
+        text="What follows when the job hangs. report: print which rank keeps the others waiting, and all stacks; the "
+        "job goes on. restart: stop the workers and start the next attempt while restarts are left. stop: end the job.",
     ),
     Flag(
         name="monitor-interval",

@@ -6,7 +6,7 @@ from typing import Final
 
 from muster._contract import DEFAULT_RDZV_PORT, DEFAULT_RUN_ID, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
-from muster.agent.config import RendezvousConfig
+from muster.agent.config import HANG_TIMEOUT_AUTO, RendezvousConfig
 from muster.agent.errors import UsageError
 
 _PORT_LIMIT: Final = 65535
@@ -18,6 +18,8 @@ _CALLERS: Final = "caller"
 """For programs that start an agent, see `muster.elastic`; not for people."""
 _TRUE: Final = ("1", "true", "t", "yes", "y")
 _FALSE: Final = ("0", "false", "f", "no", "n")
+
+_HANG_ACTIONS = ("report", "restart", "stop")
 
 
 def build_rendezvous_config(
@@ -68,6 +70,7 @@ def build_rendezvous_config(
         local_addr=values.text("local-addr") or None,
         token=_read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
+        hang_action=_choose_hang_action(values),
         max_restarts_flag="--max_retries" if environ.get(Env.ADAPTER) else "--max-restarts",
         join_timeout_s=read.seconds("join_timeout", read.seconds("timeout", default_join_s)),
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
@@ -314,3 +317,30 @@ class _ConfReader:
 
     def _build_error(self, key: str, allowed: str) -> UsageError:
         return UsageError(f"{self._origin} {key}={self._conf[key]}: must be {allowed}")
+
+
+# -- hangs ------------------------------------------------------------------------------------------------------------
+
+
+def parse_hang_timeout_s(values: FlagValues) -> float | None:
+    """Seconds; `HANG_TIMEOUT_AUTO` for auto; None: off.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    text = values.text("hang-timeout")
+    if text is None:
+        return None
+    if text == "auto":
+        return HANG_TIMEOUT_AUTO
+    number = parse_seconds(text, zero=True)
+    if number is None:
+        raise values.build_error("hang-timeout", f"auto, or {describe_seconds(zero=True)}")
+    return number or None
+
+
+def _choose_hang_action(values: FlagValues) -> str:
+    action = values.choice("hang-action", _HANG_ACTIONS)
+    if action is not None and parse_hang_timeout_s(values) is None:
+        raise UsageError(f"--hang-action {action}: --hang-timeout is needed, too")
+    return action or ("report" if parse_hang_timeout_s(values) == HANG_TIMEOUT_AUTO else "restart")

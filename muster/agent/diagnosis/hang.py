@@ -10,11 +10,16 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from muster import _processes
 from muster.agent.runtime.loop import Loop, Timer
 
+if TYPE_CHECKING:  # only --hang-timeout auto needs it
+    from muster.agent.diagnosis.hangs.limits import LearnedLimits
+
+_LONGEST_INTERVAL_S = 5.0
+"""Between two looks."""
 _BACKGROUND_SHARE = 0.005
 """CPU share that watchdog threads of an idle worker (NCCL's, a TCPStore's) may use without counting as activity."""
 _BACKGROUND_S = 0.02
@@ -49,6 +54,8 @@ class Activity:
     """All processes of the worker's session; empty where there is no /proc."""
     progress_ns: int | None = None
     """When the worker last reported a step or phase through `muster.worker`; None: never."""
+    phase: str = ""
+    """The innermost phase that it has named with `muster.worker.phase`."""
     collectives: tuple[int, ...] | None = None
     """Changes whenever the worker enters or completes a collective; None: it has entered none, as far as is known."""
 
@@ -67,6 +74,7 @@ class HangWatch:
         loop: Loop,
         *,
         limit_s: float,
+        limits: "LearnedLimits | None" = None,
         read: Callable[[Callable[[Mapping[int, Activity]], None]], None],
         on_idle: Callable[[str | None], None],
     ) -> None:
@@ -74,7 +82,8 @@ class HangWatch:
 
         Args:
             loop: where callbacks run.
-            limit_s: seconds without activity after which the workers hang.
+            limit_s: seconds without activity after which the workers hang; unused with `limits`.
+            limits: learn the limit, see there.
             read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty
                 when none run. While it has not called back there is no verdict, and the time does not count.
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
@@ -82,7 +91,17 @@ class HangWatch:
         """
         self._loop = loop
         self._limit_s = limit_s
-        self._interval_s = min(5.0, max(0.05, limit_s / 10))
+        self._limits = limits
+        self._interval_s = (
+            _LONGEST_INTERVAL_S if limits is not None else min(_LONGEST_INTERVAL_S, max(0.05, limit_s / 10))
+        )
+        self._phase = ""
+        """At the last look."""
+        self._last_look: Mapping[int, Activity] = {}
+        self._busy_s = loop.clock.now_s()
+        """When a worker was last seen to use CPU time or write anything."""
+        self._longest_quiet_s = 0.0
+        """Of the pause that goes on."""
         self._read = read
         self._on_idle = on_idle
         self._baselines: dict[int, _Baseline] = {}
@@ -114,18 +133,49 @@ class HangWatch:
             return
         late_s = self._loop.clock.now_s() - now_s
         if late_s > self._interval_s:
-            self._active_s += late_s  # what kept it from reading may have kept the workers from working
+            # What kept it from reading may have kept the workers from working.
+            self._active_s += late_s
+            self._busy_s += late_s
         active = {rank for rank, activity in activities.items() if self._is_active(rank, activity, now_s)}
+        if self._limits is not None:
+            self._learn(self._limits, activities, now_s, is_active=bool(active))
         if not activities or active:
             self._active_s = now_s
         idle_s = now_s - self._active_s
-        was_idle, self._idle = self._idle, idle_s >= self._limit_s
+        was_idle, self._idle = self._idle, self._is_over(idle_s, now_s)
         if self._idle and (not was_idle or now_s - self._reported_s >= self._limit_s):
             self._reported_s = now_s
-            self._on_idle(describe_idleness(idle_s, activities))
+            learned = "" if self._limits is None else f" auto: {self._limits.describe(self._phase)}"
+            self._on_idle(describe_idleness(idle_s, activities, learned))
         elif was_idle and not self._idle:
             self._on_idle(None)
         self._schedule()
+
+    def _is_over(self, idle_s: float, now_s: float) -> bool:
+        if self._limits is None:
+            return idle_s >= self._limit_s
+        limits = self._limits.find(self._phase)
+        return idle_s >= limits.busy_s or min(idle_s, now_s - self._busy_s) >= limits.quiet_s
+
+    def _learn(
+        self, limits: "LearnedLimits", activities: Mapping[int, Activity], now_s: float, *, is_active: bool
+    ) -> None:
+        before, self._last_look = self._last_look, activities
+        allowed_s = _BACKGROUND_S + _BACKGROUND_SHARE * self._interval_s
+        if not activities or any(
+            rank not in before
+            or _has_written(before[rank], activity)
+            or _count_cpu_s(before[rank], activity) > allowed_s
+            for rank, activity in activities.items()
+        ):
+            self._longest_quiet_s = max(self._longest_quiet_s, now_s - self._busy_s)
+            self._busy_s = now_s
+        if is_active and activities:
+            quiet_s = max(self._longest_quiet_s, now_s - self._busy_s)
+            pause_s = now_s - self._active_s
+            limits.record_active(self._phase, pause_s=pause_s, quiet_s=min(quiet_s, pause_s))
+            self._longest_quiet_s = 0.0
+        self._phase = next((activity.phase for activity in activities.values() if activity.phase), "")
 
     def _is_active(self, local_rank: int, activity: Activity, now_s: float) -> bool:
         baseline = self._baselines.get(local_rank)
@@ -169,21 +219,22 @@ def _find_reading(activity: Activity, key: ProcessKey) -> Reading:
     return activity.processes.get(key) or Reading(cpu_s=0.0, written_bytes=0)
 
 
-def describe_idleness(idle_s: float, activities: Mapping[int, Activity]) -> str:
+def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned: str = "") -> str:
     """Describe what idle workers have not done, as far as it was measured; a clause that follows a worker's name.
 
     Args:
         idle_s: for how long, in seconds.
         activities: the last reading, by local rank.
+        learned: follows the name of the option: " auto: ...".
     """
     if activities and all(each.collectives is not None for each in activities.values()):
-        return f"hung: no collective and no step for {idle_s:.0f} s (--hang-timeout)"
+        return f"hung: no collective and no step for {idle_s:.0f} s (--hang-timeout{learned})"
     readings = [reading for activity in activities.values() for reading in activity.processes.values()]
     if not readings:
-        return f"hung: no output captured for {idle_s:.0f} s (--hang-timeout)"
+        return f"hung: no output captured for {idle_s:.0f} s (--hang-timeout{learned})"
     can_see_writes = all(reading.written_bytes is not None for reading in readings)
     output = "nothing written" if can_see_writes else "no output captured"
-    return f"hung: no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout)"
+    return f"hung: no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout{learned})"
 
 
 def read_sessions(stack_files: Mapping[int, str | None]) -> dict[int, dict[ProcessKey, Reading]]:

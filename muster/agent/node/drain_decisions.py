@@ -21,6 +21,7 @@ from muster.agent.node.actions import (
     AnswerPerson,
     AskDrain,
     PrintLine,
+    PrintStacks,
     ReadSlots,
     ReportDrain,
     ReportFollowed,
@@ -32,8 +33,8 @@ from muster.agent.node.actions import (
     WriteDeadline,
 )
 from muster.agent.node.events import Requested, RoundTimer, SignalReceived, SlotsRead, TimerPurpose
-from muster.agent.node.state import NodeDrain, NodeState, Preemption, Running, Succeeded
-from muster.agent.node.worker_decisions import Decision
+from muster.agent.node.state import NodeDrain, NodeState, Preemption, Running, Stopping, Succeeded
+from muster.agent.node.worker_decisions import OWN_REQUEST, Decision
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.drain_ceiling import (
     LOOK_S,
@@ -250,8 +251,10 @@ def on_request(state: NodeState, event: Requested | RequestAnswered | StacksWant
         case RequestAnswered():
             if event.request not in state.requests:
                 return state, ()
-            answer = AnswerPerson(requests=(event.request,), answer=event.answer)
-            return replace(state, requests=state.requests - {event.request}), (answer,)
+            state = replace(state, requests=state.requests - {event.request})
+            if event.request == OWN_REQUEST:
+                return _print_stacks(state, event.answer)
+            return state, (AnswerPerson(requests=(event.request,), answer=event.answer),)
         case StacksWanted():
             is_current = isinstance(phase, Running | Succeeded) and phase.round.number == event.round_number
             if not is_current or state.round is None:
@@ -264,3 +267,14 @@ def on_request(state: NodeState, event: Requested | RequestAnswered | StacksWant
 def build_lost(line: str) -> Answer:
     """The answer to a person when no leader can give it."""
     return Answer(outcome=AskOutcome.LOST, line=line)
+
+
+def _print_stacks(state: NodeState, answer: Answer) -> Decision:
+    """Print what all ranks do, as the leader has collected it."""
+    if answer.outcome is AskOutcome.REFUSED:
+        phase = state.phase
+        return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
+    from muster.agent.diagnosis.report_text import format_stacks  # only this needs it
+
+    texts = {stack.global_rank: stack.text for stack in answer.stacks}
+    return state, tuple(PrintLine(text=line) for line in (*format_stacks(texts, missing=0), answer.line))

@@ -110,16 +110,17 @@ class Evidence:
     def print_stacks(self, round: Round) -> None:  # noqa: A002
         """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""
 
-        def print_them(texts: dict[int, str]) -> None:
-            from muster.agent.diagnosis.report_text import format_stacks, format_steps  # only this needs them
+        def print_them(stacks: dict[int, WorkerStack]) -> None:
+            from muster.agent.diagnosis.hangs.page import format_page  # only this needs them
+            from muster.agent.diagnosis.report_text import format_steps
 
-            ranked = {round.rank_offset + local_rank: text for local_rank, text in texts.items()}
-            for line in format_stacks(ranked, missing=len(self._workers.live) - len(ranked)):
+            missing = len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text)
+            for line in format_page(build_stacks(round, stacks), missing=missing):
                 self._logs.print_line(line)
             for line in format_steps(self._read_steps(round)):
                 self._logs.print_line(line)
 
-        self._collect_texts(print_them)
+        self.collect_stacks(round, print_them, always=True)
 
     def send_stacks(self, round: Round, number: int, rendezvous: Rendezvous) -> None:  # noqa: A002
         """Report the stacks of all live workers to the leader."""

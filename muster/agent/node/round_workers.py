@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from muster._contract import StatusPageLayout as Layout
 from muster._processes import LINUX
-from muster.agent.config import AgentConfig
+from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.workers.status_page import StatusPage
 
 
+_AUTO_BEGINS_S = 2.0
+"""How long after the start of the workers `--hang-timeout auto` begins to look."""
 _SAVED_LOOK_S = 1.0
 """How often the page is read for checkpoints that all workers have saved."""
 
@@ -75,6 +77,7 @@ class RoundWorkers:
         """A start that waits for its round's log files."""
         self._hang: HangWatch | None = None
         self._hang_reader: WorkerReader | None = None
+        self._watched_round = 0
         self._fencings = 0
         """The guard's count when the workers were started."""
         self._store_problem = ""
@@ -357,21 +360,37 @@ class RoundWorkers:
 
     def _watch_for_hangs(self, number: int) -> None:
         """Watch this round's workers from now on, and not the last one's."""
-        if self._config.hang_timeout_s is None:
+        if self._hang is not None:
+            self._hang.close()
+            self._hang = None
+        self._watched_round = number
+        if self._config.hang_timeout_s == HANG_TIMEOUT_AUTO:
+            # Nothing of it is needed before the workers' first line, which its imports would delay.
+            self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_hang_watch(number, HANG_TIMEOUT_AUTO))
+        elif self._config.hang_timeout_s is not None:
+            self._begin_hang_watch(number, self._config.hang_timeout_s)
+
+    def _begin_hang_watch(self, number: int, limit_s: float) -> None:
+        if number != self._watched_round:
             return
         from muster.agent.diagnosis.hang import HangWatch
+        from muster.agent.diagnosis.hangs.limits import LEAST_S, LearnedLimits
         from muster.agent.diagnosis.hangs.servers import WorkerReader
-
-        self._hang_reader = WorkerReader(self._config.hang_timeout_s)
 
         def on_idle(reason: str | None) -> None:
             idle = events.WorkersActive(round_number=number) if reason is None else None
             self._post(idle or events.WorkersIdle(round_number=number, reason=reason or ""))
 
-        if self._hang is not None:
-            self._hang.close()
-        limit_s = self._config.hang_timeout_s
-        self._hang = HangWatch(self._loop, limit_s=limit_s, read=self._read_activity, on_idle=on_idle)
+        is_auto = limit_s == HANG_TIMEOUT_AUTO
+        limit_s = LEAST_S if is_auto else limit_s
+        self._hang_reader = WorkerReader(limit_s)
+        self._hang = HangWatch(
+            self._loop,
+            limit_s=limit_s,
+            limits=LearnedLimits() if is_auto else None,
+            read=self._read_activity,
+            on_idle=on_idle,
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -421,6 +440,7 @@ class RoundWorkers:
                         captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
                         processes=processes[worker.pid],
                         progress_ns=self._read_progress_ns(worker.local_rank),
+                        phase=self.page.read_slot(worker.local_rank).phase if self.page else "",
                         collectives=collectives.get(worker.pid),
                     )
                     for worker in live
@@ -438,6 +458,7 @@ class RoundWorkers:
 
     def close(self) -> None:
         """End the starter's own processes."""
+        self._watched_round = 0
         if self._hang is not None:
             self._hang.close()
         self._pool.close()

@@ -11,6 +11,7 @@ A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
 import signal
 from typing import TypeAlias
 
+from muster._contract import AskKind
 from muster.agent.node.actions import (
     Action,
     CancelStarts,
@@ -25,6 +26,7 @@ from muster.agent.node.actions import (
     ReportIdle,
     ReportStarted,
     ReportSucceeded,
+    SendRequest,
     SettleFailure,
     SignalWorkers,
     StartTimer,
@@ -55,6 +57,9 @@ from muster.agent.node.state import (
 from muster.agent.runtime.records import replace
 
 Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
+
+OWN_REQUEST = 0
+"""The number of this agent's own request for the stacks of all nodes; persons' begin with 1."""
 
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
@@ -246,8 +251,11 @@ def continue_stop(state: NodeState, phase: Stopping) -> Decision:
 
 
 def on_stacks_requested(state: NodeState) -> Decision:
-    """Stacks of workers, if there are any."""
+    """Stacks of the workers of all nodes; of this node's, where the leader cannot be asked."""
     phase = state.phase
+    if isinstance(phase, Running) and phase.round.group_world_size > 1:
+        send = SendRequest(round=phase.round, request=OWN_REQUEST, kind=AskKind.STACKS, limit_s=STACKS_LIMIT_S)
+        return replace(state, requests=state.requests | {OWN_REQUEST}), (send,)
     return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
 
 

@@ -9,7 +9,13 @@ from muster.agent.diagnosis.root_cause import describe_failure, find_signature
 
 
 def find_final_failure(
-    root: Failure | None, startup_signature: str | None, attempt: int, max_restarts: int, flag: str = "--max-restarts"
+    root: Failure | None,
+    startup_signature: str | None,
+    attempt: int,
+    max_restarts: int,
+    flag: str = "--max-restarts",
+    *,
+    stops_on_hang: bool = False,
 ) -> FinalFailure | None:
     """Explain why a failure ends the job; None when another attempt follows.
 
@@ -19,10 +25,13 @@ def find_final_failure(
         attempt: how many restarts have been used.
         max_restarts: how many are allowed.
         flag: what the user calls this limit.
+        stops_on_hang: no attempt follows on a hang (--hang-action stop).
     """
     signature = find_signature(root)
     if signature is not None and signature == startup_signature:
         verdict = "it failed the same way right after the start twice in a row: not retried"
+    elif stops_on_hang and root is not None and root.hung:
+        verdict = "a hang ends the job (--hang-action stop)"
     elif attempt < max_restarts:
         return None
     elif max_restarts:

@@ -1,11 +1,15 @@
 """Jobs that hang: which rank, collective and line the report names. The texts are written by hand."""
 
+import contextlib
 import json
+import re
+import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import Outcome, Tree, run_tree
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "hangs" / "hang.py"
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"
@@ -63,3 +67,54 @@ def test_the_guilty_rank_is_named(how: str, start: str, expected: str, line: str
     assert (root["global_rank"], root["hung"], root["collateral"]) == (1, True, False), outcome.explain()
     assert "WorkerServer" not in outcome.stderr, outcome.explain()
     assert "[W" not in outcome.stderr, outcome.explain()
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(tree: Tree, *texts: str) -> None:
+    """The console wraps nothing: each text is within one line."""
+    for text in texts:
+        tree.wait_for_line(re.escape(text), stream="stderr", timeout_s=120)
+
+
+def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
+    """Rank 2 is on the other node than the leader, which prints the page; each node prints it on request."""
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "pair"]
+    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", "--nproc-per-node", "2", *where]
+    flags = ["--hang-timeout", "4", "--hang-action", "report", "--shutdown-timeout", "2", "--log-dir", str(tmp_path)]
+    with contextlib.ExitStack() as stack:
+        trees = [
+            stack.enter_context(Tree([*agent, *flags, "--node-rank", str(node), str(PROGRAM), "sleeps", "2"]))
+            for node in range(2)
+        ]
+        found = f"did not enter {SIXTH}; ranks 0-1, 3 have waited in it for"
+        wait_for(trees[0], "rank 2 (node 1, ", found, "stacks of rank 2:")
+        assert found not in trees[1].stderr, trees[1].stderr
+        trees[1].send(signal.SIGUSR2)
+        wait_for(trees[1], found, "stacks of rank 2:")
+        for tree in trees:
+            tree.send(signal.SIGTERM)
+        outcomes = [tree.wait() for tree in trees]
+    assert [outcome.leftovers for outcome in outcomes] == [(), ()], outcomes[0].explain()
+    assert "JOB FAILED" not in outcomes[0].stderr, outcomes[0].explain()
+
+
+def test_a_hang_that_ends_the_job(tmp_path: Path) -> None:
+    outcome = run_hang(tmp_path, "sleeps", "--hang-action", "stop", "--max-restarts", "2")
+    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    reason = json.loads((tmp_path / "hang" / "report.json").read_text())["reason"]
+    assert reason.endswith("; a hang ends the job (--hang-action stop)"), outcome.explain()
+
+
+def test_a_hang_of_one_node_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
+    flags = ["--hang-timeout", "4", "--hang-action", "report", "--shutdown-timeout", "2"]
+    with Tree([*agent, *flags, str(PROGRAM), "sleeps", "1"]) as tree:
+        wait_for(tree, f"did not enter {SIXTH}; rank 0 has waited in it for", "stacks of rank 1:")
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()

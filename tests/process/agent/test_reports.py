@@ -238,9 +238,9 @@ def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tm
     with running(nodes, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2", "3") as trees:
         for tree in trees:
             tree.wait_for_line("ready", count=2)
-        for tree, ranks in zip(trees, ("0-1", "2-3"), strict=True):
+        for tree in trees:
             tree.send(signal.SIGUSR2)
-            tree.wait_for_line(f"stacks of ranks {ranks}:", stream="stderr")
+            tree.wait_for_line("stacks of ranks 0-3:", stream="stderr")
             tree.wait_for_line("in sit_still", stream="stderr")
         done.touch()
         outcomes = [tree.wait() for tree in trees]

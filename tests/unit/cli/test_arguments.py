@@ -144,7 +144,7 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--max-restarts -1", "--max-restarts '-1': must be a whole number, at least 0"),
         ("--max-restarts x", "--max-restarts 'x': must be a whole number"),
         ("--shutdown-timeout inf", "--shutdown-timeout 'inf': must be a number of seconds"),
-        ("--hang-timeout -1", "--hang-timeout '-1': must be a number of seconds, 0 or more"),
+        ("--hang-timeout -1", "--hang-timeout '-1': must be auto, or a number of seconds, 0 or more"),
         ("--start tepid", "--start 'tepid': must be one of auto, cold, warm"),
         ("--start-method vfork", "--start-method 'vfork': must be one of spawn, fork, forkserver"),
         ("--no-python -m", "--no-python and --module contradict each other"),

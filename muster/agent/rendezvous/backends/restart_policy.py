@@ -8,7 +8,14 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, PostEvent, RoundBroken
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    JobEnded,
+    Notice,
+    PostEvent,
+    RoundBroken,
+    StacksWanted,
+)
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # only a failure loads them
@@ -34,6 +41,8 @@ class LocalRestartPolicy:
         self._run_id = config.run_id
         self._max_restarts = config.max_restarts
         self._max_restarts_flag = config.max_restarts_flag
+        self._stops_on_hang = config.hang_action == "stop"
+        self._has_reported_hang = False
         self._startup_signature: str | None = None
         self._final: FinalFailure | None = None
         self._is_own = True
@@ -57,6 +66,7 @@ class LocalRestartPolicy:
         self.number += 1
         self.broken = None
         self._failures, self._stacks = [], []
+        self._has_reported_hang = False
 
     def record_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> bool:
         """Record failed workers; True when this breaks the round."""
@@ -70,7 +80,12 @@ class LocalRestartPolicy:
 
         root = choose_root(self._failures)
         self._final = find_final_failure(
-            root, self._startup_signature, self.attempt, self._max_restarts, self._max_restarts_flag
+            root,
+            self._startup_signature,
+            self.attempt,
+            self._max_restarts,
+            self._max_restarts_flag,
+            stops_on_hang=self._stops_on_hang,
         )
         self._startup_signature = find_signature(root)
         if self._final is None:
@@ -105,6 +120,23 @@ class LocalRestartPolicy:
         self._record((root,) if root is not None else ())
         if self.broken is None:
             self.break_round(BreakKind.FINAL, reason)
+
+    def record_idle(self, round_number: int, *, is_idle: bool) -> None:
+        """With --hang-action report: have the stacks of this node collected, once until a worker is active again."""
+        if round_number != self.number or self.has_ended or self.broken is not None:
+            return
+        if is_idle and not self._has_reported_hang:
+            self._post(StacksWanted(round_number=round_number, number=0))
+        elif self._has_reported_hang and not is_idle:
+            self._post(Notice(text="the job goes on: it has not hung"))
+        self._has_reported_hang = is_idle
+
+    def print_hang(self, stacks: "tuple[Stack, ...]", missing: int) -> None:
+        """Print what the workers of this node do."""
+        from muster.agent.diagnosis.hangs.page import format_page
+
+        for line in format_page(stacks, missing=missing):
+            self._post(Notice(text=line))
 
     def break_round(self, kind: BreakKind, reason: str) -> None:
         """Post that the round is broken."""

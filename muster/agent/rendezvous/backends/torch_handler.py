@@ -184,7 +184,9 @@ class TorchRendezvous:
 
     def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""
-        if failures:
+        if self._config.hang_action == "report":
+            self._policy.record_idle(round_number, is_idle=bool(failures))
+        elif failures:
             self.report_failures(round_number, failures)
 
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:  # noqa: ARG002
@@ -225,8 +227,16 @@ class TorchRendezvous:
         answer = Answer(outcome=AskOutcome.REFUSED, line=line)
         self._post(RequestAnswered(request=request, answer=answer))
 
-    def report_stacks(self, round_number: int, number: int, stacks: tuple[Stack, ...], missing: int) -> None:
-        """See `Rendezvous`. Nothing asks for them here."""
+    def report_stacks(
+        self,
+        round_number: int,
+        number: int,  # noqa: ARG002
+        stacks: tuple[Stack, ...],
+        missing: int,
+    ) -> None:
+        """See `Rendezvous`. Only a hang asks for them here."""
+        if round_number == self._policy.number:
+            self._policy.print_hang(stacks, missing)
 
     def report_saved(self, round_number: int, step: int, path: str) -> None:
         """See `Rendezvous`. No node knows what the others have saved."""

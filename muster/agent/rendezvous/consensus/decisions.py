@@ -101,7 +101,7 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C
         case Failed():
             return on_failed(state, event, now_s)
         case Idle():
-            return on_idle(state, event, now_s)
+            return _on_idle(state, event, now_s)
         case Succeeded():
             return _on_succeeded(state, event, now_s)
         case DrainAsked():
@@ -201,3 +201,17 @@ def _check_join_timeout(state: JobState, now_s: float) -> Decision:
     if now_s < find_join_deadline_s(state, phase):
         return state, ()
     return fail_rendezvous(state)
+
+
+def _on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
+    """Whether the job hangs now; with --hang-action report, print what all ranks do."""
+    before = state.phase
+    state, actions = on_idle(state, event, now_s)
+    phase = state.phase
+    is_new = isinstance(phase, RoundRunning) and phase.has_reported_hang
+    if not is_new or (isinstance(before, RoundRunning) and before.has_reported_hang):
+        return state, actions
+    from muster.agent.rendezvous.consensus.drain import ask_for_stacks  # most jobs never hang
+
+    state, more = ask_for_stacks(state, now_s)
+    return state, (*actions, *more)

@@ -307,6 +307,14 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
     return state, (*_answer(drain.askers, answer), *_refuse(waits, line))
 
 
+def ask_for_stacks(state: JobState, now_s: float) -> Decision:
+    """Have the stacks of all ranks collected and printed: the job hangs."""
+    phase = state.phase
+    if not isinstance(phase, RoundRunning):
+        return state, ()
+    return _want_stacks(state, phase, Asker(id="", request=0, kind=AskKind.STACKS), now_s)
+
+
 def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
     number = 1 + max((each.number for each in phase.wanted_stacks), default=0)
     ids = tuple(each for each in state.assignments if each not in phase.succeeded and each in state.members)
@@ -334,16 +342,24 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
     )
     if wanted.ids:
         return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
-    count, took_s = len(wanted.stacks), now_s - wanted.begun_s
+    from muster.agent.diagnosis.hangs.page import describe_ranks, format_page  # only this needs them
+
+    state = replace(state, phase=replace(phase, wanted_stacks=others))
+    stacks = tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank))
+    if not wanted.asker.id:
+        return state, tuple(Notify(text=line) for line in format_page(stacks, missing=wanted.missing))
+    found = "".join(f"{line}; " for line in describe_ranks(stacks))
+    stacks = tuple(replace(stack, view="") for stack in stacks if stack.text)
+    count, took_s = len(stacks), now_s - wanted.begun_s
     none = f"; {wanted.missing} gave none: not Python, stopped, or just started" if wanted.missing else ""
     answer = Answer(
         outcome=AskOutcome.LATE if wanted.missing else AskOutcome.DONE,
-        line=f"the stacks of {count} of {count + wanted.missing} ranks, in {took_s:.1f} s{none}",
+        line=f"{found}the stacks of {count} of {count + wanted.missing} ranks, in {took_s:.1f} s{none}",
         ranks=count,
         took_s=took_s,
-        stacks=tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank)),
+        stacks=stacks,
     )
-    return replace(state, phase=replace(phase, wanted_stacks=others)), _answer((wanted.asker,), answer)
+    return state, _answer((wanted.asker,), answer)
 
 
 # -- the agreement ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ attempt.
 
 from muster.agent.diagnosis.report import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
-from muster.agent.rendezvous.consensus.actions import Action, BreakRound
+from muster.agent.rendezvous.consensus.actions import Action, BreakRound, Notify
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
 from muster.agent.rendezvous.consensus.state import (
     Decision,
@@ -66,13 +66,29 @@ def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
         return state, ()  # it may have waited for the member that has just succeeded; if it hangs, it says so again
     idle = phase.idle.with_item(event.id, event.failures) if event.failures else phase.idle.without(event.id)
     phase = replace(phase, idle=idle)
+    if state.rules.hang_action == "report":
+        return _note_hang(state, phase)
     return _check_hang(replace(state, phase=phase), phase, now_s)
+
+
+def _note_hang(state: JobState, phase: RoundRunning) -> Decision:
+    """Note that the job hangs, once until a rank is active again: `decisions` has it reported."""
+    is_hung = _is_hung(state, phase)
+    state = replace(state, phase=replace(phase, has_reported_hang=is_hung))
+    if phase.has_reported_hang and not is_hung:
+        return state, (Notify(text="the job goes on: it has not hung"),)
+    return state, ()
+
+
+def _is_hung(state: JobState, phase: RoundRunning) -> bool:
+    """Every node that has not succeeded is idle; no member is both."""
+    return bool(phase.idle) and len(phase.idle) + len(phase.succeeded) >= len(state.assignments)
 
 
 def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
     """The job hangs when every node that has not succeeded is idle: this counts as a failure of all of them."""
     actions: tuple[Action, ...] = ()
-    if not phase.idle or len(phase.idle) + len(phase.succeeded) < len(state.assignments):  # no member is both
+    if not _is_hung(state, phase):
         return state, actions
     for member_id in state.assignments:
         if member_id not in phase.idle:
@@ -90,7 +106,14 @@ def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFa
 def _find_final_failure(state: JobState) -> FinalFailure | None:
     """Why the failures seen end the job, None when another attempt is due."""
     rules, root = state.rules, choose_root(state.failures.seen)
-    return find_final_failure(root, state.startup_signature, state.attempt, rules.max_restarts, rules.max_restarts_flag)
+    return find_final_failure(
+        root,
+        state.startup_signature,
+        state.attempt,
+        rules.max_restarts,
+        rules.max_restarts_flag,
+        stops_on_hang=rules.hang_action == "stop",
+    )
 
 
 def break_for_failure(state: JobState, now_s: float) -> Decision:

@@ -119,6 +119,8 @@ class RoundRunning:
     """Members whose workers all succeeded, also those that were lost afterwards."""
     idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
     """Members whose workers are all idle, and the failures to record if the whole job hangs."""
+    has_reported_hang: bool = False
+    """With --hang-action report: all are idle, and that was reported."""
     succeeded_s: float = -FOREVER
     """When a member succeeded last."""
     batch_since_s: float | None = None

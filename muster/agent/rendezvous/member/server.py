@@ -61,6 +61,7 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
         max_restarts_flag=config.max_restarts_flag,
+        hang_action=config.hang_action,
         join_timeout_s=config.join_timeout_s,
         last_call_s=config.last_call_timeout_s,
         rejoin_wait_s=silence_s - find_margin_s(silence_s) + FENCE_S,

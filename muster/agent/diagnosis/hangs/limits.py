@@ -1,0 +1,69 @@
+"""How long a job may pause, learned from its own pauses: `--hang-timeout auto`. Pure; new for each attempt.
+
+A pause is a time in which no rank of the node enters or completes a collective or does a step. It is quiet while no
+worker uses CPU time or writes anything either: then the margin is smaller, since a long evaluation or a compilation is
+not quiet. Pauses are learned by the phase that workers name with `muster.worker.phase`: an evaluation or a checkpoint
+may take longer than a step. Until a phase is known, its limits are wide, but below NCCL's own timeout of 600 s, after
+which torch ends the process.
+"""
+
+from muster.agent.runtime.records import record
+
+FACTOR = 5.0
+"""A limit is so many times the longest pause. NVRx has the same margin."""
+LEAST_S = 60.0
+UNKNOWN_S = 480.0
+"""The limit of a phase that is not known, and the least one of a pause that is not quiet."""
+NAMED_BUSY_S = 1800.0
+"""The least limit of a pause that is not quiet in a phase that the program has named: it says that it is at work."""
+WARM_UP = 5
+"""Looks at an active job after which its steps are known: the first ones compile."""
+
+
+@record
+class Limits:
+    """In seconds."""
+
+    quiet_s: float
+    busy_s: float
+
+
+class LearnedLimits:
+    """Told of each look at the workers of a node; says when they count as hung."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, int] = {}
+        """By phase: at an active job."""
+        self._quiet_s: dict[str, float] = {}
+        self._busy_s: dict[str, float] = {}
+        """By phase: the longest pauses."""
+
+    def record_active(self, phase: str, *, pause_s: float, quiet_s: float) -> None:
+        """The workers are active, after a pause.
+
+        Args:
+            phase: that the pause was in; "": none was named.
+            pause_s: how long it was.
+            quiet_s: its longest quiet part.
+        """
+        self._looks[phase] = self._looks.get(phase, 0) + 1
+        self._busy_s[phase] = max(self._busy_s.get(phase, 0.0), pause_s)
+        self._quiet_s[phase] = max(self._quiet_s.get(phase, 0.0), quiet_s)
+
+    def find(self, phase: str) -> Limits:
+        """The limits of a pause in this phase."""
+        least_busy_s = NAMED_BUSY_S if phase else UNKNOWN_S
+        is_known = self._looks.get(phase, 0) >= (1 if phase else WARM_UP)
+        if not is_known:
+            return Limits(quiet_s=UNKNOWN_S, busy_s=least_busy_s)
+        return Limits(
+            quiet_s=max(LEAST_S, FACTOR * self._quiet_s[phase]),
+            busy_s=max(least_busy_s, FACTOR * self._busy_s[phase]),
+        )
+
+    def describe(self, phase: str) -> str:
+        """What was learned: "the longest pause before was 2 s"."""
+        if phase not in self._busy_s:
+            return "no step is known yet" if not phase else f"phase {phase!r} is not known yet"
+        of = f" of phase {phase!r}" if phase else ""
+        return f"the longest pause{of} before was {self._busy_s[phase]:.0f} s"

@@ -103,14 +103,14 @@ def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until
 
 def test_docker_stop_of_one_container_loses_no_step_and_uses_no_retry(apps, volume, wait_until):
     """All containers are replaced, and the new ones, whose log folders are empty, resume where the old ones stopped."""
-    app = ddp("docker_resumes.py", "2x1", volume, max_retries=0, start="cold")
+    app = ddp("docker_resumes.py", "3x1", volume, max_retries=0, start="cold")
     app_id = apps.run(app, workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "asks"), "both nodes")
+    wait_until(lambda: all(count_in_log(apps, app_id, index, "asks") for index in range(3)), "all nodes")
     node(apps, app_id, 1).stop()
     assert apps.wait(app_id).state == AppState.SUCCEEDED
-    lines = [line for replica in (0, 1) for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica)]
+    lines = [line for replica in range(3) for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica)]
     [step] = {line.split("stops at step ")[1].strip() for line in lines if "stops at step " in line}
-    assert sum(f"resumes from /data/{step}" in line for line in lines) == 2, lines
+    assert sum(f"resumes from /data/{step}" in line for line in lines) == 3, lines
 
 
 def test_elastic_job_goes_on_without_a_container(apps, volume, wait_until):

@@ -3,6 +3,9 @@
 The cluster needs: a namespace of our own (or MUSTER_TEST_NAMESPACE), and room for two small pods. It needs no
 LoadBalancer, Ingress, storage class or operator. The image must exist on the nodes or be pulled
 (MUSTER_TEST_PULL_POLICY, IfNotPresent by default, which is right for images loaded into kind, k3s or minikube).
+
+With MUSTER_TEST_NAMESPACE, MUSTER_TEST_CLAIM names a volume claim there that several pods can write to; without it the
+tests of preemption are skipped.
 """
 
 import copy

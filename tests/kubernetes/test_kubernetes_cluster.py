@@ -96,6 +96,27 @@ def test_a_drained_pod_is_replaced_and_does_not_count_as_a_retry(start):
     assert "done rank=1" in job.log(1)
 
 
+@pytest.mark.skipif("MUSTER_TEST_CLAIM" not in os.environ, reason="MUSTER_TEST_CLAIM names no volume claim")
+@pytest.mark.parametrize("how", ["delete", "evict"])
+def test_a_preempted_pod_of_three_stops_all_ranks_at_one_step_and_the_job_resumes(start, how):
+    mounts = ["type=volume", f"src={os.environ['MUSTER_TEST_CLAIM']}", "dst=/data"]
+    env = {"MUSTER_LOG_DIR": f"/data/muster-{os.urandom(3).hex()}"}
+    job = start("docker_resumes.py", j="3x1", max_retries=0, mounts=mounts, env=env)
+    for node in range(3):
+        job.wait_for_log(node, "asks")
+    old = job.evict_pod(1) if how == "evict" else job.kill_pod(1, grace_s=30)
+    job.wait_for_replacement(1, old)
+    job.wait_for("SUCCEEDED")
+    resumed = {
+        line.split("resumes from ")[1]
+        for node in range(3)
+        for line in job.log(node).splitlines()
+        if "resumes from /data/" in line
+    }
+    assert len(resumed) == 1, "all ranks resume at the same step"
+    assert all("resumes from /data/" in job.log(node) for node in range(3))
+
+
 def test_logs_are_followed_across_a_replacement(start):
     job = start("kubernetes_trains.py", "20", max_retries=2)
     lines, ended = [], threading.Event()

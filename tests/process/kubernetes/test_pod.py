@@ -2,12 +2,15 @@
 
 import base64
 import os
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from torchx.specs import AppDef
+from harness import wait_until
+from torchx.specs import AppDef, AppState
 
 from muster.components.dist import ddp
 from muster.schedulers.failure_report import describe_report
@@ -18,6 +21,7 @@ from muster.schedulers.kubernetes.manifests.request import Additions, build_requ
 
 pytestmark = pytest.mark.torchx
 
+PROGRAMS = Path(__file__).parents[2] / "programs"
 ADDED = Additions(namespace="ns", secret="a-token", submission_id="s")
 FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"
 PRINTS = """\
@@ -130,12 +134,12 @@ def end_all(pods):
 
 @pytest.fixture
 def kubelet(tmp_path):
-    def make(program, *args):
+    def make(program, *args, j="2x1"):
         workspace = tmp_path / "workspace"
         workspace.mkdir()
         (workspace / "main.py").write_text(program)
         key, content = pack_workspace(str(workspace))
-        app = ddp(*args, script="main.py", image="img", j="2x1", rdzv_port=free_port(), start="cold")
+        app = ddp(*args, script="main.py", image="img", j=j, max_retries=0, rdzv_port=free_port(), start="cold")
         app.roles[0].metadata[WORKSPACE_KEY] = key
         request = build_request(app, {}, name="main-x1", workspaces={key: content})
         return Kubelet(tmp_path, complete_documents(request, ADDED))
@@ -166,6 +170,37 @@ def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):
         }
         assert "ValueError: bad batch" in describe_report(read_pod(pod).report)
         assert len(message.encode()) <= 4096
+
+
+NODES = 3
+
+
+def test_a_preempted_pod_of_three_uses_no_retry_and_the_job_resumes(kubelet, cluster, scheduler, tmp_path):
+    """The pods' processes are real; what the Job controller makes of their ends is the double's part."""
+    pods = kubelet((PROGRAMS / "docker_resumes.py").read_text(), j=f"{NODES}x1")
+    app = ddp(script="main.py", image="img", j=f"{NODES}x1", max_retries=0, name="main")
+    app_id = scheduler.submit(app, {"namespace": "team"})
+    (name,) = [key[3] for key in cluster.objects if key[2] == "jobs"]
+    volume = {"MUSTER_LOG_DIR": str(tmp_path / "volume")}
+
+    def run(code, *, preempted=None):
+        running = [pods.start(index, **volume) for index in range(NODES)]
+        if preempted is not None:
+            logs = [tmp_path / f"log-{index}" for index in range(NODES)]
+            wait_until(lambda: all("asks" in log.read_text() for log in logs), timeout_s=90, what="all ranks ask")
+            running[preempted].terminate()
+        codes = end_all(running)
+        text = "\n---\n".join((tmp_path / f"log-{index}").read_text() for index in range(NODES))
+        assert codes == [code] * NODES, text
+        for index in range(NODES):
+            cluster.end_pod(cluster.find_pod(name, index), code)
+        return text
+
+    first = run(143, preempted=1)
+    [step] = set(re.findall(r"stops at step (\d+)", first))
+    assert scheduler.describe(app_id).state == AppState.PENDING, "three new pods"
+    assert run(0).count(f"resumes from /data/{step}") == NODES
+    assert scheduler.describe(app_id).state == AppState.SUCCEEDED
 
 
 def test_an_empty_token_is_refused(kubelet):

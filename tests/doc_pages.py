@@ -47,6 +47,13 @@ class Block:
         return found[1] if found else None
 
     @property
+    def is_dry_run(self):
+        """Whether it has nothing but dry runs, whose output goes nowhere else."""
+        return self.language == "bash" and all(
+            line.startswith("torchx run --dryrun ") and not re.search("[|>]", line) for line in self.commands
+        )
+
+    @property
     def commands(self):
         """Its command lines: continued lines joined, no comments."""
         joined = self.text.replace("\\\n", " ")

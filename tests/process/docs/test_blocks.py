@@ -74,22 +74,24 @@ def test_blocks_run_or_are_marked(page, folder, environment):
                 _write_file(block, blocks, folder)
             elif block.mark:
                 _check_marked(block)
-            else:
+            elif not block.is_dry_run:  # those come together, below
                 _run_block(block, folder, environment)
     finally:
         _end_apps(folder, environment)
 
 
 @pytest.mark.timeout(900)
-def test_marked_lines_are_good_for_a_dry_run(tmp_path, environment):
-    blocks = [block for page in doc_pages.list_pages() for block in doc_pages.read_blocks(page) if block.mark]
+def test_dry_runs_and_marked_lines(tmp_path, environment):
+    pages = [block for page in doc_pages.list_pages() for block in doc_pages.read_blocks(page)]
+    blocks = [block for block in pages if block.language == "bash" and (block.mark or block.is_dry_run)]
     lines = [line for block in blocks for line in block.commands if line.startswith("torchx run ")]
     folder = tmp_path / "small"  # it is packed for each line
     folder.mkdir()
     for script in re.findall(r"--script (\S+)", "\n".join(lines)):
+        (folder / script).parent.mkdir(parents=True, exist_ok=True)
         (folder / script).touch()
     runner = [sys.executable, str(doc_pages.ROOT / "tests/programs/docs_dry_runs.py")]
-    _run(runner, "marked lines", folder, environment, text="\n".join(lines) + "\n")
+    _run(runner, "a dry run", folder, environment, text="\n".join(lines) + "\n")
 
 
 def _write_file(block, blocks, folder):

@@ -4,12 +4,12 @@ The agents' side of it is `agent.rendezvous.consensus.actions.Answer`: the same 
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
-from typing import TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-from muster._contract import AskOutcome
+from muster._contract import AskKind, AskOutcome
 
 T = TypeVar("T")
 
@@ -81,6 +81,51 @@ class ControlError(RuntimeError):
     def __init__(self, line: str, exit_code: ExitCode) -> None:
         super().__init__(line)
         self.exit_code = exit_code
+
+
+NO_AGENT: Final = 3
+"""Exit code of `muster-agent ask job` when no agent of the job answers it."""
+
+AskNode: TypeAlias = Callable[[str, Sequence[str]], tuple[int, str, str]]
+"""(node, words) -> exit code, standard output and standard error of the agent's command there."""
+
+
+def build_words(kind: AskKind, limit_s: float) -> list[str]:
+    """What follows the agent's command on a node."""
+    return ["ask", "job", kind.value, "--limit", f"{limit_s:g}"]
+
+
+def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, none: str) -> Answer:
+    """Ask nodes until an agent answers: any of them passes the question on to the leader.
+
+    Args:
+        nodes: names of live ones, in order.
+        words: see `build_words`.
+        ask_node: runs them on a node.
+        none: the line if no agent answers.
+    """
+    for node in nodes:
+        code, output, errors = ask_node(node, words)
+        if code == 0:
+            try:
+                return parse_answer(output)
+            except ValueError as error:
+                return Answer(outcome=AskOutcome.LOST, line=f"{node} gave no answer that can be read ({error})")
+        if code != NO_AGENT:
+            lines = errors.strip().splitlines()
+            why = lines[-1] if lines else f"its command exited with {code}"
+            return Answer(outcome=AskOutcome.LOST, line=f"{node} cannot be asked: {why}")
+    return Answer(outcome=AskOutcome.LOST, line=none)
+
+
+def merge_answers(answers: Mapping[str, Answer]) -> Answer:
+    """One answer of an app whose roles are jobs of their own, by role; the worst outcome counts."""
+    if len(answers) == 1:
+        return next(iter(answers.values()))
+    worst = max(answers.values(), key=lambda answer: answer.exit_code)
+    line = "; ".join(f"{role}: {answer.line}" for role, answer in answers.items())
+    stacks = tuple(stack for answer in answers.values() for stack in answer.stacks)
+    return replace(worst, line=line, stacks=stacks, ranks=sum(answer.ranks for answer in answers.values()))
 
 
 def parse_answer(text: str) -> Answer:

@@ -8,6 +8,7 @@ kubelet: they start and end pods.
 
 import base64
 import copy
+import hashlib
 import json
 import re
 import threading
@@ -19,8 +20,9 @@ from urllib.parse import parse_qsl, urlsplit
 from doubles.kubernetes_rules import Broken, check_create, check_update
 from doubles.kubernetes_schemas import Unknown, judge
 
+WEBSOCKET_GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455
 PATH = re.compile(
-    r"^(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(/(?P<name>[^/]+))?(/(?P<sub>log))?$"
+    r"^(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(/(?P<name>[^/]+))?(/(?P<sub>log|exec))?$"
 )
 KINDS = {"jobs": "Job", "pods": "Pod", "services": "Service", "configmaps": "ConfigMap", "secrets": "Secret"}
 KINDS |= {
@@ -76,6 +78,12 @@ class Cluster:
         self.kinds = {"batch/v1": ["jobs"]}
         self.logs = {}
         self.breaks = {}
+        self.commands = []  # (pod, container, command) of every exec
+        self.run_command = lambda pod, command: (
+            0,
+            b"",
+            b"",
+        )  # -> exit code, stdout, stderr; None: the connection breaks
         self.streams_open = 0
         self.streams_most = 0
         self.page_limit = 500
@@ -327,6 +335,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self.send_fault(fault)
             if method == "GET" and query.get("watch") == "true":
                 return self.watch(url.path, query)
+            if url.path.endswith("/exec"):
+                return self.execute(url.path, parse_qsl(url.query))
             if url.path.endswith("/log"):
                 return self.read_log(url.path, query)
             answer = self.answer(method, url.path, query, body)
@@ -372,6 +382,55 @@ class Handler(BaseHTTPRequestHandler):
         self.send_json(
             fault.status, {"kind": "Status", "message": fault.message, "reason": fault.reason}, fault.headers
         )
+
+    def execute(self, path, query):
+        """A websocket, as the API server and the kubelet serve it: what the command prints, then a Status."""
+        match = PATH.match(path)
+        with self.cluster.lock:
+            pod = self.cluster.objects.get((match["group"], match["namespace"], "pods", match["name"]))
+        if pod is None:
+            raise Refusal(404, f'pods "{match["name"]}" not found', "NotFound")
+        if pod["status"]["phase"] != "Running":
+            raise Refusal(400, "container not found", "BadRequest")
+        command = [value for name, value in query if name == "command"]
+        assert ("stdout", "true") in query
+        with self.cluster.lock:
+            self.cluster.commands.append((match["name"], dict(query)["container"], command))
+        offered = [each.strip() for each in self.headers["Sec-WebSocket-Protocol"].split(",")]
+        accepted = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + WEBSOCKET_GUID).encode()).digest()
+        self.send_response(101, "Switching Protocols")
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(accepted).decode())
+        self.send_header(
+            "Sec-WebSocket-Protocol", "v5.channel.k8s.io" if "v5.channel.k8s.io" in offered else offered[0]
+        )
+        self.end_headers()
+        self.close_connection = True
+        done = self.cluster.run_command(pod, command)
+        if done is None:
+            self.connection.shutdown(2)
+            return
+        code, output, errors = done
+        status = {"status": "Success"}
+        if code:
+            causes = [{"reason": "ExitCode", "message": str(code)}]
+            status = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
+        half = len(output) // 2  # a pipe is read in pieces
+        for channel, data in ((1, output[:half]), (2, errors), (1, output[half:]), (3, json.dumps(status).encode())):
+            self.send_frame(2, bytes([channel]) + data)
+        self.send_frame(8, (1000).to_bytes(2, "big"))
+
+    def send_frame(self, opcode, data):
+        size = len(data)
+        if size < 126:
+            head = bytes([size])
+        elif size < 1 << 16:
+            head = b"\x7e" + size.to_bytes(2, "big")
+        else:
+            head = b"\x7f" + size.to_bytes(8, "big")
+        self.wfile.write(bytes([0x80 | opcode]) + head + data)
+        self.wfile.flush()
 
     def send_json(self, status, answer, headers=None):
         body = json.dumps(answer).encode()
@@ -465,7 +524,11 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(422, f'{key[2]} "{key[3]}" is invalid: {broken}', "Invalid") from broken
         merge(item, change)
         # the deadline counts from the start of the pods, which a suspended Job has not seen
-        if key[2] == "jobs" and change.get("spec", {}).get("activeDeadlineSeconds") and not item["spec"].get("suspend"):
+        deadline_s = change.get("spec", {}).get("activeDeadlineSeconds")
+        is_over = (
+            deadline_s is not None and deadline_s <= 60
+        )  # these Jobs are an hour old, and this is no deadline ahead
+        if key[2] == "jobs" and is_over and not item["spec"].get("suspend"):
             self.cluster.end_job(key, "Failed", "DeadlineExceeded")
         self.cluster.record_change(key, "MODIFIED")
         return item

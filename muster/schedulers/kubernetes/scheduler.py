@@ -11,6 +11,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
+from muster._contract import AskKind
+from muster._control import Answer
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
@@ -147,6 +149,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def _cancel_existing(self, app_id: str) -> None:
         self._session.cancel(app_id)
+
+    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+        """See `PluginScheduler`. Needs the right to `pods/exec`."""
+        return self._session.ask(app_id, kind, limit_s)
+
+    def stop_app(self, app_id: str, limit_s: float) -> Answer:
+        """See `PluginScheduler`. Needs the right to `pods/exec`."""
+        return self._session.stop(app_id, limit_s)
 
     def delete_app(self, app_id: str) -> None:
         """Deletes an app and everything that belongs to it."""

@@ -11,13 +11,10 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from muster._contract import AskKind, AskOutcome
-from muster._control import Answer, ControlError, ExitCode, parse_answer
+from muster._control import Answer, ControlError, ExitCode, ask_first, build_words, merge_answers
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import DRAIN_WORD, AppFolder, AppRecord, AppSpec
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
-
-NO_AGENT: Final = 3
-"""Exit code of `muster-agent ask job` when no agent answers it."""
 
 ASK_MARGIN_S: Final = 30.0
 """How much longer than the limit the command may take."""
@@ -71,31 +68,20 @@ def ask_roles(spec: AppSpec, record: AppRecord, kind: AskKind, limit_s: float, a
     roles = [role.name for role in spec.roles if role.runs_agent]
     if not roles:
         raise ControlError(f"{spec.app_id} runs no agents of muster that could be asked", ExitCode.REFUSED)
-    answers = {role: _ask_role(spec, record, role, kind, limit_s, ask_node) for role in roles}
-    if len(answers) == 1:
-        return answers[roles[0]]
-    worst = max(answers.values(), key=lambda answer: answer.exit_code)
-    line = "; ".join(f"{role}: {answer.line}" for role, answer in answers.items())
-    stacks = tuple(stack for answer in answers.values() for stack in answer.stacks)
-    return replace(worst, line=line, stacks=stacks, ranks=sum(answer.ranks for answer in answers.values()))
+    answers = {role: _ask_role(spec, record, role, build_words(kind, limit_s), limit_s, ask_node) for role in roles}
+    return merge_answers(answers)
 
 
-def _ask_role(spec: AppSpec, record: AppRecord, role: str, kind: AskKind, limit_s: float, ask_node: AskNode) -> Answer:
-    words = ["ask", "job", kind.value, "--limit", f"{limit_s:g}"]
-    for replica in record.app.running([role]):
-        code, output, errors = ask_node(spec, replica, words, limit_s + ASK_MARGIN_S)
-        if code == 0:
-            try:
-                return parse_answer(output)
-            except ValueError as error:
-                line = f"{replica} gave no answer that can be read ({error})"
-                return Answer(outcome=AskOutcome.LOST, line=line)
-        if code != NO_AGENT:
-            lines = errors.strip().splitlines()
-            line = f"{replica} cannot be asked: {lines[-1] if lines else f'its command exited with {code}'}"
-            return Answer(outcome=AskOutcome.LOST, line=line)
-    line = f"no agent of {role} answers: its workers have not run for a second yet, or it is being started again"
-    return Answer(outcome=AskOutcome.LOST, line=line)
+def _ask_role(
+    spec: AppSpec, record: AppRecord, role: str, words: Sequence[str], limit_s: float, ask_node: AskNode
+) -> Answer:
+    running = {str(replica): replica for replica in record.app.running([role])}
+    none = f"no agent of {role} answers: its workers have not run for a second yet, or it is being started again"
+
+    def ask(name: str, words: Sequence[str]) -> tuple[int, str, str]:
+        return ask_node(spec, running[name], words, limit_s + ASK_MARGIN_S)
+
+    return ask_first(running, words, ask, none)
 
 
 def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from muster._control import NO_AGENT
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
 from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.supervision.app_folder import AppSpec
-from muster.schedulers.supervision.asking import NO_AGENT
 from muster.schedulers.supervision.state import ReplicaId
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs.api import AppState
 
+from muster._contract import AskKind
+from muster._control import Answer
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
@@ -16,7 +18,7 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
-from muster.schedulers.kubernetes.live import kept_logs, operations
+from muster.schedulers.kubernetes.live import asking, kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
@@ -90,6 +92,16 @@ class Session:
                 resources.client, ref, lambda: list_pods(resources, ref, elastic_role=elastic_role), _print_notice
             )
         operations.cancel(resources, ref)
+
+    def ask(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+        """See `asking.ask_app`."""
+        ref, resources = self._find(app_id)
+        return asking.ask_app(resources, ref, kind, limit_s)
+
+    def stop(self, app_id: str, limit_s: float) -> Answer:
+        """See `asking.stop_app`."""
+        ref, resources = self._find(app_id)
+        return asking.stop_app(resources, ref, limit_s, lambda: self.cancel(app_id), self._clock)
 
     def delete(self, app_id: str) -> None:
         """See `operations.delete`."""

@@ -1,0 +1,105 @@
+"""Runs a command in a pod: `kubectl exec`, over the websocket of the client library.
+
+Source: the websocket subprotocols v5.channel.k8s.io and v4.channel.k8s.io: the first byte of a message is its channel,
+1 standard output, 2 standard error, 3 a Status at the end. The library reads these too, but it waits for the socket
+where the rest of a TLS record may be in the connection's own buffer already, and parses Status as YAML.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from muster.schedulers.errors import EngineError
+from muster.schedulers.kubernetes.api.connection import Connection
+from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
+from muster.schedulers.kubernetes.kinds import POD
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
+_STATUS: Final = 3
+
+_RIGHT: Final = "it needs the right to create and get pods/exec"
+
+
+def run_in_pod(
+    connection: Connection, namespace: str, pod: str, container: str, command: Sequence[str], *, limit_s: float
+) -> tuple[int, str, str]:
+    """Run a command in a running container, and wait for its end.
+
+    Args:
+        connection: to the cluster.
+        namespace: of the pod.
+        pod: its name.
+        container: of the pod.
+        command: program and arguments; no shell.
+        limit_s: after so long it is given up.
+
+    Returns:
+        Its exit code, standard output and standard error.
+
+    Raises:
+        ApiError, RequestError: the server refused; without the right the line names it.
+        Unreachable: no response, or none within the limit.
+    """
+    from kubernetes.stream.ws_client import create_websocket
+    from websocket import WebSocketBadStatusException, WebSocketException
+
+    what = f"pod/{pod}"
+    path = f"{POD.build_path(namespace, pod)}/exec"
+    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in command)]
+    url = f"ws{connection.host.removeprefix('http')}{path}?{urlencode(query)}"
+    headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
+    try:
+        socket = create_websocket(connection.configuration, url, headers)
+    except WebSocketBadStatusException as error:
+        refusal = Refusal.parse(error.status_code, error.resp_body or b"")
+        explained = explain(refusal, verb="run a command in", what=what, path=path, origin=connection.origin)
+        raise (EngineError(f"{explained}; {_RIGHT}") if refusal.status == 403 else explained) from error
+    except (WebSocketException, OSError) as error:
+        raise Unreachable(f"cannot run a command in {what}: {type(error).__name__}: {error}") from error
+    try:
+        return _read(socket, what, limit_s)
+    finally:
+        socket.shutdown()  # `close` does nothing once the server has closed
+
+
+def _read(socket: Any, what: str, limit_s: float) -> tuple[int, str, str]:
+    """Read the channels until the command has ended."""
+    from websocket import ABNF, WebSocketException
+
+    channels = {_STDOUT: b"", _STDERR: b"", _STATUS: b""}
+    deadline_s = time.monotonic() + limit_s
+    try:
+        while True:
+            socket.settimeout(max(0.01, deadline_s - time.monotonic()))
+            code, frame = socket.recv_data_frame(True)
+            if code == ABNF.OPCODE_CLOSE:
+                break
+            if code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data and frame.data[0] in channels:
+                channels[frame.data[0]] += frame.data[1:]
+    except (WebSocketException, OSError) as error:
+        if not channels[_STATUS]:
+            raise Unreachable(f"the command in {what} was given up: {type(error).__name__}: {error}") from error
+    output, errors = (channels[number].decode(errors="replace") for number in (_STDOUT, _STDERR))
+    return _parse_exit_code(channels[_STATUS], what), output, errors
+
+
+def _parse_exit_code(data: bytes, what: str) -> int:
+    """The exit code of the command.
+
+    Raises:
+        Unreachable: it has none: the container has ended meanwhile, or the program is not there.
+    """
+    try:
+        status = json.loads(data)
+    except ValueError:
+        raise Unreachable(f"the connection to {what} ended before the command") from None
+    if status.get("status") == "Success":
+        return 0
+    causes = (status.get("details") or {}).get("causes") or []
+    codes = [cause["message"] for cause in causes if cause.get("reason") == "ExitCode"]
+    if codes:
+        return int(codes[0])
+    raise Unreachable(f"the command in {what} could not be run: {status.get('message')}")

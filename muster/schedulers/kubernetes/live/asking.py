@@ -1,0 +1,210 @@
+"""Asks the agents of an app in a cluster: runs `muster-agent ask job ...` in any running pod of each role."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from muster._contract import AskKind, AskOutcome
+from muster._control import (
+    NO_AGENT,
+    Answer,
+    ControlError,
+    ExitCode,
+    ask_first,
+    build_words,
+    merge_answers,
+)
+from muster.schedulers.agent_command import build_ask_command, is_agent_role
+from muster.schedulers.kubernetes.api.client import Clock
+from muster.schedulers.kubernetes.api.errors import Unreachable
+from muster.schedulers.kubernetes.api.execution import run_in_pod
+from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
+from muster.schedulers.kubernetes.labels import (
+    APPDEF_ANNOTATION,
+    CANCEL_ANNOTATION,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+)
+from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
+from muster.schedulers.kubernetes.names import label_roles
+
+EXEC_MARGIN_S: Final = 40.0
+"""How much longer than the limit the command in the pod may take."""
+
+RECORD_MARGIN_S: Final = 180
+"""How much longer than the limit a Job lives after its stop was recorded, if nothing ends it before: the clocks of the
+cluster and of this machine may differ."""
+
+END_LIMIT_S: Final = 120.0
+"""How long to wait for the end of the Jobs."""
+
+LOOK_S: Final = 0.5
+_CHECK_LIMIT_S: Final = 20.0
+
+
+def ask_app(resources: Objects, ref: AppRef, kind: AskKind, limit_s: float) -> Answer:
+    """Ask the app's agents, and return what became of it.
+
+    Raises:
+        ControlError: the app does not exist, has ended, is being stopped, or runs no agents.
+        EngineError: the cluster refuses or does not answer.
+    """
+    return _ask_roles(resources, ref, _find_running(resources, ref), kind, limit_s)
+
+
+def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[], None], clock: Clock) -> Answer:
+    """Stop all ranks at one step, and the app with them.
+
+    The stop is recorded in the Jobs first, with a deadline: they end also if this command is killed. The Job
+    controller replaces a pod that has ended only after 10 s; `cancel` comes before.
+
+    Args:
+        resources: of the cluster.
+        ref: the app.
+        limit_s: how long the agreement and the ranks may take.
+        cancel: ends the Jobs: their pods get SIGTERM, if any are left.
+        clock: for the wait for their end.
+
+    Raises:
+        ControlError: see `ask_app`.
+        EngineError: the cluster refuses or does not answer.
+    """
+    parents = _find_running(resources, ref)
+    _check_right(resources, ref, parents)
+    began_s = time.monotonic()
+    for parent in parents:
+        _record_stop(resources, ref, parent, limit_s)
+    try:
+        asked = _ask_roles(resources, ref, parents, AskKind.STOP, limit_s)
+    except ControlError as error:  # it runs no agents
+        asked = Answer(outcome=AskOutcome.REFUSED, line=str(error))
+    finally:
+        cancel()
+    has_ended = _wait_ended(resources, ref, clock)
+    took_s = time.monotonic() - began_s
+    if not has_ended:
+        line = f"{asked.line}; its pods were told to end, and some still run after {took_s:.1f} s"
+        return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
+    if asked.outcome is AskOutcome.DONE:
+        return replace(asked, line=f"{asked.line}: stopped at a common step")
+    line = f"{asked.line}; so all pods got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
+    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+
+
+def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
+    """The app's Jobs, or its JobSet or Volcano Job; some of it has not ended."""
+    parents = find_parents(resources, ref)
+    if not parents:
+        raise ControlError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}", ExitCode.UNKNOWN)
+    ends = [read_job_end(parent) for parent in parents]
+    if None not in ends:
+        how = "failed" if "Failed" in ends else "succeeded"
+        raise ControlError(f"{ref.name} has ended already ({how}): nothing was changed", ExitCode.ENDED)
+    if any(map(is_cancelled, parents)):
+        raise ControlError(f"{ref.name} is being stopped already: nothing was changed", ExitCode.REFUSED)
+    return parents
+
+
+def _check_right(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> None:
+    """Run something harmless in a pod: without the right to it, nothing may be changed.
+
+    Raises:
+        EngineError: the account lacks the right.
+    """
+    with contextlib.suppress(Unreachable):
+        for asker in _build_askers(resources, ref, parents, _CHECK_LIMIT_S).values():
+            for name in asker.names:
+                asker.run(name, ["ask", "--help"])
+                return
+
+
+def _record_stop(resources: Objects, ref: AppRef, parent: Mapping[str, Any], limit_s: float) -> None:
+    if read_job_end(parent) is not None:
+        return
+    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
+    kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
+    started = (parent.get("status") or {}).get("startTime")
+    if kind == JOB and started:
+        age_s = (datetime.now(timezone.utc) - datetime.fromisoformat(started.replace("Z", "+00:00"))).total_seconds()
+        deadline_s = math.ceil(max(0.0, age_s) + limit_s) + RECORD_MARGIN_S
+        known_s = parent["spec"].get("activeDeadlineSeconds")
+        change["spec"] = {"activeDeadlineSeconds": min(deadline_s, known_s or deadline_s)}
+    resources.patch(kind, ref.namespace, parent["metadata"]["name"], change)
+
+
+def _ask_roles(
+    resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], kind: AskKind, limit_s: float
+) -> Answer:
+    askers = _build_askers(resources, ref, parents, limit_s + EXEC_MARGIN_S)
+    if not askers:
+        raise ControlError(f"{ref.name} runs no agents of muster that could be asked", ExitCode.REFUSED)
+    words = build_words(kind, limit_s)
+    none = "no pod of {} has an agent that answers: its workers have not run for a second yet"
+    return merge_answers(
+        {role: ask_first(asker.names, words, asker, none.format(role)) for role, asker in askers.items()}
+    )
+
+
+def _build_askers(
+    resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], limit_s: float
+) -> "dict[str, _PodAsker]":
+    """By role that runs agents: what asks its running pods."""
+    roles = decode_app(parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]).roles
+    labels = label_roles([role.name for role in roles])
+    pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+    return {
+        role.name: _PodAsker(
+            resources, ref, [pod for pod in running if pod["metadata"]["labels"].get(LABEL_COMPONENT) == label], limit_s
+        )
+        for label, role in zip(labels, roles, strict=True)
+        if is_agent_role(role)
+    }
+
+
+class _PodAsker:
+    """A `_control.AskNode` for pods, by name."""
+
+    def __init__(self, resources: Objects, ref: AppRef, pods: Sequence[Mapping[str, Any]], limit_s: float) -> None:
+        self._resources = resources
+        self._ref = ref
+        self._pods = {str(pod["metadata"]["name"]): pod for pod in pods}
+        self._limit_s = limit_s
+
+    @property
+    def names(self) -> list[str]:
+        """Of the pods, in order."""
+        return list(self._pods)
+
+    def run(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:
+        """Run the agent's command with these words in a pod. Raises as `run_in_pod`."""
+        container = self._pods[node]["spec"]["containers"][0]
+        command = build_ask_command([*(container.get("command") or ()), *(container.get("args") or ())], words)
+        connection, namespace = self._resources.client.connection, self._ref.namespace
+        return run_in_pod(connection, namespace, node, container["name"], command, limit_s=self._limit_s)
+
+    def __call__(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:
+        """See `_control.AskNode`."""
+        try:
+            return self.run(node, words)
+        except Unreachable as error:  # this pod has ended, or its kubelet does not answer
+            return NO_AGENT, "", str(error)
+
+
+def _wait_ended(resources: Objects, ref: AppRef, clock: Clock) -> bool:
+    """Wait until no pod of the app runs; False after the limit."""
+    deadline_s = clock.now_s() + END_LIMIT_S
+    while True:
+        pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+        if not any((pod["status"].get("phase") or "") in ("Pending", "Running") for pod in pods):
+            return True
+        if clock.now_s() >= deadline_s:
+            return False
+        clock.sleep(LOOK_S)

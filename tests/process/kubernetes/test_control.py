@@ -1,0 +1,170 @@
+"""`muster` on apps of a cluster: over the websocket of `pods/exec`, against the double of the API server."""
+
+import json
+import threading
+
+import pytest
+from torchx import specs
+
+from muster._contract import AskKind, AskOutcome
+from muster._control import ControlError, ExitCode
+from muster.cli import operations
+from muster.schedulers.errors import EngineError
+
+pytestmark = pytest.mark.torchx
+
+RIGHTS = {
+    "jobs.batch": {"create", "get", "list", "patch", "delete"},
+    "pods": {"list", "watch"},
+    "pods/log": {"get"},
+    "pods/exec": {"create", "get"},
+    "secrets": {"create", "patch", "delete"},
+    "configmaps": {"create", "patch", "delete"},
+    "services": {"create", "patch", "delete"},
+}
+SAVED = {"outcome": "done", "line": "all 8 ranks saved at step 1200 in 2.1 s", "step": 1200, "ranks": 8, "took_s": 2.1}
+STOPPED = {"outcome": "done", "line": "all 8 ranks have stopped at step 1201 and ended, after 1.0 s", "step": 1201}
+
+
+def encode(answer):
+    return json.dumps(answer).encode() + b"\n"
+
+
+@pytest.fixture
+def app(cluster, scheduler):
+    """An app of two nodes whose pods run; its id."""
+    args = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
+    resource = specs.Resource(cpu=1, gpu=0, memMB=128)
+    role = specs.Role(
+        name="trainer", image="img", entrypoint="python3", args=args, num_replicas=2, max_retries=1, resource=resource
+    )
+    app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+    for index in range(2):
+        cluster.start_pod(find_pod(cluster, app_id, index))
+    return app_id
+
+
+def find_pod(cluster, app_id, index):
+    return cluster.find_pod(app_id.partition(":")[2], index)
+
+
+def find_job(cluster, app_id):
+    [job] = [job for job in cluster.find("jobs") if job["metadata"]["name"].startswith(app_id.partition(":")[2])]
+    return job
+
+
+def test_any_running_pod_is_asked(cluster, scheduler, app):
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, encode(SAVED), b"")
+    answer = scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0)
+    assert (answer.outcome, answer.step, answer.ranks) == (AskOutcome.DONE, 1200, 8)
+    [(pod, container, command)] = cluster.commands
+    assert (pod, container) == (find_pod(cluster, app, 0)["metadata"]["name"], "main")
+    assert command[0] == "python3"
+    assert command[1].endswith("/muster-agent.zip")
+    assert command[2:] == ["ask", "job", "checkpoint", "--limit", "30"]
+
+
+def test_the_next_pod_is_asked_when_one_does_not_answer(cluster, scheduler, app):
+    first = find_pod(cluster, app, 0)["metadata"]["name"]
+
+    def run(pod, command):
+        if pod["metadata"]["name"] == first:
+            return (3, b"", b"muster: no agent of the job answers here\n")
+        return (0, encode(SAVED), b"")
+
+    cluster.run_command = run
+    assert scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0).outcome is AskOutcome.DONE
+    cluster.run_command = lambda pod, command: None if pod["metadata"]["name"] == first else run(pod, command)
+    assert scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0).outcome is AskOutcome.DONE
+    assert len(cluster.commands) == 4
+    cluster.run_command = lambda pod, command: None
+    answer = scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0)
+    assert answer.exit_code is ExitCode.LOST
+    assert answer.line.startswith("no pod of trainer has an agent that answers")
+
+
+def test_a_stop_is_recorded_before_it_is_asked_for(cluster, scheduler, app):
+    seen = []
+
+    def run(pod, command):
+        if command[2:4] != ["ask", "job"]:
+            return (0, b"usage", b"")
+        job = find_job(cluster, app)
+        seen.append((job["metadata"]["annotations"].get("muster.dev/cancelled"), dict(job["spec"])))
+        return (0, encode(STOPPED), b"")
+
+    annotations = set(find_job(cluster, app)["metadata"]["annotations"])
+    cluster.allowed = RIGHTS
+    cluster.run_command = run
+    answer = scheduler.stop_app(app, 30.0)
+    assert answer.line == f"{STOPPED['line']}: stopped at a common step"
+    assert len(seen) == 1
+    job = find_job(cluster, app)
+    assert set(job["metadata"]["annotations"]) - annotations  # marked as cancelled
+    assert job["spec"]["activeDeadlineSeconds"] == 1
+    assert scheduler.describe(app).state.name == "CANCELLED"
+    with pytest.raises(ControlError, match="has ended already") as ended:
+        scheduler.stop_app(app, 30.0)
+    assert ended.value.exit_code is ExitCode.ENDED
+
+
+def test_ranks_that_agree_on_no_step_get_the_signal(cluster, scheduler, app):
+    refusal = {"outcome": "refused", "line": "rank 1 has done step 7 and never called should_stop"}
+    cluster.run_command = lambda pod, command: (0, encode(refusal), b"")
+    answer = scheduler.stop_app(app, 30.0)
+    assert answer.line.startswith(f"{refusal['line']}; so all pods got SIGTERM at once and have ended, after")
+    assert answer.exit_code is ExitCode.DONE
+
+
+def test_without_the_right_nothing_is_changed(cluster, scheduler, app):
+    cluster.allowed = {**RIGHTS, "pods/exec": set()}
+    before = dict(find_job(cluster, app)["metadata"])
+    for ask in (lambda: scheduler.stop_app(app, 30.0), lambda: scheduler.ask_app(app, AskKind.PAUSE, 30.0)):
+        with pytest.raises(EngineError, match="it needs the right to create and get pods/exec") as error:
+            ask()
+        assert "\n" not in str(error.value)
+    assert find_job(cluster, app)["metadata"] == before
+
+
+def test_a_large_answer_and_one_that_cannot_be_read(cluster, scheduler, app):
+    stacks = [{"global_rank": rank, "text": "File x\n" * 20_000} for rank in range(8)]
+    answer = {"outcome": "done", "line": "the stacks of 8 of 8 ranks, in 0.1 s", "stacks": stacks}
+    cluster.run_command = lambda pod, command: (0, encode(answer), b"noise")
+    assert [stack.global_rank for stack in scheduler.ask_app(app, AskKind.STACKS, 30.0).stacks] == list(range(8))
+    cluster.run_command = lambda pod, command: (0, b'{"outcome": "perhaps"}\n', b"")
+    assert "gave no answer that can be read" in scheduler.ask_app(app, AskKind.STACKS, 30.0).line
+    cluster.run_command = lambda pod, command: (126, b"", b"OCI runtime exec failed\n")
+    assert scheduler.ask_app(app, AskKind.STACKS, 30.0).line.endswith("cannot be asked: OCI runtime exec failed")
+
+
+def test_an_unknown_app(cluster):
+    with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:
+        operations.pause("kubernetes://torchx/team:nosuch")
+    assert error.value.exit_code is ExitCode.UNKNOWN
+
+
+def test_two_shells_stop_an_app(cluster, scheduler, app):
+    """The second is told that it is being stopped already."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def run(pod, command):
+        if command[2:4] == ["ask", "job"]:
+            asked.set()
+            assert goes_on.wait(90)
+        return (0, encode(STOPPED), b"")
+
+    cluster.run_command = run
+    answers = []
+    first = threading.Thread(target=lambda: answers.append(scheduler.stop_app(app, 30.0)), daemon=True)
+    first.start()
+    assert asked.wait(90)
+    try:
+        for refused in (lambda: scheduler.stop_app(app, 30.0), lambda: scheduler.ask_app(app, AskKind.PAUSE, 30.0)):
+            with pytest.raises(ControlError, match="is being stopped already") as error:
+                refused()
+            assert error.value.exit_code is ExitCode.REFUSED
+    finally:
+        goes_on.set()
+        first.join(90)
+    assert [answer.outcome for answer in answers] == [AskOutcome.DONE]

@@ -47,6 +47,7 @@ __all__ = [
     "resume_path",
     "saved",
     "should_checkpoint",
+    "should_pause",
     "should_stop",
     "step",
     "wait_while_paused",
@@ -138,6 +139,15 @@ def wait_while_paused() -> None:
         return
     while slot.ask(Layout.PAUSE, last - 1):
         time.sleep(_LONGEST_WAIT_S)
+
+
+def should_pause(i: int) -> bool:
+    """Whether the job is paused at step `i`, for scripts that wait in their own way; else as `should_stop`.
+
+    True at the same step on all ranks, until the job goes on: ask again about the same step.
+    """
+    slot = _state.slot if _state.is_open else _open()
+    return False if slot is None else slot.ask(Layout.PAUSE, i)
 
 
 def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:

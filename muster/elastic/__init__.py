@@ -6,7 +6,7 @@
     processes      start_processes and its contexts        rendezvous     handlers that the caller made
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     tail           TailLog, tail_logfile, live bars        file_timers    torch's file timers
-    ice_events     ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
+    events/        ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
                                                            function, `results` receives what workers return
     fork/          start_method="fork": workers are forks of the program itself
 
@@ -18,6 +18,7 @@ for. From outside, import the names of `__all__` from this package.
 from typing import Any
 
 from muster.elastic.agent import LocalElasticAgent
+from muster.elastic.events.flags import Events
 from muster.elastic.handle import JobHandle, JobState, LaunchFailed, Results, launch
 from muster.elastic.jobs.errors import AgentLost, PickleFault, ResultsMissing
 from muster.elastic.launcher import elastic_launch, launch_agent
@@ -56,6 +57,7 @@ __all__ = [
     "elastic_launch",
     "launch_agent",
     "LocalElasticAgent",
+    "Events",
     "start_processes",
     "PContext",
     "MultiprocessContext",

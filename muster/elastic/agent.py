@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from muster._contract import ExitCode
 from muster._guard import STOP_LIMIT_VARIABLE
+from muster.elastic.events.flags import begin_job
+from muster.elastic.events.serving import IceEvents
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
-from muster.elastic.ice_events import IceEvents
 from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.processes import refuse_private_overrides
@@ -80,6 +81,7 @@ class LocalElasticAgent:
         self._spec = spec
         self._log_dir: str | None = None
         self._ice: IceEvents | None = None
+        self._events: Any = None
         self._screen: Screen | None = None
         if (args and isinstance(args[0], str)) or kwargs.keys() & {"log_dir", "events"}:
             older = _OlderSettings(*args, **kwargs)
@@ -87,6 +89,7 @@ class LocalElasticAgent:
             self._settings = _Settings(start_method=older.start_method, exit_barrier_timeout=older.exit_barrier_timeout)
             if older.events is not None:
                 self._screen = Screen()
+                self._events = older.events
                 self._ice = IceEvents(older.events, self._screen)
         else:
             self._settings = _Settings(*args, **kwargs)
@@ -236,11 +239,13 @@ class LocalElasticAgent:
 
     def _build_environ(self) -> dict[str, str]:
         template, limit_s = self._settings.log_line_prefix_template, self._settings.uninterruptible_state_timeout
-        return {
+        environ = {
             **os.environ,
             **({PREFIX_VARIABLE: template} if template else {}),
             **({STOP_LIMIT_VARIABLE: str(limit_s)} if limit_s is not None else {}),
         }
+        begin_job(self._events, environ)
+        return environ
 
     def _handle_record(self, record: Record) -> None:
         from torch.distributed.elastic.agent.server.api import WorkerState

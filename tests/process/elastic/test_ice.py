@@ -62,9 +62,12 @@ def test_the_agent_draws_the_bar_of_events(tmp_path: Path) -> None:
     assert (values, last) == ("{0: 'done', 1: 'done'}", "")
 
 
-@pytest.mark.parametrize(("answer", "saves"), [("y", True), ("n", False)])
-def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, tmp_path: Path) -> None:
-    with run_on_terminal(tmp_path, "agent", "6000") as program:
+@pytest.mark.parametrize(
+    ("answer", "saves", "whose"),
+    [("y", True, "ice-learn"), ("n", False, "ice-learn"), ("y", True, "muster"), ("n", False, "muster")],
+)
+def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, whose: str, tmp_path: Path) -> None:
+    with run_on_terminal(tmp_path, "agent", "6000", whose) as program:
         program.read_until("step 5 of 0")
         program.send(signal.SIGINT)
         program.read_until("Should I save the checkpoint? [Y/n]")

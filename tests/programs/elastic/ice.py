@@ -7,6 +7,8 @@ import tempfile
 import threading
 import time
 
+import muster.elastic
+
 # as written: from ice.llutil.launcher.elastic_multiprocessing import start_processes, SignalException, Std, TailLog
 # and from ice.llutil.launcher.local_elastic_agent import LocalElasticAgent
 from muster.elastic import LocalElasticAgent, SignalException, Std, TailLog, WorkerSpec, start_processes
@@ -105,8 +107,8 @@ def scenario_tail():
     print(tailer.stopped())
 
 
-def scenario_agent(steps):
-    events = Events("spawn")
+def scenario_agent(steps, whose="ice-learn"):
+    events = Events("spawn") if whose == "ice-learn" else muster.elastic.Events("spawn")
     spec = WorkerSpec(role="trainer", local_world_size=2, entrypoint=train, args=(events, int(steps)), tee=Std.ALL)
     try:
         print(LocalElasticAgent(spec, "spawn", 300, tempfile.mkdtemp(), events).run().return_values)

@@ -38,11 +38,11 @@ def create_rendezvous(
     if config.standalone:
         from muster.agent.rendezvous.backends.static import StandaloneRendezvous
 
-        return StandaloneRendezvous(config, nproc=nproc, loop=loop, post=post)
+        return StandaloneRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
     if config.backend == "static" and config.max_nodes == 1:
         from muster.agent.rendezvous.backends.static import StaticRendezvous
 
-        return StaticRendezvous(config, nproc=nproc, loop=loop, post=post)
+        return StaticRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
     if config.backend in OWN_NAMES or config.backend == "static":
         return _create_own(config, nproc, role, loop, lease, node_name, post)
     from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous

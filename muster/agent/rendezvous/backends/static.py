@@ -7,7 +7,7 @@ more than one node `member` implements `static`: no node can know alone whether 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster._contract import AskKind, AskOutcome
+from muster._contract import AskKind
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
@@ -15,7 +15,6 @@ from muster.agent.rendezvous.interface import (
     DrainReport,
     LateRank,
     PostEvent,
-    RequestAnswered,
     RoundFormed,
 )
 from muster.agent.round import Checkpoint, Round
@@ -24,19 +23,26 @@ from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:  # only a failure loads the report
     from muster.agent.diagnosis.report import Failure, Stack
-    from muster.agent.rendezvous.backends.local_drain import LocalDrain
+    from muster.agent.rendezvous.backends.local_leader import LocalEvent, LocalLeader
+
+
+_ID = "this"
+"""`local_leader.MEMBER_ID`."""
 
 
 class StaticRendezvous:
     """Implements `Rendezvous` for a job of one node, at an address that never changes."""
 
-    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent) -> None:
+    def __init__(
+        self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent, node_name: str = "localhost"
+    ) -> None:
         self._config = config
         self._nproc = nproc
         self._post = post
         self._clock = loop.clock
-        self._drain: LocalDrain | None = None
-        """Of the current round."""
+        self._node_name = node_name
+        self._leader: LocalLeader | None = None
+        """Of the current round, once something was asked for."""
         self._can_host_store: Callable[[], bool] = bool
         self._checkpoint = config.checkpoint
         self._policy = LocalRestartPolicy(loop.clock, post, config)
@@ -54,7 +60,7 @@ class StaticRendezvous:
 
     def _form(self) -> None:
         self._policy.begin_round()
-        self._drain = None
+        self._leader = None
         master_addr, master_port = self._find_master()
         hosts_store = self._nproc > 1 and self._can_host_store()
         self._post(
@@ -94,52 +100,82 @@ class StaticRendezvous:
 
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""
-        if round_number == self._policy.number and self._policy.broken is None:
-            if self._drain is not None and drained_rank is not None:
-                self._drain.report_end(drained_rank)
-            self._policy.end_job(succeeded=True, is_drained=drained_rank is not None)
+        if not self._is_running(round_number):
+            return
+        if self._leader is not None:
+            from muster.agent.rendezvous.consensus.events import Succeeded
+
+            self._leader.feed(Succeeded(id=_ID, round_number=round_number, drained_rank=drained_rank))
+        self._policy.end_job(succeeded=True, is_drained=drained_rank is not None)
 
     def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
         """See `Rendezvous`. This node alone decides."""
-        from muster.agent.rendezvous.backends.local_drain import LocalDrain
+        from muster.agent.rendezvous.consensus.events import DrainAsked
 
-        if round_number == self._policy.number and self._policy.broken is None and self._drain is None:
-            clock = self._clock
-            self._drain = LocalDrain(clock, self._post, round_number=round_number, reason=reason, limit_s=limit_s)
+        self._ask(DrainAsked(id=_ID, round_number=round_number, reason=reason, limit_s=limit_s))
 
-    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:  # noqa: ARG002
+    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
         """See `Rendezvous`."""
-        if self._drain is not None and round_number == self._policy.number and self._policy.broken is None:
-            self._drain.decide(report)
+        from muster.agent.rendezvous.consensus.events import DrainReported
+
+        self._tell(DrainReported(id=_ID, round_number=round_number, drain=drain, report=report))
 
     def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
-        """See `Rendezvous`. No person waits for it here."""
+        """See `Rendezvous`."""
+        from muster.agent.rendezvous.consensus.events import DrainFollowed
 
-    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:  # noqa: ARG002
-        """See `Rendezvous`. A job without --rank0-env or --rdzv-endpoint has no leader."""
-        from muster.agent.rendezvous.consensus.actions import Answer
+        self._tell(DrainFollowed(id=_ID, round_number=round_number, drain=drain, late=late))
 
-        line = "a job with --standalone or --rdzv-backend static has no leader that could be asked"
-        answer = Answer(outcome=AskOutcome.REFUSED, line=line)
-        self._post(RequestAnswered(request=request, answer=answer))
+    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
+        """See `Rendezvous`. This node alone answers."""
+        from muster.agent.rendezvous.consensus.events import Asked
 
-    def report_stacks(
-        self,
-        round_number: int,
-        number: int,  # noqa: ARG002
-        stacks: "tuple[Stack, ...]",
-        missing: int,
-    ) -> None:
-        """See `Rendezvous`. Only a hang asks for them here."""
-        if round_number == self._policy.number:
-            self._policy.print_hang(stacks, missing)
+        self._ask(Asked(id=_ID, round_number=round_number, request=request, kind=kind, limit_s=limit_s))
+
+    def report_stacks(self, round_number: int, number: int, stacks: "tuple[Stack, ...]", missing: int) -> None:
+        """See `Rendezvous`. Number 0 is that of a hang."""
+        if number == 0:
+            if round_number == self._policy.number:
+                self._policy.print_hang(stacks, missing)
+            return
+        from muster.agent.rendezvous.consensus.events import StacksTaken
+
+        self._tell(StacksTaken(id=_ID, round_number=round_number, number=number, stacks=stacks, missing=missing))
 
     def report_saved(self, round_number: int, step: int, path: str) -> None:
         """See `Rendezvous`. There is no other node."""
         if path and round_number == self._policy.number:
             number = 1 if self._checkpoint is None else self._checkpoint.number + 1
             self._checkpoint = Checkpoint(number=number, step=step, path=path)
-            self._post(CheckpointCompleted(checkpoint=self._checkpoint))
+        if self._leader is None:
+            if path and self._checkpoint is not None and round_number == self._policy.number:
+                self._post(CheckpointCompleted(checkpoint=self._checkpoint))
+            return
+        from muster.agent.rendezvous.consensus.events import Saved
+
+        self._tell(Saved(id=_ID, round_number=round_number, step=step, path=path))
+
+    def _is_running(self, round_number: int) -> bool:
+        return round_number == self._policy.number and self._policy.broken is None
+
+    def _ask(self, event: "LocalEvent") -> None:
+        """Feed an event that may be the round's first."""
+        if self._leader is None and self._is_running(event.round_number):
+            from muster.agent.rendezvous.backends.local_leader import LocalLeader
+
+            self._leader = LocalLeader(
+                self._clock,
+                self._post,
+                round_number=event.round_number,
+                nproc=self._nproc,
+                host=self._node_name,
+                checkpoint=self._checkpoint,
+            )
+        self._tell(event)
+
+    def _tell(self, event: "LocalEvent") -> None:
+        if self._leader is not None and event.round_number == self._policy.number:
+            self._leader.feed(event)
 
     def report_stopped(
         self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
@@ -162,8 +198,10 @@ class StaticRendezvous:
 class StandaloneRendezvous(StaticRendezvous):
     """A fresh MASTER_PORT for every round, held while the round lasts."""
 
-    def __init__(self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent) -> None:
-        super().__init__(config, nproc=nproc, loop=loop, post=post)
+    def __init__(
+        self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent, node_name: str = "localhost"
+    ) -> None:
+        super().__init__(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
         self._port: PortReservation | None = None
 
     def _find_master(self) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.agent.errors import UsageError
+from muster.elastic.events.flags import Events
 from muster.elastic.tail import Screen
 
 _NAMES = (
@@ -75,6 +76,9 @@ class IceEvents:
 
     def _stop(self, signum: int, then: Callable[[], None]) -> None:
         events = self._events
+        if isinstance(events, Events):
+            self._stop_at_one_step(events, signum, then)
+            return
         events.resume.clear()
         events.pause.set()
         self._wait(events.paused, _PAUSE_LIMIT_S)
@@ -87,6 +91,21 @@ class IceEvents:
         events.resume.set()
         if saves:
             self._wait(events.finished_save_checkpoint, None)  # a second signal ends the job without it
+        then()
+
+    def _stop_at_one_step(self, events: Events, signum: int, then: Callable[[], None]) -> None:
+        """Each is an agreement of all ranks, one after the other: the job goes on to the step that is saved."""
+        if signum == signal.SIGINT:
+            events.pause.set()
+            events.paused.wait()
+            saves = self._ask()
+            events.resume.set()
+            events.resume.wait()
+            if saves:
+                events.trigger_save_checkpoint.set()
+                events.finished_save_checkpoint.wait()
+        events.stop_all_tasks.set()
+        events.stop_all_tasks.wait()
         then()
 
     def _wait(self, event: Any, limit_s: float | None) -> None:

@@ -1,0 +1,8 @@
+"""ice-learn's `Events`: what the program that starts a job and its workers tell one another between two steps.
+
+    flags      Events: all ranks of the job pause, save and stop at one step
+    serving    what LocalElasticAgent does with them: the progress bar, and the questions at Ctrl-C
+
+ice-learn's own `Events`, or an object with the same attributes, is served too; its events are those of one node, and no
+step is agreed on. From outside, import `Events` of `flags` and `IceEvents` of `serving`.
+"""

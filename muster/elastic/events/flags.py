@@ -1,0 +1,210 @@
+"""`Events`: ice-learn's class, with flags that are set for all ranks of the job at one step.
+
+ice-learn's are multiprocessing events of one node, and its waits have no limit: beyond one node, or with ranks that
+differ in how far they are, its workers wait for one another for ever. Here a worker that looks at a flag asks
+`muster.worker`, and the program that sets one asks the job's agents, as `muster pause` does.
+
+Source: ice/llutil/launcher/events.py and ice/core/hypergraph.py of ice-learn 0.4.8.
+"""
+
+import multiprocessing
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+
+from muster import worker
+from muster._contract import AskKind, AskOutcome, Env
+from muster._control import Answer, parse_answer
+
+_LOOK_S = 0.005
+_LIMIT_S = 60.0
+"""How long the ranks of the job may take to do what is asked for."""
+
+
+class Events:
+    """What ice-learn's `Events` has, for `LocalElasticAgent(spec, "spawn", 300, log_dir, events)` and its workers.
+
+        for step in range(steps):                       # in every worker, at the same steps
+            if local_rank == 0:
+                events.progress_bar_iter.value = step
+            if events.pause.is_set():                   # True on all ranks at one step
+                events.paused.set()
+                events.resume.wait()
+            if events.trigger_save_checkpoint.is_set():
+                save()
+                events.finished_save_checkpoint.set()   # in every rank, or `wait()` in those that save nothing
+            if events.stop_all_tasks.is_set():
+                break
+
+    Pass it to the workers as an argument. A rank looks at each flag once per step: the looks are counted, and are the
+    steps that the ranks agree on. The program sets `pause`, `resume`, `trigger_save_checkpoint` and `stop_all_tasks`,
+    which returns at once, and waits for `paused` and `finished_save_checkpoint`; no wait takes longer than its timeout,
+    60 s by default.
+
+    Attributes:
+        pause: set by the program; the workers' `is_set` is the question.
+        paused: set when all ranks of the job have paused.
+        resume: set by the program; `wait` in a worker returns when the job goes on.
+        trigger_save_checkpoint: as `pause`, for a checkpoint.
+        finished_save_checkpoint: set when all ranks have saved.
+        stop_all_tasks: as `pause`, for the end of the job.
+        progress_bar_iter: a multiprocessing Value, -1 at first; LocalElasticAgent draws the bar.
+        progress_bar_total: likewise.
+        debugger_start: a multiprocessing Event, for programs that use it; `muster.worker.breakpoint` needs none.
+        debugger_end: likewise.
+    """
+
+    def __init__(self, start_method: str = "spawn") -> None:
+        """Make the flags.
+
+        Args:
+            start_method: that of the job: "spawn", "forkserver" or "fork".
+
+        Raises:
+            ValueError: another one, or one that this system lacks.
+        """
+        context = multiprocessing.get_context(start_method)
+        asked = _Requests()
+        self.requests = asked
+        self.pause, self.paused = _Flag("pause", asked), _Flag("paused", asked)
+        self.resume = _Flag("resume", asked)
+        self.stop_all_tasks = _Flag("stop_all_tasks", asked)
+        self.trigger_save_checkpoint = _Flag("trigger_save_checkpoint", asked)
+        self.finished_save_checkpoint = _Flag("finished_save_checkpoint", asked)
+        self.debugger_start, self.debugger_end = context.Event(), context.Event()
+        self.progress_bar_iter, self.progress_bar_total = context.Value("i", -1), context.Value("i", -1)
+
+
+class _Requests:
+    """What the program has asked the job for. In a worker: how often it has looked at each flag."""
+
+    def __init__(self) -> None:
+        self.token = ""
+        """Of the job; LocalElasticAgent sets it."""
+        self.looks = {"pause": 0, "trigger_save_checkpoint": 0, "stop_all_tasks": 0}
+        self.answers: dict[AskKind, Answer] = {}
+        self.changed = threading.Condition()
+
+    def __reduce__(self) -> tuple[type["_Requests"], tuple[()]]:
+        """For a worker: it asks nothing of agents, and counts its own looks."""
+        return _Requests, ()
+
+    def count(self, name: str) -> int:
+        """Count a look; its number, from 0."""
+        self.looks[name] += 1
+        return self.looks[name] - 1
+
+    def get_step(self, name: str) -> int:
+        """Number of the last look."""
+        return max(0, self.looks[name] - 1)
+
+    def forget(self, kind: AskKind) -> None:
+        """An earlier answer is no answer to what is asked for now."""
+        with self.changed:
+            self.answers.pop(kind, None)
+
+    def begin(self, kind: AskKind) -> None:
+        """Ask, in a thread."""
+        self.forget(kind)
+        threading.Thread(target=self._ask, args=(kind,), name=f"muster-{kind.value}", daemon=True).start()
+
+    def _ask(self, kind: AskKind) -> None:
+        answer = self.ask(kind)
+        if answer.outcome is not AskOutcome.DONE:
+            sys.stderr.write(f"muster: {kind.value}: {answer.line}\n")
+        with self.changed:
+            self.answers[kind] = answer
+            self.changed.notify_all()
+
+    def ask(self, kind: AskKind) -> Answer:
+        """Ask the job's agents; what became of it."""
+        if not self.token:
+            return Answer(outcome=AskOutcome.LOST, line="no job with these events runs: pass them to LocalElasticAgent")
+        done = subprocess.run(
+            [sys.executable, "-m", "muster.agent", "ask", "job", kind.value, "--limit", str(_LIMIT_S)],
+            env={**os.environ, Env.TOKEN: self.token},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            return parse_answer(done.stdout)
+        except ValueError:
+            return Answer(outcome=AskOutcome.LOST, line=done.stderr.strip() or "no agent of the job answers")
+
+    def wait(self, kind: AskKind, limit_s: float) -> bool:
+        """Wait for the answer; False: not in time, or it was refused."""
+        with self.changed:
+            self.changed.wait_for(lambda: kind in self.answers, limit_s)
+            found = self.answers.get(kind)
+        return found is not None and found.outcome is AskOutcome.DONE
+
+
+def begin_job(events: object, environ: dict[str, str]) -> None:
+    """Connect the flags with the job that starts with this environment; other objects' flags are their own."""
+    if isinstance(events, Events):
+        events.requests.token = environ.setdefault(Env.TOKEN, secrets.token_hex(16))
+
+
+_ASKS = {
+    "pause": AskKind.PAUSE,
+    "resume": AskKind.RESUME,
+    "trigger_save_checkpoint": AskKind.CHECKPOINT,
+    "stop_all_tasks": AskKind.STOP,
+}
+_WAITS = {"paused": AskKind.PAUSE, "finished_save_checkpoint": AskKind.CHECKPOINT, "resume": AskKind.RESUME}
+
+
+class _Flag:
+    """Has the methods of `multiprocessing.Event`."""
+
+    def __init__(self, name: str, requests: _Requests) -> None:
+        self._name = name
+        self._requests = requests
+
+    def is_set(self) -> bool:
+        """In a worker: the question, at the next step. In the program: whether it was done."""
+        if not worker.is_managed():
+            return self._requests.wait(_ASKS.get(self._name) or _WAITS[self._name], 0.0)
+        if self._name == "pause":
+            return worker.should_pause(self._requests.count("pause"))
+        if self._name == "trigger_save_checkpoint":
+            return worker.should_checkpoint(self._requests.count(self._name))
+        if self._name == "stop_all_tasks":
+            return worker.should_stop(self._requests.count(self._name))
+        return True  # a worker is past it
+
+    def set(self) -> None:
+        """In the program: ask for it. In a worker: this rank has done it."""
+        if not worker.is_managed():
+            if self._name in _ASKS:
+                self._requests.begin(_ASKS[self._name])
+        elif self._name == "finished_save_checkpoint":
+            worker.saved(self._requests.get_step("trigger_save_checkpoint"))
+
+    def clear(self) -> None:
+        """In the program: forget what was done before. In a worker: nothing, the agents know."""
+        if not worker.is_managed() and self._name in _WAITS:
+            self._requests.forget(_WAITS[self._name])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for at most `timeout` seconds (None: 60); whether it was done.
+
+        `resume.wait()` in a worker has no limit of its own: a rank that went on alone would leave the others behind.
+        """
+        if not worker.is_managed():
+            return self._requests.wait(
+                _WAITS.get(self._name) or _ASKS[self._name], _LIMIT_S if timeout is None else timeout
+            )
+        if self._name == "resume":
+            until_s = None if timeout is None else time.monotonic() + timeout
+            while worker.should_pause(self._requests.get_step("pause")):
+                if until_s is not None and time.monotonic() >= until_s:
+                    return False
+                time.sleep(_LOOK_S)
+        self.set()
+        return True

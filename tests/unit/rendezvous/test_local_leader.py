@@ -1,0 +1,123 @@
+"""A job of one node answers what persons ask, by the rules of all other jobs."""
+
+import pytest
+
+from muster._contract import AskKind, AskOutcome
+from muster._contract import StatusPageLayout as Layout
+from muster.agent.cli.arguments import parse_args
+from muster.agent.rendezvous.backends.static import StandaloneRendezvous
+from muster.agent.rendezvous.interface import (
+    AskingRank,
+    CheckpointCompleted,
+    DrainBegun,
+    DrainCommitted,
+    DrainReport,
+    DrainWithdrawn,
+    JobEnded,
+    Notice,
+    RequestAnswered,
+    RoundFormed,
+    StacksWanted,
+)
+
+
+class Node:
+    """One node's rendezvous and what it has posted."""
+
+    def __init__(self):
+        self.posted = []
+        config = parse_args(["--standalone", "--nproc-per-node", "2", "x.py"], {}).rendezvous
+        self.rendezvous = StandaloneRendezvous(config, nproc=2, loop=self, post=self.posted.append, node_name="host")
+        self.now = 0.0
+        self.rendezvous.join()
+        (formed,) = self.take()
+        assert isinstance(formed, RoundFormed)
+
+    @property
+    def clock(self):
+        return self
+
+    def now_s(self):
+        self.now += 0.5
+        return self.now
+
+    def take(self):
+        posted, self.posted[:] = list(self.posted), []
+        return posted
+
+    def agree(self, step):
+        begun = self.take()[0]
+        assert isinstance(begun, DrainBegun)
+        report = DrainReport(ceiling=step, ranks=tuple(AskingRank(global_rank=r, asked=step, stride=1) for r in (0, 1)))
+        self.rendezvous.report_drain(1, begun.drain, report)
+        committed, notice = self.take()
+        assert isinstance(notice, Notice)
+        assert committed == DrainCommitted(round_number=1, drain=begun.drain, step=step)
+        return begun
+
+
+@pytest.fixture
+def node():
+    made = Node()
+    yield made
+    made.rendezvous.close()
+
+
+def find_answer(posted):
+    (answer,) = (each.answer for each in posted if isinstance(each, RequestAnswered))
+    return answer
+
+
+def test_a_checkpoint_is_answered_when_all_ranks_have_saved(node):
+    node.rendezvous.report_saved(1, 3, "/first")
+    assert [type(each) for each in node.take()] == [CheckpointCompleted]
+    node.rendezvous.ask(1, 7, AskKind.CHECKPOINT, 60.0)
+    begun = node.agree(12)
+    assert (begun.kind, begun.is_asked) == (Layout.CHECKPOINT, True)
+    node.rendezvous.report_saved(1, 12, "/second")
+    posted = node.take()
+    answer = find_answer(posted)
+    assert (answer.outcome, answer.step, answer.ranks) == (AskOutcome.DONE, 12, 2)
+    completed = next(each.checkpoint for each in posted if isinstance(each, CheckpointCompleted))
+    assert (completed.number, completed.step, completed.path) == (2, 12, "/second")
+    assert any(isinstance(each, DrainWithdrawn) for each in posted), "ranks that wait go on"
+
+
+def test_a_pause_lasts_until_it_is_resumed(node):
+    node.rendezvous.ask(1, 1, AskKind.PAUSE, 60.0)
+    begun = node.agree(5)
+    node.rendezvous.report_followed(1, begun.drain, ())
+    assert find_answer(node.take()).line.startswith("all 2 ranks wait at step 5")
+    node.rendezvous.ask(1, 2, AskKind.CHECKPOINT, 60.0)
+    assert find_answer(node.take()).line == "the job is paused at step 5: resume it first"
+    node.rendezvous.ask(1, 3, AskKind.RESUME, 60.0)
+    posted = node.take()
+    assert find_answer(posted).outcome is AskOutcome.DONE
+    assert any(isinstance(each, DrainWithdrawn) for each in posted)
+
+
+def test_a_stop_ends_the_job_as_drained(node):
+    node.rendezvous.ask(1, 1, AskKind.STOP, 60.0)
+    node.agree(9)
+    node.rendezvous.report_succeeded(1, 1)
+    posted = node.take()
+    assert find_answer(posted).line.startswith("all 2 ranks have stopped at step 9")
+    assert posted[-1] == JobEnded(succeeded=False, is_drained=True)
+
+
+def test_stacks_are_collected(node):
+    node.rendezvous.ask(1, 1, AskKind.STACKS, 60.0)
+    (wanted,) = node.take()
+    assert isinstance(wanted, StacksWanted)
+    node.rendezvous.report_stacks(1, wanted.number, (), 2)
+    assert find_answer(node.take()).outcome is AskOutcome.LATE
+
+
+def test_a_preemption_names_the_node(node):
+    node.rendezvous.ask_drain(1, "received SIGTERM", 10.0)
+    begun = node.take()[0]
+    node.rendezvous.report_drain(1, begun.drain, DrainReport(ceiling=0, refusal="rank 1 has a falling step"))
+    posted = node.take()
+    assert [type(each) for each in posted] == [DrainWithdrawn, Notice]
+    assert posted[1].text.startswith("node 0 (host) received SIGTERM, but rank 1 has a falling step")
+    assert node.take() == []

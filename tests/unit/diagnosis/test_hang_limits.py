@@ -1,0 +1,173 @@
+"""`--hang-timeout auto`: what is learned, and 200 seeded jobs over the whole watch, on the test's own clock."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from muster.agent.diagnosis.hang import Activity, HangWatch, Reading
+from muster.agent.diagnosis.hangs.limits import LearnedLimits, Limits
+from muster.agent.runtime.loop import Loop
+
+RANKS = 4
+LOOK_S = 5.0
+
+
+def test_what_is_not_known_has_wide_limits_below_nccls_own() -> None:
+    limits = LearnedLimits()
+    assert limits.find("") == Limits(quiet_s=480.0, busy_s=480.0)
+    assert limits.find("eval") == Limits(quiet_s=480.0, busy_s=1800.0)
+    assert limits.describe("") == "no step is known yet"
+
+
+def test_steps_are_known_after_some_looks() -> None:
+    limits = LearnedLimits()
+    for _ in range(4):
+        limits.record_active("", pause_s=20.0, quiet_s=2.0)
+    assert limits.find("").quiet_s == 480.0
+    limits.record_active("", pause_s=5.0, quiet_s=1.0)
+    assert limits.find("") == Limits(quiet_s=60.0, busy_s=480.0)
+    assert limits.describe("") == "the longest pause before was 20 s"
+
+
+def test_a_limit_is_five_times_the_longest_pause() -> None:
+    limits = LearnedLimits()
+    for _ in range(5):
+        limits.record_active("", pause_s=200.0, quiet_s=30.0)
+    assert limits.find("") == Limits(quiet_s=150.0, busy_s=1000.0)
+
+
+def test_phases_are_learned_apart() -> None:
+    limits = LearnedLimits()
+    limits.record_active("save", pause_s=100.0, quiet_s=90.0)
+    assert limits.find("save") == Limits(quiet_s=450.0, busy_s=1800.0)
+    assert limits.find("").quiet_s == 480.0
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.at_s = 100.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def boottime_s(self) -> float:
+        return self.at_s
+
+    def wall_s(self) -> float:
+        return self.at_s
+
+
+class Job:
+    """Workers of one node under the watch; a look every five seconds."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.loop = Loop(self.clock)
+        self.collectives: list[int | None] = [None] * RANKS
+        self.cpu_s = [0.0] * RANKS
+        self.written = [0] * RANKS
+        self.phase = ""
+        self.reports: list[str] = []
+        self.watch = HangWatch(self.loop, limit_s=60.0, limits=LearnedLimits(), read=self.read, on_idle=self.note)
+
+    def note(self, text: str | None) -> None:
+        if text is not None:
+            self.reports.append(text)
+
+    def read(self, then: Callable[[Mapping[int, Activity]], None]) -> None:
+        found = {}
+        for rank in range(RANKS):
+            count = self.collectives[rank]
+            reading = Reading(cpu_s=self.cpu_s[rank], written_bytes=self.written[rank])
+            found[rank] = Activity(
+                captured_bytes=0,
+                processes={(10 + rank, 1): reading},
+                phase=self.phase,
+                collectives=None if count is None else (count,),
+            )
+        then(found)
+
+    def pass_s(
+        self, seconds: float, *, busy: tuple[int, ...] = (), writing: tuple[int, ...] = (), step: bool = False
+    ) -> None:
+        """Time passes; some ranks use the CPU or write. With `step`, all ranks do a collective at its end."""
+        until_s = self.clock.at_s + seconds
+        while self.clock.at_s < until_s:
+            part_s = min(1.0, until_s - self.clock.at_s)
+            for rank in busy:
+                self.cpu_s[rank] += part_s
+            for rank in writing:
+                self.written[rank] += 1000
+            self.clock.at_s += part_s
+            self.loop.turn(0.0)
+        if step:
+            self.collectives = [(count or 0) + 1 for count in self.collectives]
+
+    def close(self) -> None:
+        self.watch.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+EVERYONE = tuple(range(RANKS))
+
+
+def play(job: Job, seed: int) -> None:
+    """A start, a long first step, then steps with evaluations and checkpoints between them, some of them named."""
+    draw = random.Random(seed)  # a schedule, no secret
+    job.pass_s(draw.uniform(1, 400), busy=EVERYONE)
+    job.pass_s(draw.uniform(1, 460), busy=EVERYONE, step=True)
+    step_s = draw.choice([0.2, 1.0, 3.0, 11.0, 40.0])
+    names = draw.random() < 0.5
+    for _ in range(draw.randint(3, 6)):
+        for _ in range(max(4, int(60 / step_s))):
+            job.pass_s(step_s * draw.uniform(0.8, 1.3), busy=EVERYONE, step=True)
+        kind = draw.choice(["eval", "rank 0", "checkpoint", "quiet"])
+        job.phase = kind if names else ""
+        if kind == "eval":
+            job.pass_s(draw.uniform(5, 460), busy=EVERYONE, step=True)
+        elif kind == "rank 0":
+            job.pass_s(draw.uniform(5, 460), busy=(0,), step=True)
+        elif kind == "checkpoint":
+            job.pass_s(draw.uniform(5, 300), writing=EVERYONE, step=True)
+        else:
+            job.pass_s(draw.uniform(1, 50), step=True)
+        job.phase = ""
+        job.pass_s(LOOK_S, busy=EVERYONE, step=True)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_no_false_alarm_and_each_hang_is_found(first: int) -> None:
+    """25 seeded jobs; each hangs at its end, with all ranks quiet or one in an endless loop."""
+    for seed in range(first, first + 25):
+        job = Job()
+        play(job, seed)
+        assert job.reports == [], f"seed {seed}"
+        job.pass_s(2600.0, busy=(1,) if seed % 2 else ())
+        assert job.reports, f"seed {seed}"
+        job.close()
+
+
+def test_a_quiet_hang_is_found_soon(job: Job) -> None:
+    for _ in range(100):
+        job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.pass_s(75.0)
+    assert len(job.reports) == 1
+    assert job.reports[0].endswith("(--hang-timeout auto: the longest pause before was 5 s)")
+    assert job.reports[0].startswith("hung: no collective and no step for 6")
+
+
+def test_a_busy_hang_is_found_before_nccl_ends_the_process(job: Job) -> None:
+    for _ in range(100):
+        job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.pass_s(470.0, busy=EVERYONE)
+    assert job.reports == []
+    job.pass_s(30.0, busy=EVERYONE)
+    assert len(job.reports) == 1

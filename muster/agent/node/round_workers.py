@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from muster._contract import StatusPageLayout as Layout
@@ -366,9 +367,13 @@ class RoundWorkers:
         self._watched_round = number
         if self._config.hang_timeout_s == HANG_TIMEOUT_AUTO:
             # Nothing of it is needed before the workers' first line, which its imports would delay.
-            self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_hang_watch(number, HANG_TIMEOUT_AUTO))
+            self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_auto_watch(number))
         elif self._config.hang_timeout_s is not None:
             self._begin_hang_watch(number, self._config.hang_timeout_s)
+
+    def _begin_auto_watch(self, number: int) -> None:
+        with suppress(OSError, ImportError):  # no descriptors left, or no disk: the job goes on without the watch
+            self._begin_hang_watch(number, HANG_TIMEOUT_AUTO)
 
     def _begin_hang_watch(self, number: int, limit_s: float) -> None:
         if number != self._watched_round:
@@ -428,11 +433,17 @@ class RoundWorkers:
         live = self._pool.live
         stack_files = {worker.pid: self.streams[worker.local_rank].stack_file for worker in live}
 
-        def read() -> "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]]":
-            sessions = hang.read_sessions(stack_files)
-            return sessions, {} if reader is None else reader.read_progress(sessions)
+        def read() -> "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]] | None":
+            try:
+                sessions = hang.read_sessions(stack_files)
+                return sessions, {} if reader is None else reader.read_progress(sessions)
+            except (OSError, RuntimeError):  # no descriptors or threads left: no reason to end workers that run
+                return None
 
-        def add_output(found: "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]]") -> None:
+        def add_output(found: "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]] | None") -> None:
+            if found is None:
+                then({})
+                return
             processes, collectives = found
             then(
                 {

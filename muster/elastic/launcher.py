@@ -157,7 +157,7 @@ def start_function_server(
         from muster.elastic.fork.hazards import prepare_call
         from muster.elastic.fork.tree import fork_tree
 
-        call = prepare_call(entrypoint, args, kwargs)
+        call = prepare_call(entrypoint, args, kwargs, nproc)
         return WorkerServer(Payload(call_fd=-1, tracker_fd=-1), nproc, partial(fork_tree, call))
     return WorkerServer(build_payload(entrypoint, args, kwargs), nproc)
 

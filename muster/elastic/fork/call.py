@@ -12,6 +12,7 @@ class ForkedCall:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    nproc: int
     joins_streams: bool = False
     """Whether a worker's pipe for standard output is also the one for standard error: a notebook shows both in one
     place, in the order in which they were written."""

@@ -19,7 +19,9 @@ _PAUSE_HARD = 2
 """omp_pause_hard of OpenMP 5.0."""
 
 
-def prepare_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForkedCall:
+def prepare_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], nproc: int
+) -> ForkedCall:
     """Make this process ready to be forked, and describe what its forks call.
 
     Raises:
@@ -38,7 +40,12 @@ def prepare_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
             file=sys.stderr,
         )
     return ForkedCall(
-        function=function, args=args, kwargs=kwargs, torch_threads=torch_threads, joins_streams=is_cell(sys.stdout)
+        function=function,
+        args=args,
+        kwargs=kwargs,
+        nproc=nproc,
+        torch_threads=torch_threads,
+        joins_streams=is_cell(sys.stdout),
     )
 
 

@@ -276,8 +276,16 @@ def _exit_unsafe(control: socket.socket, reason: str) -> None:
 # -- forking ----------------------------------------------------------------------------------------------------------
 
 
-def fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
-    """Answer the agent's requests; returns in a worker, with the socket that will receive its release."""
+def fork_on_demand(
+    control: socket.socket, agent_pid: int, hand_out: "Callable[[list[socket.socket]], Forked | None] | None" = None
+) -> socket.socket:
+    """Answer the agent's requests; returns in a worker, with the socket that will receive its release.
+
+    Args:
+        control: to the agent.
+        agent_pid: the workers' parent.
+        hand_out: gives the sockets to workers that were forked before any request, if there are so many; None: none.
+    """
     while True:
         message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
         if not message:
@@ -291,15 +299,17 @@ def fork_on_demand(control: socket.socket, agent_pid: int) -> socket.socket:
         reason = fork_safety.find_hazard_now()
         if reason is not None:
             _exit_unsafe(control, reason)
-        parked = _fork_batch(control, sockets, agent_pid)
-        if parked is not None:
-            return parked
+        given = None if hand_out is None else hand_out(sockets)
+        answer = given or fork_batch(sockets, agent_pid)
+        if isinstance(answer, socket.socket):
+            return answer
+        send(control, answer)
         for one in sockets:
             one.close()
 
 
-def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid: int) -> socket.socket | None:
-    """Fork one worker per socket through an intermediate. Returns its socket in a worker, None in the template."""
+def fork_batch(sockets: list[socket.socket], agent_pid: int) -> "socket.socket | Forked":
+    """Fork one worker per socket through an intermediate. Returns its socket in a worker, what it has forked else."""
     pids_read, pids_write = os.pipe()
     go_read, go_write = os.pipe()
     began_s = time.monotonic()
@@ -308,8 +318,7 @@ def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid:
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)
-        _send_fork_error(control, len(sockets), f"cannot fork: {error.strerror}")
-        return None
+        return {"asked": len(sockets), "forked": [], "error": f"cannot fork: {error.strerror}", "duration_s": 0.0}
     if intermediate == 0:
         os.close(pids_read)
         os.close(go_write)
@@ -327,10 +336,7 @@ def _fork_batch(control: socket.socket, sockets: list[socket.socket], agent_pid:
     os.waitpid(intermediate, 0)
     os.close(go_write)
     duration_s = time.monotonic() - began_s
-    send(
-        control, {"asked": len(sockets), "forked": answer["forked"], "error": answer["error"], "duration_s": duration_s}
-    )
-    return None
+    return {"asked": len(sockets), "forked": answer["forked"], "error": answer["error"], "duration_s": duration_s}
 
 
 def _send_fork_error(control: socket.socket, asked: int, error: str) -> None:

@@ -10,12 +10,16 @@ file's name is written to that file, and the commands below it run it. `ini` and
 """
 
 import re
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("needs-gpu", "needs-cluster")
+FOLDERS = ("muster", "docs", "examples", "benchmarks", ".ci", ".github")
+"""What a copy of the repository has, beside the files at its top; other tests may be writing beside these."""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "reference")
 RUNNABLE = ("bash", "python", "ini", "yaml")
 DRAWINGS = ("", "text")
 
@@ -59,6 +63,17 @@ class Block:
         joined = self.text.replace("\\\n", " ")
         lines = (re.sub(r"\s+#\s.*", "", line).strip() for line in joined.splitlines())
         return [line for line in lines if line and not line.startswith("#")]
+
+
+def copy_repository(target):
+    """Make a copy as a reader has it, without tests and environments."""
+    target.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name != ".git":
+            shutil.copy2(path, target)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, target / name, ignore=LEFT_OUT)
+    return target
 
 
 def list_pages():

@@ -20,9 +20,6 @@ from muster.agent.cli.command_line import parse_command_line
 from muster.cli.commands import build_parser
 
 BIN = os.path.dirname(sys.executable)
-LEFT_OUT = shutil.ignore_patterns(
-    *(".git", ".venv", ".venv-nightly", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "tests", "out", "build")
-)
 LIMIT_S = 240
 PIP = """#!/bin/sh
 shift 1
@@ -39,8 +36,7 @@ exec {make} --dry-run --always-make "$@" >/dev/null
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the repository, as a reader has it."""
-    copy = tmp_path / "muster"
-    shutil.copytree(doc_pages.ROOT, copy, ignore=LEFT_OUT)
+    copy = doc_pages.copy_repository(tmp_path / "muster")
     (copy / "main.py").write_text("print('the script of the reader')\n")  # many lines name it
     return copy
 

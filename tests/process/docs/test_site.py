@@ -1,20 +1,16 @@
 """`make docs`: the site is built without a warning, and holds what is generated."""
 
 import os
-import shutil
 import subprocess
 import sys
 
 import doc_pages
 import pytest
 
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "tests", "out", "build", "reference")
-
 
 @pytest.mark.timeout(400)
 def test_the_site_is_built_without_a_warning(tmp_path):
-    source = tmp_path / "muster"
-    shutil.copytree(doc_pages.ROOT, source, ignore=LEFT_OUT)
+    source = doc_pages.copy_repository(tmp_path / "muster")
     words = ["-q", "-W", "--keep-going", "-b", "html", "-d", str(tmp_path / "doctrees"), "docs", str(tmp_path / "site")]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(

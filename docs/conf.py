@@ -18,7 +18,6 @@ html_title = f"muster {__version__}"
 exclude_patterns = ["_build"]
 
 nitpicky = False  # signatures name torch's and TorchX's classes, whose documentation is not reachable from here
-suppress_warnings = ["toc.not_readable"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 

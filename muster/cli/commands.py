@@ -47,15 +47,22 @@ def _run_request(args: argparse.Namespace) -> int:
     from muster.cli import answers, operations
 
     operation: Callable[..., Answer | None] = getattr(operations, args.command)
-    options = {} if args.limit is None else {"limit_s": args.limit}
+    words, options = _list_arguments(args)
     try:
-        answer = operation(args.handle, **options)
+        answer = operation(args.handle, *words, **options)
     except ControlError as error:
         return answers.print_error(error, as_json=args.json)
     except KeyboardInterrupt:
         print("muster: interrupted: what was asked for may still be done", file=sys.stderr)
         return 130
     return 0 if answer is None else answers.print_answer(answer, as_json=args.json)
+
+
+def _list_arguments(args: argparse.Namespace) -> tuple[list[int], dict[str, float | str]]:
+    """What the operation gets besides the handle."""
+    if args.command == "resize":
+        return [args.nodes], {} if args.role is None else {"role": args.role}
+    return [], {} if args.limit is None else {"limit_s": args.limit}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,6 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--limit", type=_parse_limit, default=None, metavar="SECONDS", help="how long the ranks may take (60)"
         )
+    command = _add_command(commands, "resize", "change the number of nodes of an elastic job on Kubernetes")
+    command.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
+    command.add_argument("--role", help="which role, if several are elastic")
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
     command.set_defaults(limit=None)
     _add_prune(commands)
@@ -110,6 +120,12 @@ def _parse_age(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age such as 30m, 12h, 7d or 2w")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _parse_nodes(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, 1 or more")
+    return int(text)
 
 
 def _parse_limit(text: str) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from muster._contract import AskKind
+from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.runner.versions import PluginScheduler
@@ -57,6 +57,25 @@ def resume(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
 def stacks(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
     """The Python stacks of all ranks, which run on. Arguments and errors as of `stop`."""
     return _ask(handle, AskKind.STACKS, limit_s)
+
+
+def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
+    """Change the number of nodes of an elastic job on Kubernetes, within the MIN:MAX of its `-j`.
+
+    Args:
+        handle: of the app, as of `stop`.
+        nodes: the new number.
+        role: which; None: the only elastic one.
+
+    Raises:
+        ControlError: see the module; also a number that is not allowed.
+    """
+    with _open_scheduler(handle) as (scheduler, app_id):
+        try:
+            scheduler.resize_app(app_id, nodes, role)
+        except SchedulerError as error:
+            raise ControlError(str(error), ExitCode.REFUSED) from error
+    return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {nodes} nodes from now on")
 
 
 def delete(handle: str) -> None:

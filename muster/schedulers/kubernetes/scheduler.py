@@ -162,6 +162,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """Deletes an app and everything that belongs to it."""
         self._session.delete(app_id)
 
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> None:
+        """See `PluginScheduler`."""
+        self.resize(app_id, nodes, role)
+
     def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
         """Changes the number of nodes of an elastic role, within its MIN:MAX. See `operations.resize`."""
         self._session.resize(app_id, nodes, role)

@@ -126,6 +126,21 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
         return self.ask_app(app_id, AskKind.STOP, limit_s)
 
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> None:
+        """Change the number of nodes of an elastic role, within its MIN:MAX.
+
+        Args:
+            app_id: of the app.
+            nodes: the new number.
+            role: which; None: the only elastic one.
+
+        Raises:
+            ControlError: this scheduler cannot; nothing was changed.
+            SchedulerError: no such app or role, not elastic, out of bounds, or it has ended.
+        """
+        del app_id, nodes, role
+        raise ControlError(f"{self.backend} jobs cannot be resized; kubernetes ones can", ExitCode.REFUSED)
+
     @abc.abstractmethod
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """Lines of one replica.

@@ -138,6 +138,24 @@ def test_a_large_answer_and_one_that_cannot_be_read(cluster, scheduler, app):
     assert scheduler.ask_app(app, AskKind.STACKS, 30.0).line.endswith("cannot be asked: OCI runtime exec failed")
 
 
+def test_resize(cluster, scheduler, app):
+    with pytest.raises(ControlError, match="has a fixed number of nodes") as error:
+        operations.resize(f"kubernetes://torchx/{app}", 1)
+    assert error.value.exit_code is ExitCode.REFUSED
+    assert operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 2).exit_code is ExitCode.DONE
+    with pytest.raises(ControlError, match="can have 1 to 3 nodes, not 4"):
+        operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 4)
+
+
+def submit_elastic(scheduler):
+    args = ["-m", "muster.agent", "--nnodes", "1:3", "main.py"]
+    resource = specs.Resource(cpu=1, gpu=0, memMB=128)
+    role = specs.Role(
+        name="t", image="i", entrypoint="python3", args=args, num_replicas=3, min_replicas=1, resource=resource
+    )
+    return scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+
+
 def test_an_unknown_app(cluster):
     with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:
         operations.pause("kubernetes://torchx/team:nosuch")

@@ -1,0 +1,90 @@
+"""The words of the `muster` command, what it prints, and its completion."""
+
+import json
+
+import pytest
+
+from muster._contract import AskOutcome
+from muster._control import Answer, ControlError, ExitCode, RankStack
+from muster.cli import answers, operations
+from muster.cli.commands import build_parser, main
+from muster.cli.completion import build_completion, list_options
+
+COMMANDS = ["stop", "checkpoint", "pause", "resume", "stacks", "resize", "delete", "prune", "completion"]
+
+
+def test_every_outcome_has_an_exit_code():
+    codes = {outcome: Answer(outcome=outcome, line="x").exit_code for outcome in AskOutcome}
+    assert codes == {
+        AskOutcome.DONE: 0,
+        AskOutcome.REFUSED: 1,
+        AskOutcome.LATE: 5,
+        AskOutcome.LOST: 6,
+    }
+
+
+@pytest.mark.parametrize("command", ["stop", "checkpoint", "pause", "resume", "stacks"])
+def test_a_command_is_the_function_of_its_name(command, monkeypatch, capsys):
+    called = []
+
+    def operation(*words, **options):
+        called.append((words, options))
+        return Answer(outcome=AskOutcome.LATE, line="rank 3 is late", step=4)
+
+    monkeypatch.setattr(operations, command, operation)
+    assert main([command, "local_cwd://torchx/x", "--limit", "7", "--json"]) == ExitCode.LATE
+    assert called == [(("local_cwd://torchx/x",), {"limit_s": 7.0})]
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["outcome"], printed["exit_code"], printed["step"]) == ("late", 5, 4)
+    assert main([command, "local_cwd://torchx/x"]) == ExitCode.LATE
+    assert capsys.readouterr() == ("", "rank 3 is late\n")
+
+
+def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
+    def operation(handle):
+        raise ControlError("no such app", ExitCode.UNKNOWN)
+
+    monkeypatch.setattr(operations, "stop", operation)
+    assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.UNKNOWN
+    assert capsys.readouterr() == ("", "muster: no such app\n")
+    assert main(["stop", "local_cwd://torchx/x", "--json"]) == ExitCode.UNKNOWN
+    assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["stop", "a://b/c", "--limit", "0"], "'0' is not a number of seconds from 1 to 86400"),
+        (["stop", "a://b/c", "--limit", "nan"], "'nan' is not a number of seconds"),
+        (["resize", "a://b/c", "0"], "'0' is not a number of nodes, 1 or more"),
+    ],
+)
+def test_wrong_words(words, line, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == ExitCode.USAGE
+    assert line in capsys.readouterr().err
+
+
+def test_equal_stacks_are_printed_once():
+    stacks = (
+        RankStack(global_rank=0, text="Thread 0x1 (most recent call first):\n  a"),
+        RankStack(global_rank=1, text="Thread 0x2 (most recent call first):\n  a"),
+        RankStack(global_rank=2, text="b"),
+    )
+    assert list(answers.format_stacks(stacks)) == [
+        "stacks of ranks 0, 1:",
+        "  Thread 0x1 (most recent call first):",
+        "    a",
+        "stacks of rank 2:",
+        "  b",
+    ]
+
+
+def test_completion_knows_every_command():
+    options = list_options(build_parser())
+    assert sorted(options) == sorted(COMMANDS)
+    assert "--limit" in options["stop"]
+    for shell in ("bash", "zsh", "fish"):
+        text = build_completion(shell, build_parser())
+        assert all(name in text for name in COMMANDS)

@@ -42,11 +42,13 @@ def _run_guard(control_fd: str, caller_fd: str, lease_fds: str, folder: str, pid
 
 
 def _run_agent(control_fd: str, image: str, lease_fds: str, folder: str, guard: str, *flags: str) -> int:
+    control = socket.socket(fileno=int(control_fd))  # until this process ends
+
     def body() -> int:
         os.environ[Env.IMAGE] = image
         for fd in (int(control_fd), int(image.partition(":")[2])):
             os.set_inheritable(fd, False)
-        return run_agent(socket.socket(fileno=int(control_fd)), folder, list(flags), _open_lease(lease_fds))
+        return run_agent(control, folder, list(flags), _open_lease(lease_fds))
 
     reset_dispositions()
     _guard.run_guarded_process(int(guard), (), body)

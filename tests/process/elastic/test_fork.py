@@ -54,6 +54,12 @@ def test_what_the_program_has_registered_runs_in_the_program_only(tmp_path: Path
 def test_handlers_children_and_threads_are_the_programs_own(tmp_path: Path) -> None:
     outcome = run_forks("callers_own", "-W", "error", folder=tmp_path)
     assert outcome.stdout.splitlines() == ["([], True, 0, 1)", "True (0, 0) True"], outcome.explain()
+    assert "Warning" not in outcome.stderr, outcome.explain()
+
+
+def test_workers_report_steps_although_the_program_has_asked_before(tmp_path: Path) -> None:
+    outcome = run_forks("steps", folder=tmp_path)
+    assert outcome.stdout.splitlines() == ["False {0: (True, True), 1: (True, True)}"], outcome.explain()
 
 
 def test_hazards_are_one_line(tmp_path: Path) -> None:

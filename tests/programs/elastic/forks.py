@@ -10,6 +10,7 @@ import threading
 import warnings
 
 
+from muster import worker
 from muster.agent.errors import UsageError
 from muster.elastic import LaunchFailed, PickleFault, launch
 
@@ -109,6 +110,17 @@ def callers_own():
     print(child.is_alive(), os.waitpid(-1, os.WNOHANG), callable(signal.getsignal(signal.SIGTERM)))
     child.kill()
     child.join()
+
+
+def steps():
+    """The program is no worker; its forks are."""
+    worker.step(1)
+
+    def work():
+        worker.step(1, total=2)
+        return worker.is_managed(), worker._state.slot is not None
+
+    print(worker.is_managed(), dict(fork(work)))
 
 
 def hazards():

@@ -20,7 +20,8 @@ The rules:
 - A join or a loss makes a new round. Only a worker's failure makes a new attempt, and not if a loss explains it.
 - A failure that would end the job is final only after a short wait for the report of a loss that explains it.
 - The job succeeds when the workers of all members of one round have succeeded. If any of them stopped at the step of a
-  drain, the job has not succeeded: it may be run again.
+  drain, the job has not succeeded: the others go on without the nodes that asked for it, or, if fewer than `min` stay,
+  the job ends and may be run again.
 
 Every wait is in the table of `waits`; a timer carries the round that it was set for. Whether the leader's own workers
 would have a lease in a new round only the leader can tell: a proposed round is formed when it has checked that.

@@ -1,0 +1,152 @@
+"""What persons ask for, as one node sees it: requests, answers, pauses and checkpoints."""
+
+from muster._contract import AskKind, AskOutcome
+from muster._contract import StatusPageLayout as Layout
+from muster.agent.node.actions import (
+    AnswerPerson,
+    ReadSlots,
+    ReportDrain,
+    ReportFollowed,
+    ReportIdle,
+    SendRequest,
+    SendStacks,
+    StartTimer,
+    WithdrawCommand,
+    WriteCommand,
+    WriteDeadline,
+)
+from muster.agent.node.decisions import decide
+from muster.agent.node.events import Requested, RoundTimer, SlotsRead, TimerExpired, TimerPurpose, WorkersIdle
+from muster.agent.node.state import Joining, NodeRules, NodeState, Running
+from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.drain_ceiling import RankSlot
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    DrainBegun,
+    DrainCommitted,
+    DrainWithdrawn,
+    LateRank,
+    RequestAnswered,
+    RoundBroken,
+    StacksWanted,
+)
+from muster.agent.round import Round
+
+ROUND = Round(
+    number=3,
+    attempt=0,
+    restarts_left=0,
+    group_rank=0,
+    group_world_size=1,
+    rank_offset=2,
+    world_size=2,
+    role_rank_offset=2,
+    role_world_size=2,
+    master_addr="a",
+    master_port=1,
+)
+ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
+DONE = Answer(outcome=AskOutcome.DONE, line="done")
+
+
+class Node:
+    """A node whose two workers run."""
+
+    def __init__(self) -> None:
+        phase = Running(round=ROUND, awaited=frozenset(), alive=frozenset({0, 1}))
+        self.state = NodeState(rules=NodeRules(nproc=2), phase=phase)
+
+    def send(self, *events):
+        actions = ()
+        for event in events:
+            self.state, actions = decide(self.state, event)
+        return list(actions)
+
+    def begin(self, kind: int):
+        return self.send(DrainBegun(round_number=3, drain=1, limit_s=30.0, kind=kind, is_asked=True))
+
+    def commit(self, kind: int):
+        self.begin(kind)
+        look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3))
+        [report] = self.send(read(10, 9), look, read(10, 10))
+        assert isinstance(report, ReportDrain)
+        return self.send(DrainCommitted(round_number=3, drain=1, step=12))
+
+
+def read(*asked: int, saved: int | None = None) -> SlotsRead:
+    slots = tuple(
+        RankSlot(global_rank=2 + rank, step=each, asked=each, stride=1, is_asking=True, saved=saved, silent_s=4.0)
+        for rank, each in enumerate(asked)
+    )
+    return SlotsRead(round_number=3, slots=slots)
+
+
+def over() -> TimerExpired:
+    return TimerExpired(timer=RoundTimer(purpose=TimerPurpose.DRAIN, round_number=3, number=1))
+
+
+def test_a_request_goes_to_the_leader_and_its_answer_back():
+    node = Node()
+    assert node.send(ASKED) == [SendRequest(round=ROUND, request=1, kind=AskKind.PAUSE, limit_s=30.0)]
+    answered = RequestAnswered(request=1, answer=DONE)
+    assert node.send(answered) == [AnswerPerson(requests=(1,), answer=DONE)]
+    assert node.send(answered) == []
+
+
+def test_without_workers_a_request_is_refused():
+    node = Node()
+    node.state = NodeState(rules=NodeRules(nproc=2), phase=Joining(last=ROUND))
+    [refused] = node.send(ASKED)
+    assert (refused.requests, refused.answer.outcome) == ((1,), AskOutcome.REFUSED)
+
+
+def test_every_request_is_answered_when_the_leader_is_lost():
+    node = Node()
+    node.send(ASKED)
+    actions = node.send(RoundBroken(round_number=3, kind=BreakKind.FENCED, reason="the leader was lost"))
+    [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
+    assert (lost.requests, lost.answer.outcome) == ((1,), AskOutcome.LOST)
+    assert lost.answer.line == "the round ended: the leader was lost"
+
+
+def test_a_pause_is_reported_when_all_ranks_wait():
+    node = Node()
+    write, look = node.commit(Layout.PAUSE)
+    assert write == WriteCommand(drain=1, step=12, is_committed=True, kind=Layout.PAUSE)
+    assert look == ReadSlots(round_number=3, kind=Layout.PAUSE)
+    [again] = node.send(read(12, 11))
+    assert isinstance(again, StartTimer)
+    assert node.send(read(12, 12)) == [ReportFollowed(round=ROUND, drain=1)]
+    assert node.send(over()) == []
+    assert node.send(WorkersIdle(round_number=3, reason="idle")) == []
+    assert node.send(DrainWithdrawn(round_number=3, drain=1, reason="resumed")) == [WithdrawCommand()]
+    assert [type(each) for each in node.send(WorkersIdle(round_number=3, reason="idle"))] == [ReportIdle]
+
+
+def test_ranks_that_are_late_are_named_at_the_end_of_the_limit():
+    late = LateRank(global_rank=3, step=7, silent_s=4.0)
+    node = Node()
+    node.commit(Layout.PAUSE)
+    assert node.send(over()) == [ReadSlots(round_number=3, kind=Layout.PAUSE)]
+    assert node.send(read(12, 7)) == [ReportFollowed(round=ROUND, drain=1, late=(late,))]
+    node = Node()
+    node.commit(Layout.CHECKPOINT)
+    node.send(over())
+    [report] = node.send(read(12, 12, saved=11))
+    assert [rank.global_rank for rank in report.late] == [2, 3]
+
+
+def test_a_checkpoint_has_no_deadline_and_stops_no_worker():
+    node = Node()
+    assert WriteDeadline not in map(type, node.begin(Layout.CHECKPOINT))
+    node = Node()
+    [write] = node.commit(Layout.CHECKPOINT)
+    assert write.kind == Layout.CHECKPOINT
+    assert not node.state.phase.drain.is_told
+    assert node.send(DrainWithdrawn(round_number=3, drain=1, reason="all have saved")) == [WithdrawCommand()]
+
+
+def test_stacks_are_collected_for_the_leader():
+    node = Node()
+    assert node.send(StacksWanted(round_number=3, number=5)) == [SendStacks(round=ROUND, number=5)]
+    assert node.send(StacksWanted(round_number=2, number=6)) == []

@@ -329,7 +329,7 @@ class FakeRendezvous:
     ) -> None:
         self._record("stopped", round_number, (failures, stacks))
 
-    def report_leaving(self, reason: str) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
         self._record("leaving", detail=reason)
 
     def close(self) -> None:

@@ -268,6 +268,8 @@ class LeaveJob:
     """Rendezvous: this node leaves the job."""
 
     reason: str
+    ends_job: bool = False
+    """Its user has ended the whole job here: no other node goes on."""
 
 
 RendezvousAction: TypeAlias = (

@@ -468,7 +468,9 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     reason = "its guard (the launched process) was killed" if event.guard_died else _name_cause(event.signum)
     is_told = event.guard_died or state.rules.prints_stop
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
-    return replace(state, held_lines=()), (*told, LeaveJob(reason=reason), *actions)
+    if event.is_quit:
+        reason = "the debugger of one of its ranks was quit"
+    return replace(state, held_lines=()), (*told, LeaveJob(reason=reason, ends_job=event.is_quit), *actions)
 
 
 def _on_drain(

@@ -164,6 +164,8 @@ class SignalReceived:
     """By the agent's clock."""
     debugged: int | None = None
     """The local rank whose debugger has the terminal."""
+    is_quit: bool = False
+    """It is no signal: a debugger was quit, which ends the whole job."""
 
 
 @record

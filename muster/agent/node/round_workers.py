@@ -247,7 +247,7 @@ class RoundWorkers:
         from muster.agent.logs.terminal_loan import TerminalLoan
 
         def on_quit() -> None:
-            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s()))
+            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
 
         self._terminal = TerminalLoan(
             self._loop, self._lease, self._logs, page, nproc=self._config.nproc, on_quit=on_quit

@@ -294,7 +294,7 @@ class Supervisor:
             case actions.ReportSaved():
                 rendezvous.report_saved(action.round.number, action.step, action.path)
             case actions.LeaveJob():
-                rendezvous.report_leaving(action.reason)
+                rendezvous.report_leaving(action.reason, ends_job=action.ends_job)
             case _:
                 assert_never(action)
 

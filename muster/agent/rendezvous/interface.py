@@ -341,8 +341,13 @@ class Rendezvous(Protocol):
         """Report after RoundBroken that no worker is left here, with `failures` that were not reported before."""
         ...
 
-    def report_leaving(self, reason: str) -> None:
-        """Report that this node leaves (a signal): the others need not wait for silence. Call `close` afterwards."""
+    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
+        """Report that this node leaves (a signal): the others need not wait for silence. Call `close` afterwards.
+
+        Args:
+            reason: why, in a clause.
+            ends_job: its user has ended the whole job here: the others stop, too.
+        """
         ...
 
     def close(self) -> None:

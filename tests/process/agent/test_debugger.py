@@ -126,15 +126,17 @@ def find_rank(pids, rank):
     raise AssertionError(f"no process of rank {rank} among {pids}")
 
 
-def test_two_nodes_each_with_its_own_terminal(tmp_path):
+def start_two_nodes(tmp_path, rank, then):
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = listener.getsockname()[1]
     flags = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "debugged"]
-    with (
-        agent(tmp_path, "1", flags=[*flags, "--node-rank", "0"], nproc=1) as first,
-        agent(tmp_path, "1", flags=[*flags, "--node-rank", "1"], nproc=1) as second,
-    ):
+    return [agent(tmp_path, rank, then, flags=[*flags, "--node-rank", str(node)], nproc=1) for node in (0, 1)]
+
+
+def test_two_nodes_each_with_its_own_terminal(tmp_path):
+    first, second = start_two_nodes(tmp_path, "1", "0")
+    with first, second:
         second.expect(PROMPT.format(1))
         second.type("p secret\n")
         second.expect("41\r\n")
@@ -143,6 +145,19 @@ def test_two_nodes_each_with_its_own_terminal(tmp_path):
         for program in (first, second):
             program.read_until(None)
             assert program.wait() == 0, program.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_quit_on_one_of_two_nodes_ends_both(tmp_path, rank):
+    nodes = start_two_nodes(tmp_path, str(rank), "600")
+    with nodes[0], nodes[1]:
+        nodes[rank].expect(PROMPT.format(rank))
+        nodes[rank].type("quit\n")
+        nodes[rank].read_until(None)
+        assert nodes[rank].wait() == 128 + signal.SIGINT, nodes[rank].text
+        nodes[1 - rank].read_until(None)
+        assert nodes[1 - rank].wait() == 1, nodes[1 - rank].text
+        assert "the debugger of one of its ranks was quit" in " ".join(nodes[1 - rank].text.split())
 
 
 def test_without_a_terminal_one_line_says_so_and_the_script_goes_on(tmp_path):

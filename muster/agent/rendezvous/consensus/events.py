@@ -41,6 +41,8 @@ class Leaving:
 
     id: Name
     reason: Line
+    ends_job: bool = False
+    """Its user has ended the whole job there."""
 
 
 @record

@@ -6,6 +6,7 @@ their workers need. This module also adopts the recovery state of joining member
 
 from collections.abc import Iterable
 
+from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify
 from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
@@ -295,5 +296,8 @@ def on_leaving(state: JobState, event: Leaving, now_s: float) -> Decision:
     state = replace(state, members=state.members.with_item(event.id, replace(member, is_leaving=True)))
     if not _is_lost_from_round(state, event.id):
         return _clear_batch(state), ()
+    if event.ends_job:
+        cause = f"{describe_member(state, member)}: {event.reason}"
+        return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
     # It counts as stopping until its connection closes: only then have its workers ended.
     return break_for_loss(state, event.id, f"{describe_member(state, member)} left: {event.reason}", now_s)

@@ -193,9 +193,9 @@ class Member:
         self._ports.offer()
         self._session.report_or_rejoin(self._build_stopped(round_number, failures, stacks))
 
-    def report_leaving(self, reason: str) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
         """See `Rendezvous`."""
-        self._session.send(Leaving(id=self._id, reason=reason))
+        self._session.send(Leaving(id=self._id, reason=reason, ends_job=ends_job))
 
     def close(self) -> None:
         """See `Rendezvous`."""

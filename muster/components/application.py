@@ -55,7 +55,7 @@ class JobRequest:
     start: str
     preload: str
     hang_timeout: str
-    """A number of seconds, or auto; 0: off."""
+    """A number of seconds, or auto, the agent's default; 0: off."""
     hang_action: str | None
     """None: the agent's default."""
     rdzv_port: int = 29500
@@ -155,8 +155,8 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
     args += ["--max-restarts", str(request.max_retries), "--role", names.role, "--tee", str(request.tee)]
     args += ["--start", request.start, "--preload", request.preload]
     timeout = str(request.hang_timeout)
-    if timeout == "auto" or float(timeout) > 0:
-        args += ["--hang-timeout", timeout if timeout == "auto" else f"{float(timeout):g}"]
+    if timeout != "auto":
+        args += ["--hang-timeout", f"{float(timeout):g}"]
     if request.hang_action is not None:
         args += ["--hang-action", request.hang_action]
     # the program is the first word that is not an option: all later words are its arguments, dashes included

@@ -39,7 +39,7 @@ def ddp(
     tee: int = 3,
     start: str = "auto",
     preload: str = "auto",
-    hang_timeout: str = "0",
+    hang_timeout: str = "auto",
     hang_action: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job (DDP, FSDP, ...): NODES x PROCESSES copies of one program.
@@ -126,7 +126,7 @@ def torchrun(
     tee: int = 3,
     start: str = "auto",
     preload: str = "auto",
-    hang_timeout: str = "0",
+    hang_timeout: str = "auto",
     hang_action: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job (DDP, FSDP, ...), by the name TorchX's nightly line recommends.
@@ -209,7 +209,7 @@ def spmd(
     debug: bool = False,
     start: str = "auto",
     preload: str = "auto",
-    hang_timeout: str = "0",
+    hang_timeout: str = "auto",
     hang_action: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.

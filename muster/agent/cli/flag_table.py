@@ -172,7 +172,7 @@ RESTARTS: Final = (
     Flag(
         name="hang-timeout",
         metavar="S",
-        default="0",
+        default="auto",
         ours=True,
         has_variable=False,
         text="Seconds after which the job counts as hung if no rank has entered or completed a collective or done a "
@@ -182,7 +182,7 @@ RESTARTS: Final = (
     Flag(
         name="hang-action",
         metavar="WHAT",
-        default="restart; report with --hang-timeout auto",
+        default="report with auto, restart with seconds",
         ours=True,
         has_variable=False,
         text="What follows when the job hangs. report: print which rank keeps the others waiting, and all stacks; the "

@@ -329,9 +329,7 @@ def parse_hang_timeout_s(values: FlagValues) -> float | None:
         UsageError: it is neither.
     """
     text = values.text("hang-timeout")
-    if text is None:
-        return None
-    if text == "auto":
+    if text is None or text == "auto":
         return HANG_TIMEOUT_AUTO
     number = parse_seconds(text, zero=True)
     if number is None:

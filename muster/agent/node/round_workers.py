@@ -409,7 +409,7 @@ class RoundWorkers:
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
 
-        def read() -> dict[int, str]:
+        def read_all() -> dict[int, str]:
             places = servers.find_places(hang.read_sessions(dict.fromkeys(pids.values())))
             answers = servers.read_workers(places)
             views: dict[int, str] = {}
@@ -423,6 +423,12 @@ class RoundWorkers:
                 )
                 views[local_rank] = ranks.encode_view(view)
             return views
+
+        def read() -> dict[int, str]:
+            try:
+                return read_all()
+            except (OSError, RuntimeError):  # no descriptors or threads left
+                return {}
 
         self._loop.call_in_thread(read, then)
 

@@ -24,12 +24,14 @@ def main(how: str, guilty: int) -> None:
     is_guilty = rank == guilty
     if how == "init" and is_guilty:
         wait()
+    if how == "old":  # as before torch 2.5
+        del torch._C._distributed_c10d._WorkerServer
     dist.init_process_group("gloo")
     values = torch.ones(4)
     for _ in range(5):
         dist.all_reduce(values)
     print("ready", flush=True)
-    if how == "sleeps" and is_guilty:
+    if how in ("sleeps", "old") and is_guilty:
         wait()
     pair = dist.new_group([0, 1], group_desc="pair") if how == "group" else None
     if how == "group" and is_guilty:

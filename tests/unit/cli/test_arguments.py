@@ -11,7 +11,7 @@ from muster._contract import Env
 from muster.agent.cli import arguments
 from muster.agent.cli.arguments import parse_args
 from muster.agent.cli.rendezvous_flags import parse_endpoint
-from muster.agent.config import AgentConfig, Std
+from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig, Std
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program, ProgramKind
 
@@ -78,7 +78,7 @@ def test_defaults_are_torchruns() -> None:
     assert config.logs.base_dir is None
     assert config.logs.redirects.of(0) is config.logs.tee.of(0) is Std.NONE
     assert config.logs.local_ranks_filter is None
-    assert (config.hang_timeout_s, config.restart_backoff_s, config.numa_binding) == (None, 0.0, None)
+    assert (config.hang_timeout_s, config.restart_backoff_s, config.numa_binding) == (HANG_TIMEOUT_AUTO, 0.0, None)
     assert not config.virtual_local_rank
 
 
@@ -95,6 +95,7 @@ def test_defaults_are_torchruns() -> None:
         ("--signals-to-handle SIGTERM,SIGUSR1", "signals_to_handle", ("SIGTERM", "SIGUSR1")),
         ("--preempt-signal USR1", "preempt_signal", "SIGUSR1"),
         ("--preempt-signal sighup", "preempt_signal", "SIGHUP"),
+        ("--hang-timeout auto", "hang_timeout_s", HANG_TIMEOUT_AUTO),
         ("--hang-timeout 60", "hang_timeout_s", 60.0),
         ("--hang-timeout 0", "hang_timeout_s", None),
         ("--monitor-interval 5", "monitor_interval_s", 5.0),

@@ -59,6 +59,7 @@ def test_the_whole_environment() -> None:
         "TORCHELASTIC_ERROR_FILE": "/e/error.json",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PYTHONBREAKPOINT": "muster.worker.breakpoint",
+        "MUSTER_WATCHED": "1",
         "OMP_NUM_THREADS": "5",
     }
 

@@ -12,7 +12,7 @@ LOOPS = int(os.environ.get("MUSTER_FORK_LOOPS", "1"))
 """More with `make nightly`."""
 
 MATRIX = Path(__file__).parents[2] / "programs" / "elastic" / "fork_matrix.py"
-CALLERS = (*(pytest.param(name, marks=pytest.mark.soak) for name in ("script", "thread", "child")), "pytest", "kernel")
+CALLERS = (pytest.param("script", marks=pytest.mark.soak), "thread", "pytest", "child", "kernel")
 ENDS = ("success", "exception", "crash", "interrupt")
 
 pytestmark = pytest.mark.timeout(300 * LOOPS)

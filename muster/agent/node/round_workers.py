@@ -468,8 +468,8 @@ class RoundWorkers:
         self._loop.call_in_thread(read, add_output)
 
     def _read_progress_ns(self, local_rank: int) -> int | None:
-        """While a debugger has the terminal, no worker hangs: the others wait for that rank."""
-        if self.debugged is not None:
+        """While a debugger has the terminal, no worker hangs: the others wait for that rank. Nor in a pause."""
+        if self.debugged is not None or self._is_paused:
             return time.monotonic_ns()
         return self.page.read_slot(local_rank).changed_ns if self.page else None
 

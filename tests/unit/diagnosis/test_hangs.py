@@ -5,6 +5,7 @@ import json
 import pytest
 
 from muster.agent.diagnosis.hangs.collectives import find_cause
+from muster.agent.diagnosis.hangs.page import describe_slow_ranks
 from muster.agent.diagnosis.hangs.ranks import Collective, Group, RankView, decode_view, encode_view
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
 
@@ -221,3 +222,13 @@ def test_the_file_of_groups() -> None:
     assert read_groups(lines) == (False, {"0": (0, 1), "1": (1,)})
     assert read_groups(b'{"init": true}\n') == (True, {})
     assert read_groups(lines + b'\n{"init": true}\n') == (True, {})
+
+
+def test_who_enters_last() -> None:
+    """Ages count back from now: rank 1 entered both collectives later than the others."""
+    early = group(call(1, age_s=9.0, done=True), call(2, age_s=5.0, done=True))
+    late = group(call(1, age_s=8.5, done=True), call(2, age_s=3.0, done=True))
+    assert describe_slow_ranks([view(0, early), view(1, late), view(2, early)]) == (
+        "rank 1 was the last to enter 2 of the last 2 collectives, up to 2.0 s after the first"
+    )
+    assert describe_slow_ranks([view(0, early), view(1, early)]) is None

@@ -43,7 +43,7 @@ def test_launcher(tmp_path: Path) -> None:
         "1 1 ValueError: the text True",
         "ValueError('the text')",
         "keywords are a TypeError",
-        "start_method='thread': allowed are spawn, forkserver",
+        "start_method='thread': allowed are spawn, forkserver, fork",
         "--event-log-handler 'mine': must be one of null, console, dynamic_rendezvous",
     ], outcome.explain()
 

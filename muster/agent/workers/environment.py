@@ -83,7 +83,8 @@ def build_common_env(config: AgentConfig) -> dict[str, str]:
     env = dict(config.base_env)
     if config.omp_num_threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
-    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    # torch's own default. torchrun's is 1, which ends NCCL's communicators first, and then its dumps are not written.
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     env.setdefault("PYTHONBREAKPOINT", "muster.worker.breakpoint")
     return env
 

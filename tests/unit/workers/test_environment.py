@@ -57,7 +57,7 @@ def test_the_whole_environment() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": "/e/error.json",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         "PYTHONBREAKPOINT": "muster.worker.breakpoint",
         "MUSTER_WATCHED": "1",
         "OMP_NUM_THREADS": "5",
@@ -65,9 +65,9 @@ def test_the_whole_environment() -> None:
 
 
 def test_the_agents_own_ranks_do_not_leak() -> None:
-    env = build(RANK="99", TORCHELASTIC_ERROR_FILE="/agent.json", TORCH_NCCL_ASYNC_ERROR_HANDLING="3")
+    env = build(RANK="99", TORCHELASTIC_ERROR_FILE="/agent.json", TORCH_NCCL_ASYNC_ERROR_HANDLING="2")
     assert (env["RANK"], env["TORCHELASTIC_ERROR_FILE"]) == ("3", "/e/error.json")
-    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
 
 
 def test_no_error_file_is_an_empty_variable() -> None:

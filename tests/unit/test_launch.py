@@ -42,4 +42,14 @@ def test_workers_that_run_are_not_ended_because_nothing_can_be_loaded_ahead(erro
     def fail() -> None:
         raise error
 
-    Supervisor._load_evidence(SimpleNamespace(_read_evidence=fail))  # type: ignore[arg-type]
+    Supervisor._load_evidence(SimpleNamespace(_open_control=fail, _read_evidence=fail))  # type: ignore[arg-type]
+
+
+def test_evidence_is_loaded_although_nothing_can_be_asked() -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    loaded: list[bool] = []
+    parts = SimpleNamespace(_open_control=fail, _read_evidence=lambda: loaded.append(True))
+    Supervisor._load_evidence(parts)  # type: ignore[arg-type]
+    assert loaded == [True]

@@ -228,6 +228,7 @@ class Supervisor:
     def _load_evidence(self) -> None:
         with suppress(OSError, ImportError):  # no descriptors left: no reason to end workers that run
             self._open_control()
+        with suppress(OSError, ImportError):
             self._read_evidence()
             import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
 

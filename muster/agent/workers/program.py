@@ -355,12 +355,11 @@ def _hook_groups(module: "ModuleType") -> None:
         return
 
     def begin() -> None:
-        try:
+        try:  # noqa: SIM105  # a user's process should import no module for it
             _load_own_file("torch_hook")["begin_group"](module)
-        except Exception:  # noqa: BLE001  # a torch without the server, no descriptors left: the job does without it
-            original()
-        else:
-            original()
+        except Exception:  # noqa: BLE001, S110  # a torch without the server, no descriptors left: all goes on
+            pass
+        original()
 
     setattr(begin, _WATCHED, True)
     setattr(module, name, begin)

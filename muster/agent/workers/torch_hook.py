@@ -88,8 +88,21 @@ def choose_number(place: int) -> int:
 
 
 def _move_descriptor(fd: int, number: int) -> int:
-    os.dup2(fd, number, inheritable=False)
-    os.close(fd)
+    """Give a descriptor its number.
+
+    Raises:
+        OSError: the program has a file of that number.
+    """
+    try:
+        taken = os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        taken = ""
+    try:
+        if taken and "muster-" not in taken:  # else it is that of the process that this one was forked from
+            raise OSError(f"descriptor {number} is taken")
+        os.dup2(fd, number, inheritable=False)
+    finally:
+        os.close(fd)
     return number
 
 

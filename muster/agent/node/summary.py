@@ -27,7 +27,7 @@ def describe_job(
     if ended is None:
         end = "stopped"
     else:
-        end = "preempted" if ended.is_drained else "succeeded" if ended.succeeded else "failed"
+        end = "stopped at a common step" if ended.is_drained else "succeeded" if ended.succeeded else "failed"
     parts = [f"{end} after {format_duration(times.duration_s)}"]
     if times.restarts:
         word = "restart" if times.restarts == 1 else "restarts"

@@ -57,6 +57,8 @@ def train(events, steps):
             time.sleep(0.3)
             if rank == 0:
                 events.finished_save_checkpoint.set()
+            else:
+                events.finished_save_checkpoint.wait()
         if events.stop_all_tasks.is_set():
             return "stopped"
         time.sleep(0.1)

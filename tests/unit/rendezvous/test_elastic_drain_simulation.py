@@ -6,7 +6,8 @@ and no attempt is used; a round resumes only from what all ranks of a round have
 long as `min` others are there, the job ends with success. MUSTER_ELASTIC_DRAIN_SEEDS sets the number of seeds.
 
 Left out of the last rule are nodes that end while no round runs: with the leader gone, the others cannot tell this from
-a partition, and wait (see `consensus.quorum`); so can a half that is left when a node crashes during a drain. And
+a partition, and wait (see `consensus.quorum`). So may half of the nodes or fewer when one of the others crashes during
+a drain, or leaves without one because its workers had just been started: these exit 69 at the join timeout. And
 spares are not replaced: nodes that are all new, as many as may take part, form a round of their own.
 """
 
@@ -183,13 +184,19 @@ class Story:
         if is_done:
             return "drained" if any(b.kind is BreakKind.DRAINED for _, _, b in world.breaks) else "done"
         staying = [p for p in processes if not p.is_preempted and p.code is not None and p.numbers]
-        is_minority = self.trouble == "crash" and 2 * len(staying) <= len(world.machines)
-        if len(staying) >= world.min_nodes and not self.ended_alone and not is_minority:
+        is_minority = 2 * len(staying) <= len(world.machines)
+        may_wait = is_minority and (self.trouble == "crash" or self.has_left_without_a_drain(processes))
+        if len(staying) >= world.min_nodes and not self.ended_alone and not may_wait:
             codes = [(p.machine.host, p.code) for p in staying]
             raise Violation(f"{len(staying)} nodes were there to go on, and ended with {codes}")
         if not self.trouble and any(isinstance(p.outcome, RendezvousFailed) for p in staying) and self.is_at_once():
             raise Violation("a node waited for others that do not come")
         return "left"
+
+    def has_left_without_a_drain(self, processes: list[DrainingProcess]) -> bool:
+        """A node was preempted when its workers had just been started, or stopped: no drain's end says that it left."""
+        drained = {host for _, host, broken in self.world.breaks if broken.leaves}
+        return any(each.is_preempted and each.machine.host not in drained for each in processes)
 
     def is_at_once(self) -> bool:
         """Only one signal was sent, to a node of a round that was running."""

@@ -58,7 +58,7 @@ class RankView:
     node: int
     host: str
     state: str = ""
-    """The kernel's letter: R, S, D, T (stopped), Z; "": not known."""
+    """The kernel's process state: R, S, D, T (stopped), Z; "": not known."""
     is_answering: bool = False
     """Its server has answered."""
     has_server: bool = False

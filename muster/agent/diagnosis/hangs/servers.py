@@ -33,7 +33,7 @@ class Place:
 
     pid: int
     state: str
-    """The kernel's letter of the worker itself."""
+    """The kernel's process state (R, S, D, T, Z) of the worker itself."""
     server_pid: int | None
     """The process that has initialised a process group; None: none of the worker's processes has."""
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from muster.agent.diagnosis.hangs.collectives import find_cause
-from muster.agent.diagnosis.hangs.ranks import decode_view
 from muster.agent.diagnosis.report import Stack, name_ranks
 from muster.agent.runtime.records import record
 
@@ -72,7 +71,7 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
 
 def _explain_collectives(stacks: tuple[Stack, ...], places: "dict[int, _Place]") -> HangCause | None:
     """What the flight recorders show, with the line at which the ranks that are named were seen last."""
-    views = [view for stack in stacks if stack.view and (view := decode_view(stack.view)) is not None]
+    views = [stack.view for stack in stacks if stack.view is not None]
     found = find_cause(views) if views else None
     if found is None:
         return None

@@ -1,11 +1,22 @@
-"""What failed, as data: one `Failure` per worker, one `Report` per job."""
+"""What failed, as data: one `Failure` per worker, one `Report` per job; a `Stack` of each worker that was alive."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from muster._contract import REPORT_SCHEMA
-from muster.agent.runtime.fields import Count, Integer, Limit, Line, Lines, Name, Paragraph, Seconds, Traceback
-from muster.agent.runtime.records import build, record
+from muster.agent.runtime.fields import (
+    PACKED,
+    Count,
+    Integer,
+    Limit,
+    Line,
+    Lines,
+    Name,
+    Paragraph,
+    Seconds,
+    Traceback,
+)
+from muster.agent.runtime.records import build, record, replace
 
 
 @record
@@ -78,6 +89,72 @@ class Failure:
         return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
 
 
+ENTRY_LIMIT = 16
+"""Entries that are kept of each group: those that are not done, and the last ones."""
+
+
+@record
+class Collective:
+    """One call of a collective, or of send or recv, as the flight recorder of a rank has it."""
+
+    number: Count
+    """Counted by the group, from 1."""
+    operation: Name
+    """"all_reduce"."""
+    sizes: Name
+    """"4 x float32"; "" where the recorder has none."""
+    age_s: Seconds
+    """Since the rank has entered it."""
+    is_done: bool
+    is_p2p: bool = False
+
+
+@record
+class Group:
+    """A process group, as one rank sees it."""
+
+    name: Name
+    description: Name
+    """"default_pg"; what the program has called it."""
+    entered: Count
+    """The number of the last collective that this rank has entered; 0: none."""
+    completed: Count
+    ranks: Annotated[tuple[Count, ...], Limit(most=65536)] = ()
+    """Global ranks; empty: not known."""
+    entries: Annotated[tuple[Collective, ...], Limit(most=ENTRY_LIMIT, keeps_end=True)] = ()
+    """In the order of the calls."""
+
+
+@record
+class RankView:
+    """What is known of one rank of a job that may hang, at one moment."""
+
+    global_rank: Count
+    node: Count
+    host: Name
+    state: Name = ""
+    """The kernel's process state: R, S, D, T (stopped), Z; "": not known."""
+    is_answering: bool = False
+    """Its server has answered."""
+    has_server: bool = False
+    is_initialising: bool = False
+    """It is inside `init_process_group`."""
+    groups: Annotated[tuple[Group, ...], Limit(most=64, keeps_end=True)] = ()
+
+    @property
+    def progress(self) -> tuple[int, ...] | None:
+        """What changes whenever the rank enters or completes a collective; None: it has entered none."""
+        counts = tuple(number for group in self.groups for number in (group.entered, group.completed))
+        return counts if any(counts) else None
+
+    def list_forms(self) -> "Iterator[RankView]":
+        """This view and shorter ones, for a message that has no room for all of it: the last entries are kept."""
+        yield self
+        for entries, groups in ((4, 64), (2, 16), (1, 4)):
+            kept = tuple(replace(group, entries=group.entries[-entries:]) for group in self.groups[-groups:])
+            yield replace(self, groups=kept)
+
+
 @record
 class Stack:
     """Python stacks of one rank, collected while it was alive."""
@@ -87,8 +164,8 @@ class Stack:
     local_rank: Count
     text: Traceback
     """"": it gave none."""
-    view: Annotated[str, Limit(most=32768)] = ""
-    """What its flight recorder says, see `hangs.ranks`; not in the report. "": nothing."""
+    view: Annotated[RankView, PACKED] | None = None
+    """What its flight recorder says; not in the report. None: it was not read, or no message had room for it."""
 
 
 @record

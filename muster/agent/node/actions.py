@@ -10,6 +10,7 @@ from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:
+    from muster.agent.diagnosis.report import RankView
     from muster.agent.rendezvous.consensus.actions import Answer
 
 
@@ -29,8 +30,8 @@ class WorkerStack:
 
     text: str = ""
     """Its Python stacks; "": it gave none."""
-    view: str = ""
-    """What its flight recorder says, see `diagnosis.hangs.ranks`; "": it was not read."""
+    view: "RankView | None" = None
+    """What its flight recorder says; None: it was not read."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

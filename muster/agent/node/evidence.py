@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
-from muster.agent.diagnosis.report import Failure, Stack
+from muster.agent.diagnosis.report import Failure, RankView, Stack
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node.actions import LocalFailure, WorkerStack
@@ -158,8 +158,8 @@ class _Stderr:
         return self.tail
 
 
-def _join(texts: Mapping[int, str], views: Mapping[int, str]) -> dict[int, WorkerStack]:
-    return {rank: WorkerStack(text=texts.get(rank, ""), view=views.get(rank, "")) for rank in sorted({*texts, *views})}
+def _join(texts: Mapping[int, str], views: Mapping[int, RankView]) -> dict[int, WorkerStack]:
+    return {rank: WorkerStack(text=texts.get(rank, ""), view=views.get(rank)) for rank in sorted({*texts, *views})}
 
 
 def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002

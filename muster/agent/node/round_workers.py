@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.diagnosis.hangs.servers import WorkerReader
+    from muster.agent.diagnosis.report import RankView
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
@@ -402,29 +403,28 @@ class RoundWorkers:
         """Whether no worker has been active for the hang timeout."""
         return self._hang is not None and self._hang.is_idle
 
-    def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, str]], None]") -> None:
-        """Read the flight recorders of the live workers; calls back with encoded `RankView`s by local rank."""
+    def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
+        """Read the flight recorders of the live workers; calls back with what they say, by local rank."""
         from muster.agent.diagnosis import hang
-        from muster.agent.diagnosis.hangs import ranks, servers
+        from muster.agent.diagnosis.hangs import servers
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
 
-        def read_all() -> dict[int, str]:
+        def read_all() -> "dict[int, RankView]":
             places = servers.find_places(hang.read_sessions(dict.fromkeys(pids.values())))
             answers = servers.read_workers(places)
-            views: dict[int, str] = {}
-            for local_rank, pid in pids.items():
-                view = servers.build_view(
+            return {
+                local_rank: servers.build_view(
                     places[pid],
                     answers[pid],
                     global_rank=formed.rank_offset + local_rank,
                     node=formed.group_rank,
                     host=host,
                 )
-                views[local_rank] = ranks.encode_view(view)
-            return views
+                for local_rank, pid in pids.items()
+            }
 
-        def read() -> dict[int, str]:
+        def read() -> "dict[int, RankView]":
             try:
                 return read_all()
             except (OSError, RuntimeError):  # no descriptors or threads left

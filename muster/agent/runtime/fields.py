@@ -48,6 +48,8 @@ class Shared(Generic[T]):
 
 HOST_NAME = "a host name or an address"
 """Marks a text that must be one."""
+PACKED = "compressed"
+"""Marks an optional record that travels as compressed text, or is left out. Its `list_forms` gives shorter ones."""
 NAME_LIMIT_BYTES = 255
 MOST = 2**53 - 1
 """Integers up to here are exact in every JSON implementation."""

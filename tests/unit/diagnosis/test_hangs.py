@@ -1,13 +1,18 @@
 """Which ranks a hang is blamed on, from what the flight recorders of all ranks say; the texts are written by hand."""
 
+import base64
 import json
+import random
+import zlib
 
 import pytest
 
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.page import describe_slow_ranks
-from muster.agent.diagnosis.hangs.ranks import Collective, Group, RankView, decode_view, encode_view
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+from muster.agent.diagnosis.report import Collective, Group, RankView, Stack
+from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
+from muster.agent.runtime.records import replace
 
 
 def call(number: int, operation: str = "all_reduce", *, age_s: float = 62.0, done: bool = False) -> Collective:
@@ -162,17 +167,57 @@ def test_nothing_is_said_without_evidence() -> None:
     assert find_cause([RankView(global_rank=0, node=0, host="")]) is None
 
 
+def send(view: RankView) -> Stack:
+    """What the leader reads of a stack with this view."""
+    return decode(Stack, json.loads(encode(Stack(global_rank=0, node=0, local_rank=0, text="", view=view), 1 << 20)))
+
+
 def test_a_view_travels() -> None:
     whole = view(1, WAITS, state="T", answers=False)
-    assert decode_view(encode_view(whole)) == whole
-    many = view(0, *[group(*[call(n) for n in range(1, 400)], name=str(g)) for g in range(300)])
-    assert len(encode_view(many)) <= 32768
-    assert decode_view(encode_view(many)) is not None
+    assert send(whole).view == whole
 
 
-@pytest.mark.parametrize("text", ["", "x", "€", encode_view(view(0))[:-4], encode_view(view(0)) + "0"])
-def test_a_damaged_view_is_none(text: str) -> None:
-    assert decode_view(text) in (None, view(0))
+def test_a_view_that_is_too_long_loses_its_oldest_entries() -> None:
+    names = random.Random(1)
+    many = [
+        group(*[call(n, operation=names.randbytes(40).hex()) for n in range(400)], name=names.randbytes(60).hex())
+        for _ in range(300)
+    ]
+    arrived = send(view(0, *many)).view
+    assert arrived is not None
+    assert [each.name for each in arrived.groups] == [each.name for each in many[-len(arrived.groups) :]]
+    assert all(each.entries[-1] == many[0].entries[-1] or each.entries[-1].number == 399 for each in arrived.groups)
+
+
+def test_a_view_for_which_there_is_no_room_is_left_out() -> None:
+    stack = Stack(global_rank=0, node=0, local_rank=0, text="x" * 600, view=view(0, WAITS))
+    short = decode(Stack, json.loads(encode(stack, 60_000)))
+    assert short == replace(stack, view=None)
+
+
+def pack(text: str) -> str:
+    return base64.b85encode(zlib.compress(text.encode())).decode()
+
+
+@pytest.mark.parametrize(
+    ("packed", "why"),
+    [
+        ("", "not compressed JSON"),
+        ("x", "not compressed JSON"),
+        ("€", "not compressed JSON"),
+        (pack(json.dumps([*range(1000)]))[:-40], "not compressed JSON"),
+        (pack("{}"), "'global_rank' is missing"),
+        (pack("[]"), "not an object"),
+        (pack('{"global_rank": -1, "node": 0, "host": ""}'), "'global_rank'"),
+        (pack('{"global_rank": 0, "node": 0, "host": 1}'), "'host'"),
+        (pack('{"global_rank": 0, "node": 0, "host": "", "groups": [{"name": "0"}]}'), "'description' is missing"),
+        (pack(" " * (2 << 20) + "{}"), "not compressed JSON"),
+        ("x" * 40_000, "longer than 32768 bytes"),
+    ],
+)
+def test_a_view_that_is_none_is_refused_as_any_message(packed: str, why: str) -> None:
+    with pytest.raises(MalformedMessageError, match=why):
+        decode(Stack, {"global_rank": 0, "node": 0, "local_rank": 0, "text": "", "view": packed})
 
 
 GLOO = json.dumps(

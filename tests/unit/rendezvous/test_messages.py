@@ -4,6 +4,7 @@ The values are made from the declared types by this module alone, not by the cod
 """
 
 import contextlib
+import hashlib
 import json
 import types
 from enum import Enum
@@ -14,7 +15,7 @@ from doubles.rendezvous_links import encode_and_decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack
+from muster.agent.diagnosis.report import Failure, Group, OomEvidence, RankView, Report, Stack
 from muster.agent.rendezvous.backends import torch_messages
 from muster.agent.rendezvous.consensus.events import Failed, Stopped
 from muster.agent.rendezvous.interface import BreakKind
@@ -24,7 +25,7 @@ from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.runtime.fields import HOST_NAME, Limit, Range, Shared
+from muster.agent.runtime.fields import HOST_NAME, PACKED, Limit, Range, Shared
 from muster.agent.runtime.records import record, replace
 
 UNIONS: list[MessageUnion] = [
@@ -70,6 +71,8 @@ def build_values(annotation: Any) -> st.SearchStrategy[Any]:
 
 def build_limited(base: Any, marks: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     mark = marks[0]
+    if mark == PACKED:
+        return build_records(base)
     if isinstance(mark, Range) and base is int:
         return st.integers(int(mark.least), int(mark.most))
     if isinstance(mark, Range):
@@ -240,6 +243,23 @@ UNACKNOWLEDGED = 8
 """Rounds that not all of their members have acknowledged: the only list without a limit, since none may be left out."""
 
 
+LONGEST_VIEW = RankView(
+    global_rank=0,
+    node=0,
+    host="",
+    groups=tuple(
+        Group(
+            name=hashlib.shake_256(b"name%d" % n).hexdigest(127),
+            description=hashlib.shake_256(b"description%d" % n).hexdigest(127),
+            entered=0,
+            completed=0,
+        )
+        for n in range(64)
+    ),
+)
+"""Its names are hardly compressible."""
+
+
 def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
     """The value whose JSON is longest: texts that JSON escapes, and more items and bytes than are allowed."""
     origin, args = get_origin(annotation), get_args(annotation)
@@ -247,6 +267,8 @@ def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
         return int(args[1].most) if args[0] is int else 1 / 3 * args[1].most
     if origin is Annotated and args[0] is str:
         return ("h" if HOST_NAME in args else "\x01") * (args[1].most + 100)
+    if origin is Annotated and args[1] == PACKED:
+        return LONGEST_VIEW
     if origin is Annotated:
         return build_longest(args[0], args[1].most + 1)
     if origin in (Union, types.UnionType):

@@ -1,8 +1,8 @@
 """Which rank keeps the others waiting, and in which collective.
 
-`servers` asks the workers of this node (`workers.torch_hook` is their side), `reading` turns the answers into records,
-`ranks` is what is known of each rank and travels to the leader, `collectives` finds the ranks to blame, purely. `page`
-is what is printed of it while the job goes on. `limits` learns how long a job may pause.
+`servers` asks the workers of this node (`workers.torch_hook` is their side), `reading` turns the answers into records
+(`diagnosis.report.RankView`, which travels to the leader), `collectives` finds the ranks to blame, purely. `page` is
+what is printed of it while the job goes on. `limits` learns how long a job may pause.
 
 Not here: when a job counts as hung (`diagnosis.hang`, `rendezvous.consensus.failures`), Python stacks
 (`diagnosis.stacks`, `diagnosis.hang_cause`).

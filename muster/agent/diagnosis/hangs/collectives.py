@@ -14,8 +14,7 @@ that are left, the one that waits longest counts.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.agent.diagnosis.hangs.ranks import Collective, Group, RankView
-from muster.agent.diagnosis.report import name_ranks
+from muster.agent.diagnosis.report import Collective, Group, RankView, name_ranks
 from muster.agent.runtime.records import record
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}

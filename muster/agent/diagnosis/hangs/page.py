@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from muster.agent.diagnosis.hang_cause import explain_hang
-from muster.agent.diagnosis.hangs.ranks import RankView, decode_view
-from muster.agent.diagnosis.report import Stack, name_ranks
+from muster.agent.diagnosis.report import RankView, Stack, name_ranks
 from muster.agent.diagnosis.report_text import format_stacks
 
 _LATE_S = 0.1
@@ -28,7 +27,7 @@ def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
 def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
     """Who keeps the others waiting, and who enters collectives late; nothing where neither is seen."""
     known = tuple(stacks)
-    views = [view for stack in known if (view := decode_view(stack.view)) is not None]
+    views = [stack.view for stack in known if stack.view is not None]
     cause = explain_hang(known)
     if cause is not None:
         yield f"{name_ranks(cause.ranks)}{_name_place(cause.ranks, views)} {cause.clause}"

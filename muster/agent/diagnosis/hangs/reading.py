@@ -5,10 +5,10 @@ entries stay "scheduled" and are done when `retired`; its `pg_config` says nothi
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from muster.agent.diagnosis.hangs.ranks import ENTRY_LIMIT, Collective, Group
+from muster.agent.diagnosis.report import ENTRY_LIMIT, Collective, Group
+from muster.agent.runtime.fields import MOST
 
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"}
 _DTYPES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
@@ -23,21 +23,20 @@ def read_groups(text: bytes) -> tuple[bool, dict[str, tuple[int, ...]]]:
     is_initialising = False
     groups: dict[str, tuple[int, ...]] = {}
     for line in text.splitlines():
-        data = _load_line(line)
+        data = _load(line)
         if "group" in data:
             is_initialising = False
-            groups[str(data["group"])] = tuple(_to_int(rank) for rank in data.get("ranks") or ())
+            groups[str(data["group"])] = tuple(_to_int(rank) for rank in _to_list(data.get("ranks")))
         elif "init" in data:
             is_initialising, groups = True, {}
     return is_initialising, groups
 
 
-def _load_line(line: bytes) -> dict[str, Any]:
+def _load(text: bytes) -> Mapping[str, object]:
     try:
-        data = json.loads(line)
+        return _to_dict(json.loads(text))
     except ValueError:  # it is being written
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def read_recorder(text: bytes, now_ns: int, members: Mapping[str, tuple[int, ...]]) -> tuple[Group, ...]:
@@ -51,15 +50,12 @@ def read_recorder(text: bytes, now_ns: int, members: Mapping[str, tuple[int, ...
     Returns:
         The groups in which the worker has entered anything, and those that it is known to be in.
     """
-    try:
-        data = json.loads(text)
-        entries, status = data.get("entries") or [], data.get("pg_status") or {}
-    except (ValueError, AttributeError):
-        entries, status = [], {}
-    by_group: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get("process_group"), list) and entry["process_group"]:
-            by_group.setdefault(str(entry["process_group"][0]), []).append(entry)
+    data = _load(text)
+    status = _to_dict(data.get("pg_status"))
+    by_group: dict[str, list[Mapping[str, object]]] = {}
+    for entry in map(_to_dict, _to_list(data.get("entries"))):
+        if names := _to_list(entry.get("process_group")):
+            by_group.setdefault(str(names[0]), []).append(entry)
     found = [_read_group(name, own, status, now_ns, members.get(name, ())) for name, own in by_group.items()]
     rest = [
         Group(name=name, description="default_pg" if name == "0" else "", entered=0, completed=0, ranks=ranks)
@@ -70,12 +66,11 @@ def read_recorder(text: bytes, now_ns: int, members: Mapping[str, tuple[int, ...
 
 
 def _read_group(
-    name: str, entries: list[Mapping[str, Any]], status: Mapping[str, Any], now_ns: int, ranks: tuple[int, ...]
+    name: str, entries: list[Mapping[str, object]], status: Mapping[str, object], now_ns: int, ranks: tuple[int, ...]
 ) -> Group:
     read = [_read_entry(entry, now_ns) for entry in entries]
     counted = [entry for entry in read if not entry.is_p2p]
-    own = status.get(str(entries[-1].get("pg_id")), {}) if isinstance(status, dict) else {}
-    own = own if isinstance(own, dict) else {}
+    own = _to_dict(status.get(str(entries[-1].get("pg_id"))))
     open_ones = [entry for entry in read if not entry.is_done][:ENTRY_LIMIT]
     kept = [entry for entry in read if entry in open_ones or entry in read[-ENTRY_LIMIT:]]
     return Group(
@@ -91,12 +86,12 @@ def _read_group(
     )
 
 
-def _find_description(entry: Mapping[str, Any]) -> str:
-    names = entry["process_group"]
+def _find_description(entry: Mapping[str, object]) -> str:
+    names = _to_list(entry.get("process_group"))
     return str(names[1])[:80] if len(names) > 1 and names[1] not in (None, "undefined") else ""
 
 
-def _read_entry(entry: Mapping[str, Any], now_ns: int) -> Collective:
+def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
     is_p2p = bool(entry.get("is_p2p"))
     created_ns = _to_int(entry.get("time_created_ns"))
     return Collective(
@@ -111,17 +106,25 @@ def _read_entry(entry: Mapping[str, Any], now_ns: int) -> Collective:
 
 def _describe_sizes(sizes: object, dtypes: object) -> str:
     """`4 x float32`, `2x3 x float32 and 1 more`; "" when there is nothing to say."""
-    if not isinstance(sizes, list) or not sizes or not isinstance(sizes[0], list):
+    all_sizes, kinds = _to_list(sizes), _to_list(dtypes)
+    if not all_sizes or not isinstance(all_sizes[0], list):
         return ""
-    kinds: Iterable[object] = dtypes if isinstance(dtypes, list) else ()
-    kind = str(next(iter(kinds), ""))
-    shape = "x".join(str(_to_int(size)) for size in sizes[0]) or "1"
+    kind = str(kinds[0]) if kinds else ""
+    shape = "x".join(str(_to_int(size)) for size in all_sizes[0]) or "1"
     text = f"{shape} x {_DTYPES.get(kind, kind.lower())}" if kind else shape
-    return f"{text} and {len(sizes) - 1} more" if len(sizes) > 1 else text
+    return f"{text} and {len(all_sizes) - 1} more" if len(all_sizes) > 1 else text
+
+
+def _to_dict(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _to_list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
 
 
 def _to_int(value: object) -> int:
     try:
-        return max(0, int(value))  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
-    except (TypeError, ValueError):
+        return min(max(0, int(value)), MOST)  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
+    except (TypeError, ValueError, OverflowError):
         return 0

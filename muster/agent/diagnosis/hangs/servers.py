@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 from muster import _processes
-from muster.agent.diagnosis.hangs.ranks import Group, RankView
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+from muster.agent.diagnosis.report import Group, RankView
 from muster.agent.runtime.records import record
 
 DEADLINE_S = 1.0

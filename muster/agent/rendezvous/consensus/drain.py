@@ -349,7 +349,7 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
     if not wanted.asker.id:
         return state, tuple(Notify(text=line) for line in format_page(stacks, missing=wanted.missing))
     found = "".join(f"{line}; " for line in describe_ranks(stacks))
-    stacks = tuple(replace(stack, view="") for stack in stacks if stack.text)
+    stacks = tuple(replace(stack, view=None) for stack in stacks if stack.text)
     count, took_s = len(stacks), now_s - wanted.begun_s
     none = f"; {wanted.missing} gave none: not Python, stopped, or just started" if wanted.missing else ""
     answer = Answer(

@@ -13,9 +13,9 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
-from muster.agent.runtime.fields import HOST_NAME, NAME_LIMIT_BYTES, Limit, Range, Shared
+from muster.agent.runtime.fields import HOST_NAME, NAME_LIMIT_BYTES, PACKED, Limit, Range, Shared
 
 T = TypeVar("T")
 
@@ -27,6 +27,10 @@ TEXT_BUDGET_BYTES = 8 * 1024 * 1024
 """What the texts of one message may take together; those that come later are cut to `_SHORT_BYTES`."""
 SHARED_LIMIT_BYTES = 15 * 1024 * 1024
 """The own parts of each message need the rest of its frame."""
+PACKED_LIMIT_BYTES = 32768
+"""Of a record that travels compressed."""
+_UNPACKED_LIMIT_BYTES = 1 << 20
+"""What another node has compressed is not unpacked beyond this."""
 _SHORT_BYTES = 64
 _SHORTEST_BYTES = 8
 """What is kept of each text when the message is too long all the same."""
@@ -41,6 +45,13 @@ class MalformedMessageError(Exception):
 
     The only error that a message may cause: its sender is disconnected. Every other error is a bug in muster.
     """
+
+
+class RecordWithForms(Protocol):
+    """A record that is marked as packed."""
+
+    def list_forms(self) -> Iterable[object]:
+        """Itself, then ever shorter forms."""
 
 
 class _Budget:
@@ -162,6 +173,8 @@ def _build_codec(annotation: Hashable) -> tuple[Read, Write]:
 
 
 def _build_limited(base: object, marks: tuple[object, ...]) -> tuple[Read, Write]:
+    if PACKED in marks:
+        return _build_packed(base)
     limits = [mark for mark in marks if isinstance(mark, Limit)]
     ranges = [mark for mark in marks if isinstance(mark, Range)]
     if base is str and limits:
@@ -236,6 +249,38 @@ def _build_shared(kind: Hashable) -> tuple[Read, Write]:
         return shared.encoded
 
     return lambda value: Shared(read(value)), write_once
+
+
+def _build_packed(kind: Hashable) -> tuple[Read, Write]:
+    read, write = _build_codec(kind)
+
+    def unpack(value: object) -> object:
+        import base64
+        import zlib  # only jobs that hang need them
+
+        text = _read_text(value, PACKED_LIMIT_BYTES)
+        try:
+            plain = zlib.decompressobj().decompress(base64.b85decode(text), _UNPACKED_LIMIT_BYTES)
+            data = json.loads(plain)
+        except (ValueError, zlib.error):
+            raise MalformedMessageError("not compressed JSON") from None
+        return read(data)
+
+    def pack(value: RecordWithForms, budget: _Budget) -> str:
+        import base64
+        import zlib
+
+        if budget.left_bytes < PACKED_LIMIT_BYTES:
+            return "null"
+        for form in value.list_forms():
+            plain = write(form, _Budget(TEXT_BUDGET_BYTES, _SHORT_BYTES)).encode()
+            packed = base64.b85encode(zlib.compress(plain)).decode()  # no quotes or backslashes
+            if len(plain) <= _UNPACKED_LIMIT_BYTES and len(packed) <= PACKED_LIMIT_BYTES:
+                budget.left_bytes -= len(packed)
+                return f'"{packed}"'
+        return "null"
+
+    return unpack, pack
 
 
 def _build_fixed(args: tuple[Hashable, ...]) -> tuple[Read, Write]:

@@ -15,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
 
+# With it, `print` writes a line and its end apart, and the lines of two ranks with one standard output run together.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs us in the background has it ignored, and so would have every program that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)

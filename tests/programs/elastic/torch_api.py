@@ -45,7 +45,8 @@ def foo(bar):
 
 
 def wait_for_signal():
-    print("waiting", flush=True)
+    sys.stdout.write("waiting\n")  # as above
+    sys.stdout.flush()
     time.sleep(600)
 
 

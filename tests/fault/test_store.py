@@ -127,3 +127,16 @@ def test_the_store_starts_no_line_of_the_users(tmp_path: Path) -> None:
         assert not [link for link in links if "logs" in link or "memfd" in link]
         tree.send(signal.SIGTERM)
         assert tree.wait(LIMIT_S).exit_code == 143
+
+
+def test_the_store_asks_no_name_server(tmp_path: Path) -> None:
+    """torch's store would look up each client that connects; while it waits for a name server it answers no other."""
+    (tmp_path / "resolv.conf").write_text("nameserver 127.77.0.1\n")
+    mount = f'mount --bind {tmp_path}/resolv.conf /etc/resolv.conf && exec "$@"'
+    shell = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    program = [sys.executable, str(Path(PROGRAM).parent / "store_names.py")]
+    if run_tree([*shell, *program, "look-up"]).stdout != "asked for 1 names\n":
+        pytest.skip("a name server of this test's own is not possible here")
+    outcome = run_tree([*shell, *program], timeout_s=LIMIT_S)
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    assert outcome.stdout == "asked for 0 names\n", outcome.explain()

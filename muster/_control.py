@@ -128,6 +128,11 @@ def merge_answers(answers: Mapping[str, Answer]) -> Answer:
     return replace(worst, line=line, stacks=stacks, ranks=sum(answer.ranks for answer in answers.values()))
 
 
+def count_nodes(nodes: int) -> str:
+    """1 node, 2 nodes."""
+    return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"
+
+
 def parse_answer(text: str) -> Answer:
     """Read the line that `muster-agent ask job` prints.
 

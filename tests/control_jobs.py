@@ -38,11 +38,14 @@ class Shell:
         return f"exit {self.code}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
-def build_app(folder: Path, *words: str, nodes: int = 2, nproc: int = 2, **more) -> AppDef:
-    args = ["-m", "muster.agent", "--nnodes", str(nodes), "--nproc-per-node", str(nproc)]
+def build_app(folder: Path, *words: str, nodes: int = 2, nproc: int = 2, least: int | None = None) -> AppDef:
+    size = str(nodes) if least is None else f"{least}:{nodes}"
+    args = ["-m", "muster.agent", "--nnodes", size, "--nproc-per-node", str(nproc)]
     args += ["--rank0-env", macros.rank0_env, "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id]
     args += ["--start", "cold", "--shutdown-timeout", "4", str(PROGRAM), str(folder), "100000", *words]
-    role = Role(name="r", image="", entrypoint="python3", args=args, num_replicas=nodes, max_retries=2, **more)
+    role = Role(
+        name="r", image="", entrypoint="python3", args=args, num_replicas=nodes, max_retries=2, min_replicas=least
+    )
     role.resource = Resource(cpu=1, gpu=0, memMB=1)
     return AppDef("app", roles=[role])
 
@@ -102,7 +105,8 @@ def start_job(tmp_path: Path, *words: str, **more) -> Iterator[Job]:
         app_id = scheduler.submit(app, {})
         job = Job(scheduler, folder, app_id, more.get("nodes", 2) * more.get("nproc", 2))
         try:
-            job.wait_ready()
+            if PROGRAM.name == "control_steps.py":
+                job.wait_ready()
             yield job
         finally:
             scheduler.delete(app_id)

@@ -79,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--limit", type=_parse_limit, default=None, metavar="SECONDS", help="how long the ranks may take (60)"
         )
-    command = _add_command(commands, "resize", "change the number of nodes of an elastic job on Kubernetes")
+    command = _add_command(commands, "resize", "change the number of nodes of an elastic job")
     command.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     command.add_argument("--role", help="which role, if several are elastic")
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from muster._contract import AskKind, AskOutcome
+from muster._contract import AskKind
 from muster._control import Answer, ControlError, ExitCode
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.runner.versions import PluginScheduler
 
 DEFAULT_LIMIT_S: Final = 60.0
@@ -60,7 +60,10 @@ def stacks(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
 
 
 def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
-    """Change the number of nodes of an elastic job on Kubernetes, within the MIN:MAX of its `-j`.
+    """Change the number of nodes of an elastic job, within the MIN:MAX of its `-j`.
+
+    New nodes are started. Those with the highest indices are ended, as in a preemption: ranks that ask `should_stop`
+    save first, and the others go on. On this machine and the Docker engine it returns when these have ended.
 
     Args:
         handle: of the app, as of `stop`.
@@ -72,10 +75,13 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
     """
     with _open_scheduler(handle) as (scheduler, app_id):
         try:
-            scheduler.resize_app(app_id, nodes, role)
+            return scheduler.resize_app(app_id, nodes, role)
+        except UnknownAppError as error:
+            raise ControlError(str(error), ExitCode.UNKNOWN) from error
+        except EndedAppError as error:
+            raise ControlError(str(error), ExitCode.ENDED) from error
         except SchedulerError as error:
             raise ControlError(str(error), ExitCode.REFUSED) from error
-    return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {nodes} nodes from now on")
 
 
 def delete(handle: str) -> None:

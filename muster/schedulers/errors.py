@@ -14,6 +14,14 @@ class SchedulerError(ComponentValidationException, ValueError):  # type: ignore[
     """The caller's fault: one line that names the value and what is allowed."""
 
 
+class UnknownAppError(SchedulerError):
+    """There is no such app."""
+
+
+class EndedAppError(SchedulerError):
+    """The app has ended already."""
+
+
 class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[misc]
     """The machine's or the engine's fault: one line that says what is missing and what to do."""
 

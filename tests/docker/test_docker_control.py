@@ -38,6 +38,12 @@ def start(apps, *words):
     return app_id, f"docker://test/{app_id}", role
 
 
+def start_elastic(apps, **cfg):
+    app = dist.ddp("/tmp", script="resize_steps.py", j="1:2x1", image=IMAGE, name="job", start="cold")
+    app_id = apps.run(app, workspace=str(PROGRAMS), **cfg)
+    return app_id, f"docker://test/{app_id}", apps.containers(app_id)[0].labels["io.muster.role"]
+
+
 def show(apps, app_id, role, *done):
     logs = ["".join(apps.logs(app_id, role=role, replica=replica))[-3000:] for replica in range(2)]
     return "\n".join([*(f"exit {each.returncode}: {each.stdout}{each.stderr}" for each in done), *logs])
@@ -79,3 +85,36 @@ def test_scripts_that_never_ask(apps):
     assert "so all replicas got SIGTERM at once" in stopped.stdout, show(apps, app_id, role, stopped)
     assert apps.status(app_id).state.name == "CANCELLED"
     assert len(apps.containers(app_id)) in (0, 2)  # none was started again
+
+
+def test_an_elastic_job_shrinks_and_grows(apps):
+    app_id, handle, role = start_elastic(apps, keep="failed")
+
+    def wait_for_world(size, count):
+        text = f"rank 0 of {size} begins"
+        wait_until(
+            lambda: sum(text in line for line in apps.logs(app_id, role=role)) >= count, timeout_s=120, what=text
+        )
+
+    wait_for_world(2, 1)
+    refused = muster("resize", handle, "3")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"muster: role {role!r} of {app_id!r} can have 1 to 2 nodes, not 3\n",
+    ), show(apps, app_id, role, refused)
+    fewer = muster("resize", handle, "1")
+    assert fewer.returncode == 0, show(apps, app_id, role, fewer)
+    assert fewer.stdout.startswith(f"{app_id} has 1 node from now on: {role}/1 was ended"), fewer.stdout
+    wait_for_world(1, 1)
+    assert apps.status(app_id).state.name == "RUNNING"
+    more = muster("resize", handle, "2")
+    assert (more.returncode, more.stdout) == (0, f"{app_id} has 2 nodes from now on: {role}/1 was started\n")
+    wait_for_world(2, 2)
+    assert "rank 1 of 2 stops at step" in "".join(apps.logs(app_id, role=role, replica=1))
+    assert muster("resize", handle, "1").returncode == 0
+    wait_for_world(1, 2)
+    [first] = [each for each in apps.containers(app_id) if each.labels["io.muster.replica"] == "0"]
+    first.exec_run(["touch", "/tmp/finish"])
+    assert apps.wait(app_id).state.name == "SUCCEEDED"  # although a node was taken away
+    assert apps.containers(app_id) == []
+    assert muster("resize", handle, "2").returncode == 4

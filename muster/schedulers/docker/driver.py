@@ -58,7 +58,6 @@ class _Replica:
     """False from start or adoption until its end is posted."""
     pending_signal: str | None = None
     """Could not be sent because the engine was unavailable."""
-    exit_code: int | None = None
     suspension: threading.Lock = field(default_factory=threading.Lock)
     """Held while the container is suspended or continued: the newest request is carried out last."""
 
@@ -137,12 +136,11 @@ class DockerDriver:
         """See `ReplicaDriver`."""
         self._submit(self._signal, replica, "SIGKILL")
 
-    def close(self) -> None:
+    def close(self, *, succeeded: bool) -> None:
         """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         remove_payload(self._folder, self._app)
-        succeeded = all(known.exit_code == 0 for known in self._replicas.values())
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
             reservations.release_reservations(self._engine, self._app.labels)
@@ -380,7 +378,7 @@ class DockerDriver:
         with self._lock:
             if known.end_reported or known.container != container:
                 return
-            known.end_reported, known.starting, known.exit_code = True, False, exit_code
+            known.end_reported, known.starting = True, False
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
 
     def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:

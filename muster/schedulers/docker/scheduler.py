@@ -42,7 +42,7 @@ from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.roles import build_role_plan
+from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -374,6 +374,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = self._find_to_ask(app_id)
         with _translate_errors():
             return asking.stop_app(folder, limit_s, NodeAsker(self._open_engine(folder)))
+
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
+        """See `PluginScheduler`."""
+        folder = self._find_to_ask(app_id)
+        return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
 
     def _find_to_ask(self, app_id: str) -> AppFolder:
         folder = self._find_folder(app_id)

@@ -11,8 +11,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._contract import AskKind
-from muster._control import Answer
+from muster._contract import AskKind, AskOutcome
+from muster._control import Answer, count_nodes
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
@@ -162,9 +162,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """Deletes an app and everything that belongs to it."""
         self._session.delete(app_id)
 
-    def resize_app(self, app_id: str, nodes: int, role: str | None) -> None:
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""
         self.resize(app_id, nodes, role)
+        return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
 
     def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
         """Changes the number of nodes of an elastic role, within its MIN:MAX. See `operations.resize`."""

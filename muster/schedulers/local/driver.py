@@ -109,7 +109,7 @@ class LocalDriver:
         """See `ReplicaDriver`. The guard's descendants become children of this process, which kills them at its end."""
         self._signal(replica, signal.SIGKILL)
 
-    def close(self) -> None:
+    def close(self, *, succeeded: bool) -> None:  # noqa: ARG002  # all files stay
         """See `ReplicaDriver`."""
         for listener in self._listeners.values():
             listener.close()

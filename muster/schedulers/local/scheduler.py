@@ -34,6 +34,7 @@ from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
+from muster.schedulers.runner.roles import find_elastic_role
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -187,6 +188,11 @@ class LocalScheduler(PluginScheduler):
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
         return asking.stop_app(self._find_to_ask(app_id), limit_s, ask_node)
+
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
+        """See `PluginScheduler`."""
+        folder = self._find_to_ask(app_id)
+        return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
 
     def _find_to_ask(self, app_id: str) -> AppFolder:
         folder = self._find(app_id)

@@ -1,6 +1,6 @@
 """Roles of an AppDef on both lines of TorchX: macros, checks, and what the supervisor needs of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
@@ -59,6 +59,38 @@ def build_role_plan(role: Role) -> SupervisedRole:
         max_retries=role.max_retries,
         retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
     )
+
+
+def find_elastic_role(app: str, roles: Sequence[SupervisedRole], name: str | None, nodes: int) -> SupervisedRole:
+    """The role of an app that gets another number of nodes.
+
+    Args:
+        app: name of the app, for messages.
+        roles: all of it.
+        name: which; None: the only elastic one.
+        nodes: the new number.
+
+    Raises:
+        SchedulerError: no such role, several elastic ones, not elastic, or the number is out of bounds.
+    """
+    named = [role for role in roles if name in (None, role.name)]
+    if not named:
+        raise SchedulerError(f"app {app!r} has no role {name!r}; it has: {', '.join(role.name for role in roles)}")
+    elastic = [role for role in named if role.is_elastic]
+    if not elastic:
+        sizes = ", ".join(f"role {role.name!r}: {role.replicas}" for role in named)
+        raise SchedulerError(
+            f"app {app!r} has a fixed number of nodes ({sizes}); only roles with -j MIN:MAX can resize"
+        )
+    if len(elastic) > 1:
+        names = ", ".join(role.name for role in elastic)
+        raise SchedulerError(f"app {app!r} has several elastic roles: choose one of {names} with --role")
+    [role] = elastic
+    if not role.needed <= nodes <= role.replicas:
+        raise SchedulerError(
+            f"role {role.name!r} of {app!r} can have {role.needed} to {role.replicas} nodes, not {nodes}"
+        )
+    return role
 
 
 _SCOPES: Mapping[str, RetryScope] = {

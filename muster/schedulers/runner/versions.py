@@ -126,7 +126,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
         return self.ask_app(app_id, AskKind.STOP, limit_s)
 
-    def resize_app(self, app_id: str, nodes: int, role: str | None) -> None:
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """Change the number of nodes of an elastic role, within its MIN:MAX.
 
         Args:
@@ -135,11 +135,11 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             role: which; None: the only elastic one.
 
         Raises:
-            ControlError: this scheduler cannot; nothing was changed.
+            ControlError: it cannot be resized; nothing was changed.
             SchedulerError: no such app or role, not elastic, out of bounds, or it has ended.
         """
         del app_id, nodes, role
-        raise ControlError(f"{self.backend} jobs cannot be resized; kubernetes ones can", ExitCode.REFUSED)
+        raise ControlError(f"{self.backend} jobs cannot be resized", ExitCode.REFUSED)
 
     @abc.abstractmethod
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:

@@ -8,6 +8,7 @@ state.json     the app's state; replaced atomically at every transition
 control        a named pipe: one line per request, read by the supervisor
 stop.request   "cancel" or "kill": a request that the next supervisor finds if this one is dead
 lock           held by the one supervisor
+resize.lock    held by the command that resizes the app, until its request is recorded
 supervisor.log errors of the supervisor itself (normally empty)
 
 The driver's own files (the agent's bundle, Docker's workspaces) lie beside these. A role's folder has the role's name,
@@ -50,6 +51,9 @@ STATE_DIR_NAME = ".muster"
 
 DRAIN_WORD = "drain:"
 """Begins a request to the supervisor: the app ends, and the agents have so many seconds to stop at one step."""
+
+RESIZE_WORD = "resize:"
+"""Begins a request to the supervisor: `resize:NODES:ROLE`, the role's name with percent escapes."""
 
 _SPEC_NAME = "spec.json"
 
@@ -138,6 +142,7 @@ class AppFolder:
         self.control_pipe = self.state_dir / "control"
         self.request_file = self.state_dir / "stop.request"
         self.lock_file = self.state_dir / "lock"
+        self.resize_lock_file = self.state_dir / "resize.lock"
         self.log_file = self.state_dir / "supervisor.log"
 
     def role_dir(self, role: str) -> Path:
@@ -194,6 +199,9 @@ class AppFolder:
             "lingering": app.lingering,
             "lingering_role": app.lingering_role,
             "draining": app.is_draining,
+            "sizes": dict(app.sizes),
+            "leaving": [asdict(each) for each in app.leaving],
+            "resizes": app.resizes,
             "replicas": [
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
                 for each, known in app.replicas.items()
@@ -299,6 +307,9 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         lingering=content["lingering"],
         lingering_role=content.get("lingering_role", ""),
         is_draining=content.get("draining", False),
+        sizes=content.get("sizes", {}),
+        leaving=tuple(ReplicaId(**each) for each in content.get("leaving", ())),
+        resizes=content.get("resizes", 0),
         outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
         reason=content["reason"],
     )

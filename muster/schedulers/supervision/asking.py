@@ -3,18 +3,24 @@
 The adapter gives an `AskNode`: it runs `muster-agent ask job ...` where one replica's agent is, and returns what that
 prints. Any live node of a role will do, because its agent passes the question on to the leader. Each role that runs
 agents is a job of its own and is asked by itself.
+
+Another number of nodes needs no agent: the supervisor starts those that are missing, and ends those that are too many.
 """
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, TypeAlias
+from urllib.parse import quote
 
 from muster._contract import AskKind, AskOutcome
-from muster._control import Answer, ControlError, ExitCode, ask_first, build_words, merge_answers
+from muster._control import Answer, ControlError, ExitCode, ask_first, build_words, count_nodes, merge_answers
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import DRAIN_WORD, AppFolder, AppRecord, AppSpec
-from muster.schedulers.supervision.state import AppPhase, ReplicaId
+from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedRole
 
 ASK_MARGIN_S: Final = 30.0
 """How much longer than the limit the command may take."""
@@ -116,6 +122,110 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         return replace(asked, line=f"{asked.line}: stopped at a common step; what else ran got SIGTERM")
     line = f"{asked.line}; so all replicas got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+
+
+def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], SupervisedRole]) -> Answer:
+    """Change the number of nodes of an elastic role, and wait until those that are too many have ended.
+
+    Of two requests at once the second is carried out after the first is recorded.
+
+    Args:
+        folder: the app's.
+        nodes: the new number.
+        choose_role: checks the number, too; its errors are passed on.
+
+    Raises:
+        ControlError: the app has ended, or is being stopped.
+    """
+    began_s = time.monotonic()
+    with _wait_for_turn(folder):
+        spec, record = read_running(folder)
+        role = choose_role(spec)
+        ids = [ReplicaId(role.name, index) for index in range(role.replicas)]
+        if any(record.app.replicas[each].status is ReplicaStatus.SUCCEEDED for each in ids):
+            raise ControlError(f"role {role.name!r} of {spec.app_id!r} has ended already", ExitCode.ENDED)
+        changed = _request_resize(folder, spec, record, f"{RESIZE_WORD}{nodes}:{quote(role.name, safe='')}")
+    old, new = record.app, changed.app
+    starts = [each for each in ids if new.is_wanted(each) and each not in (*old.running(), *old.leaving)]
+    ends = [each for each in ids if each in new.leaving and old.is_wanted(each)]
+    again = [each for each in ids if each in old.leaving and new.is_wanted(each)]
+    if not (starts or ends or again) and old.sizes.get(role.name, role.replicas) == nodes:
+        return Answer(outcome=AskOutcome.DONE, line=f"{spec.app_id} has {count_nodes(nodes)} already")
+    happens = [f"{each} starts again when it has ended" for each in again]
+    if starts:
+        happens.append(f"{_join(starts)} started")
+    line = f"{spec.app_id} has {count_nodes(nodes)} from now on" + (": " if happens else "") + ", ".join(happens)
+    if not ends:
+        return Answer(outcome=AskOutcome.DONE, line=line)
+    return _wait_left(folder, spec, f"{line}, " if happens else f"{line}: ", ends, began_s)
+
+
+def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request: str) -> AppRecord:
+    """The app's record with the new number of nodes."""
+    if before.app.phase is not AppPhase.ENDING:
+        deadline_s, told = time.monotonic() + RECORD_LIMIT_S, None
+        while time.monotonic() < deadline_s:
+            record = read_running(folder)[1]
+            if record.app.phase is AppPhase.ENDING:
+                before = record
+                break
+            if record.app.resizes > before.app.resizes:
+                return record
+            if told != record.supervisor and folder.send_request(request):  # one that died has forgotten it
+                told = record.supervisor
+            time.sleep(0.02)
+        else:
+            raise ControlError(f"the supervisor of {spec.app_id} does not answer", ExitCode.LOST)
+    raise ControlError(f"{spec.app_id} is being stopped: {before.app.reason}: nothing was changed", ExitCode.REFUSED)
+
+
+def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[ReplicaId], began_s: float) -> Answer:
+    """Wait until replicas that the role does not have any more have ended; `line` begins the answer's."""
+    deadline_s = time.monotonic() + spec.grace_s + RECORD_LIMIT_S
+    left = list(ends)
+    while left and time.monotonic() < deadline_s:
+        record = folder.read_record()
+        if record is None or client.has_ended(record):
+            return Answer(outcome=AskOutcome.DONE, line=f"{line}the app ended meanwhile")
+        if any(map(record.app.is_wanted, ends)):
+            size = count_nodes(record.app.sizes[ends[0].role])
+            return Answer(outcome=AskOutcome.DONE, line=f"{line}but it was resized again, to {size}")
+        left = [each for each in ends if each in record.app.leaving]
+        if left and client.is_supervised(folder, record) is False:
+            client.read_app(folder)
+        elif left:
+            time.sleep(0.02)
+    took_s = time.monotonic() - began_s
+    if left:
+        late = f"{line}after {took_s:.1f} s still running: {', '.join(map(str, left))}"
+        return Answer(outcome=AskOutcome.LATE, line=late, took_s=took_s)
+    return Answer(outcome=AskOutcome.DONE, line=f"{line}{_join(ends)} ended, after {took_s:.1f} s", took_s=took_s)
+
+
+def _join(replicas: Sequence[ReplicaId]) -> str:
+    return ", ".join(map(str, replicas)) + (" was" if len(replicas) == 1 else " were")
+
+
+@contextmanager
+def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
+    """Only one command at a time changes the number of nodes."""
+    if not folder.state_dir.is_dir():
+        read_running(folder)  # says that there is no such app
+    deadline_s = time.monotonic() + RECORD_LIMIT_S
+    fd = os.open(folder.resize_lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    line = f"another command resizes {folder.path.name}: nothing was changed"
+                    raise ControlError(line, ExitCode.REFUSED) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _wait_recorded(folder: AppFolder) -> None:

@@ -7,6 +7,9 @@ end with it after they have saved at one step, so it uses no retry. Any other ro
 may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
 again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded; else the
 supervisor stops what still runs and the app has failed: an app never keeps running with some of its parts missing.
+
+An elastic role of our agent can be resized: it then has its replicas with the lowest indices. The others are stopped,
+and stay stopped however they end; those that it has again are started, whatever became of them before, without a retry.
 """
 
 import signal
@@ -15,6 +18,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from muster._contract import NEVER_RETRY, ExitCode
+from muster._control import count_nodes
 from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
 from muster.schedulers.supervision.events import (
     Begin,
@@ -25,6 +29,7 @@ from muster.schedulers.supervision.events import (
     KillRequested,
     LingerExpired,
     ReplicaEnded,
+    ResizeRequested,
 )
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -79,6 +84,8 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
         return _drain(state, event)
     if isinstance(event, KillRequested):
         return _kill(state, event)
+    if isinstance(event, ResizeRequested):
+        return _resize(plan, replace(state, resizes=state.resizes + 1), event)
     if isinstance(event, LingerExpired):
         return _stop_lingering(state) if event.number == state.lingering else (state, ())
     return _handle_grace_expired(state, event)
@@ -100,22 +107,30 @@ def _begin(state: SupervisedApp) -> Decision:
     if state.phase in (AppPhase.ENDING, AppPhase.RESTARTING):
         roles = state.restarting if state.phase is AppPhase.RESTARTING else None
         return _advance(*_stop(replace(state, lingering=0, lingering_role=""), state.running(roles)))
-    return _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
+    state, stops = _stop(state, state.leaving)
+    state, starts = _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
+    return state, (*stops, *starts)
 
 
 def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:
     known = state.replicas.get(event.replica)
     if known is None or known.status is not ReplicaStatus.RUNNING:
         return state, ()
+    was_leaving = event.replica in state.leaving
+    state = replace(state, leaving=tuple(each for each in state.leaving if each != event.replica))
     if state.phase is AppPhase.ENDING:
-        has_failed = _lingers(state, event.replica) and not state.is_draining
+        has_failed = _lingers(state, event.replica) and not state.is_draining and not was_leaving
         bad = ReplicaStatus.FAILED if has_failed else ReplicaStatus.CANCELLED
         status = ReplicaStatus.SUCCEEDED if event.exit_code == 0 else bad
         return _advance(_set_status(state, event.replica, status, event.exit_code))
     if event.replica.role in state.restarting:
-        return _advance(_set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code))
+        return _advance(_set_status(state, event.replica, _choose_restart(state, event.replica), event.exit_code))
     if event.exit_code == 0:
         return _advance(_set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
+    if was_leaving:
+        # Its exit code says nothing new: if the job has failed for good, the agents that stay say so, too.
+        state = _set_status(state, event.replica, _choose_restart(state, event.replica), event.exit_code)
+        return _start(state, (event.replica,)) if state.is_wanted(event.replica) else _advance(state)
     role = next(each for each in plan if each.name == event.replica.role)
     return _handle_failure(role, state, event)
 
@@ -176,13 +191,44 @@ def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> De
     restarting = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
     restarting |= set(state.restarting)
     replicas = {
-        each: replace(known, status=ReplicaStatus.WAITING)
+        each: replace(known, status=_choose_restart(state, each))
         if each.role in restarting and known.status is not ReplicaStatus.RUNNING
         else known
         for each, known in state.replicas.items()
     }
     state = replace(state, replicas=replicas, phase=AppPhase.RESTARTING, restarting=tuple(sorted(restarting)))
     return _advance(*_stop(state, state.running(restarting)))
+
+
+def _choose_restart(state: SupervisedApp, replica: ReplicaId) -> ReplicaStatus:
+    """The status of a replica that would be started again, if its role (still) has it."""
+    return ReplicaStatus.WAITING if state.is_wanted(replica) else ReplicaStatus.CANCELLED
+
+
+def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decision:
+    """Change nothing if the request is not allowed: the command has said why, or sees that the app ends."""
+    role = next((each for each in plan if each.name == event.role and each.is_elastic), None)
+    if state.phase is AppPhase.ENDING or role is None or not role.needed <= event.replicas <= role.replicas:
+        return state, ()
+    before = state.sizes.get(role.name, role.replicas)
+    state = replace(state, sizes={**state.sizes, role.name: event.replicas})
+    if before != event.replicas:
+        state = replace(state, reason=f"{role.name} was resized from {before} to {count_nodes(event.replicas)}")
+    ended = (ReplicaStatus.WAITING, ReplicaStatus.LOST, ReplicaStatus.CANCELLED)
+    replicas = {
+        each: replace(known, status=_choose_restart(state, each))
+        if each.role == role.name and known.status in ended
+        else known
+        for each, known in state.replicas.items()
+    }
+    state = replace(state, replicas=replicas)
+    if state.phase is AppPhase.PENDING or role.name in state.restarting:
+        return state, ()  # those that it has are started later
+    left = tuple(each for each in state.running([role.name]) if not state.is_wanted(each) and each not in state.leaving)
+    state, stops = _stop(replace(state, leaving=(*state.leaving, *left)), left)
+    waiting = tuple(each for each in _list_by_status(state, ReplicaStatus.WAITING) if each.role == role.name)
+    state, starts = _start(state, waiting) if waiting else (state, ())
+    return state, (*stops, *starts)
 
 
 def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role: str = "") -> Decision:
@@ -240,10 +286,10 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
 
 
 def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
-    if event.number != state.grace_number or state.phase not in (AppPhase.ENDING, AppPhase.RESTARTING):
+    if event.number != state.grace_number:
         return state, ()
-    running = state.running(state.restarting if state.phase is AppPhase.RESTARTING else None)
-    stopped = tuple(each for each in running if not _lingers(state, each))
+    told = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
+    stopped = tuple(each for each in told if not _lingers(state, each))
     return state, (Kill(replicas=stopped),) if stopped else ()
 
 
@@ -294,7 +340,11 @@ def _list_by_status(state: SupervisedApp, *statuses: ReplicaStatus) -> tuple[Rep
 def _count_good(state: SupervisedApp, role: str) -> int:
     """Count the replicas of a role that run, are about to run, or have succeeded."""
     good = (ReplicaStatus.RUNNING, ReplicaStatus.WAITING, ReplicaStatus.SUCCEEDED)
-    return sum(1 for each, known in state.replicas.items() if each.role == role and known.status in good)
+    return sum(
+        1
+        for each, known in state.replicas.items()
+        if each.role == role and known.status in good and each not in state.leaving
+    )
 
 
 def _one_line(text: str) -> str:

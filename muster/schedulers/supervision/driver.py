@@ -130,10 +130,10 @@ class ReplicaDriver(Protocol):
         """End a replica now, if it runs. Returns at once."""
         ...
 
-    def close(self) -> None:
+    def close(self, *, succeeded: bool) -> None:
         """After all replicas have ended: flush logs, remove what the driver created for the app (networks, containers).
 
-        May take a few seconds. Raises nothing for objects that are gone already.
+        May take a few seconds. Raises nothing for objects that are gone already. `succeeded`: the app has.
         """
         ...
 

@@ -47,6 +47,14 @@ class KillRequested:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResizeRequested:
+    """A request to change the number of replicas of an elastic role."""
+
+    role: str
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraceExpired:
     """The grace period of this number has passed."""
 
@@ -61,5 +69,12 @@ class LingerExpired:
 
 
 Event: TypeAlias = (
-    Begin | ReplicaEnded | CancelRequested | DrainRequested | KillRequested | GraceExpired | LingerExpired
+    Begin
+    | ReplicaEnded
+    | CancelRequested
+    | DrainRequested
+    | KillRequested
+    | ResizeRequested
+    | GraceExpired
+    | LingerExpired
 )

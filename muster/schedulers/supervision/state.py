@@ -73,6 +73,11 @@ class SupervisedRole:
     """Ignored for agents, whose lost replicas are always replaced one by one."""
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the number of replicas can change while it runs."""
+        return self.runs_agent and self.needed < self.replicas
+
+    @property
     def needed(self) -> int:
         """The number of replicas that the app needs to go on."""
         return self.replicas if self.min_replicas is None else self.min_replicas
@@ -109,11 +114,22 @@ class SupervisedApp:
     """Number of the period in which agents end by themselves; 0: none runs."""
     lingering_role: str = ""
     """The role of these agents; "": all roles (apps that earlier versions submitted)."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """How many replicas a role has by request, those with the lowest indices; not named: all that were submitted."""
+    leaving: tuple[ReplicaId, ...] = ()
+    """Replicas that run and were told to end, because their role was to have fewer."""
+    resizes: int = 0
+    """How many requests to resize were handled, refused ones too: so a command sees that its own was."""
     is_draining: bool = False
     """All replicas that linger were asked to stop at one step: they end as cancelled."""
     outcome: Outcome | None = None
     reason: str = ""
     """One line: why the app ended, or what was last done about a lost replica."""
+
+    def is_wanted(self, replica: ReplicaId) -> bool:
+        """Whether its role, as it was last resized, has this replica."""
+        size = self.sizes.get(replica.role)
+        return size is None or replica.index < size
 
     def running(self, roles: Iterable[str] | None = None) -> tuple[ReplicaId, ...]:
         """Replicas that run, of all roles or of the given ones."""

@@ -20,11 +20,11 @@ from typing import Any
 
 from muster import _processes
 from muster.schedulers.supervision import actions, decisions, events
-from muster.schedulers.supervision.app_folder import DRAIN_WORD, AppFolder, AppRecord, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Handle, ReplicaDriver, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import AppPhase, ReplicaId
+from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId
 
 SWEEP_LIMIT_S = 10.0
 """How long the last sweep waits for processes that the kernel cannot end."""
@@ -91,7 +91,7 @@ class Supervisor:
 
     def close(self) -> None:
         """After the end: flush logs, kill remaining descendants, record the outcome."""
-        self._driver.close()
+        self._driver.close(succeeded=self._record.app.outcome is Outcome.SUCCEEDED)
         sweep(time.monotonic() + SWEEP_LIMIT_S)
         self._folder.remove_secrets()
         self._record = replace(self._record, ended_s=time.time(), handles={})
@@ -198,6 +198,11 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
             for word in words:
                 if word.startswith(DRAIN_WORD):
                     event_queue.post(events.DrainRequested(limit_s=float(word.removeprefix(DRAIN_WORD))))
+                elif word.startswith(RESIZE_WORD):
+                    from urllib.parse import unquote  # most apps are never resized
+
+                    nodes, _, role = word.removeprefix(RESIZE_WORD).partition(":")
+                    event_queue.post(events.ResizeRequested(role=unquote(role), replicas=int(nodes)))
                 elif word in ("suspend", "continue"):
                     driver.suspend(suspended=word == "suspend")
 

@@ -145,6 +145,14 @@ def test_resize(cluster, scheduler, app):
     assert operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 2).exit_code is ExitCode.DONE
     with pytest.raises(ControlError, match="can have 1 to 3 nodes, not 4"):
         operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 4)
+    with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:
+        operations.resize("kubernetes://torchx/team:nosuch", 2)
+    assert error.value.exit_code is ExitCode.UNKNOWN
+    ended = submit_elastic(scheduler)
+    find_job(cluster, ended)["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    with pytest.raises(ControlError, match=r"role 't' of .* has ended already: nothing was changed") as error:
+        operations.resize(f"kubernetes://torchx/{ended}", 2)
+    assert error.value.exit_code is ExitCode.ENDED
 
 
 def submit_elastic(scheduler):

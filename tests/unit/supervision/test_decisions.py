@@ -3,60 +3,19 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from supervised_apps import App, agents, others
 
-from muster.schedulers.supervision.actions import Finish, Kill, Linger, Start, Stop
-from muster.schedulers.supervision.decisions import build_state, decide, describe_end
+from muster.schedulers.supervision.decisions import describe_end
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
     GraceExpired,
     KillRequested,
     LingerExpired,
-    ReplicaEnded,
 )
-from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, RetryScope, SupervisedRole
+from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaStatus, RetryScope, SupervisedRole
 
 pytestmark = pytest.mark.torchx
-
-
-def agents(replicas=2, **more):
-    return SupervisedRole(name="trainer", replicas=replicas, runs_agent=True, **more)
-
-
-def others(replicas=2, name="main", **more):
-    return SupervisedRole(name=name, replicas=replicas, runs_agent=False, **more)
-
-
-class App:
-    """Drives `decide` and returns its actions as short texts: "start trainer/0"."""
-
-    def __init__(self, *plan):
-        self.plan = plan
-        self.state = build_state(plan)
-
-    def decide_event(self, event):
-        self.state, actions = decide(self.plan, self.state, event)
-        done = []
-        for action in actions:
-            if isinstance(action, Finish):
-                done.append(f"finish {action.outcome.value}")
-            elif isinstance(action, Linger):
-                done.append("linger")
-            else:
-                verb = {Start: "start", Stop: "stop", Kill: "kill"}[type(action)]
-                done += [f"{verb} {replica}" for replica in action.replicas]
-        return done
-
-    def begin(self):
-        return self.decide_event(Begin())
-
-    def end(self, name, exit_code, **more):
-        role, _, index = name.partition("/")
-        return self.decide_event(ReplicaEnded(replica=ReplicaId(role, int(index)), exit_code=exit_code, **more))
-
-    def status(self, name):
-        role, _, index = name.partition("/")
-        return self.state.replicas[ReplicaId(role, int(index))].status
 
 
 class TestNormalRun:

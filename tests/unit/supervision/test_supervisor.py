@@ -44,8 +44,8 @@ class FakeDriver:
     def kill(self, replica):
         self.done.append(f"kill {replica}")
 
-    def close(self):
-        self.done.append("close")
+    def close(self, *, succeeded):
+        self.done.append(f"close {succeeded}")
 
 
 class Bench:
@@ -122,7 +122,7 @@ def test_the_end_is_on_disk_only_after_the_driver_has_closed(bench):
     assert bench.supervisor.ended
     assert bench.record().app.app_state == "RUNNING", "at the recorded end the logs are complete"
     bench.supervisor.close()
-    assert bench.driver.done[-1] == "close"
+    assert bench.driver.done[-1] == "close True"
     assert bench.record().app.app_state == "SUCCEEDED"
     assert bench.record().ended_s is not None
     assert bench.folder.read_spec().details == {}

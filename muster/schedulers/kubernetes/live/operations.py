@@ -1,14 +1,10 @@
 """Operations on an existing app: cancel, delete, resize."""
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from torchx.specs import Role
-
-from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import EndedAppError, SchedulerError, UnknownAppError
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
@@ -23,6 +19,7 @@ from muster.schedulers.kubernetes.names import (
     build_workspace_name,
     label_roles,
 )
+from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 """Ends a Job's pods with SIGTERM first, and keeps the Job and the pods that have ended."""
@@ -147,37 +144,18 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
     """
     parents = find_parents(resources, ref)
     if not parents:
-        raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
-    roles = decode_app(parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]).roles
-    role = _find_elastic_role(ref, roles, role_name)
-    if not role.min_replicas <= nodes <= role.num_replicas:
-        raise SchedulerError(
-            f"role {role.name!r} of {ref.name!r} can have {role.min_replicas} to {role.num_replicas} nodes, not {nodes}"
-        )
+        raise UnknownAppError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
+    app = decode_app(parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION])
+    roles = [build_role_plan(role) for role in app.roles]
+    role = find_elastic_role(ref.name, roles, role_name, nodes)
     label = label_roles([each.name for each in roles])[roles.index(role)]
     parent = _find_parent_of_role(parents, label)
     kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
     if kind not in _RESIZES:
         raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
     if kind == JOB and read_job_end(parent) is not None:
-        raise SchedulerError(f"role {role.name!r} of {ref.name!r} has ended")
+        raise EndedAppError(f"role {role.name!r} of {ref.name!r} has ended already: nothing was changed")
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": _RESIZES[kind](parent, label, nodes)})
-
-
-def _find_elastic_role(ref: AppRef, roles: Sequence[Role], name: str | None) -> Role:
-    named = [role for role in roles if name in (None, role.name)]
-    if not named:
-        raise SchedulerError(f"app {ref.name!r} has no role {name!r}; it has: {', '.join(role.name for role in roles)}")
-    elastic = [role for role in named if is_agent_role(role) and (role.min_replicas or math.inf) < role.num_replicas]
-    if not elastic:
-        sizes = ", ".join(f"role {role.name!r}: {role.num_replicas}" for role in named)
-        raise SchedulerError(
-            f"app {ref.name!r} has a fixed number of nodes ({sizes}); only roles with -j MIN:MAX can resize"
-        )
-    if len(elastic) > 1:
-        names = ", ".join(role.name for role in elastic)
-        raise SchedulerError(f"app {ref.name!r} has several elastic roles: choose one of {names} with --role")
-    return elastic[0]
 
 
 def _find_parent_of_role(parents: Sequence[dict[str, Any]], label: str) -> dict[str, Any]:

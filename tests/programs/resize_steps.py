@@ -1,0 +1,34 @@
+"""Counts steps without torch, saves when it is told to stop, and goes on from there with whatever number of nodes.
+
+resize_steps.py FOLDER [quiet]
+
+It writes "WORLD BEGIN" to FOLDER/begins at each start of global rank 0, and ends when FOLDER/finish exists.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from muster import worker
+
+FOLDER = Path(sys.argv[1])
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SAVED = FOLDER / "saved"
+
+i = int(SAVED.read_text()) + 1 if SAVED.exists() else 0
+if RANK == 0:
+    with open(FOLDER / "begins", "a") as begins:
+        begins.write(f"{WORLD} {i}\n")
+sys.stdout.write(f"rank {RANK} of {WORLD} begins at step {i}\n")
+sys.stdout.flush()
+while not (FOLDER / "finish").exists():
+    time.sleep(0.02)
+    worker.step(i)
+    if "quiet" not in sys.argv and worker.should_stop(i):
+        if RANK == 0:
+            SAVED.write_text(str(i))
+        worker.saved(i, SAVED)
+        sys.stdout.write(f"rank {RANK} of {WORLD} stops at step {i}\n")
+        break
+    i += 1

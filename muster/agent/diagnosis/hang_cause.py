@@ -20,6 +20,8 @@ _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 """Folders of the functions in which a rank waits for its peers; the last for the collectives of a backward pass."""
 _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "wait")
 """Functions of torch that call the one the user named."""
+_PAIRED = ("send", "recv", "send_object_list", "recv_object_list")
+"""Calls whose peer makes another call. Gloo's recorder does not have them."""
 _LOADING = "/torch/utils/data/"
 _LIBRARIES = ("/torch/", "/lib/python", "<frozen ")
 
@@ -63,8 +65,8 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
     if not waiting:
         return None
     if absent:
-        usual = Counter(place.where for place in absent.values()).most_common(1)[0][0]
-        clause = f"did not enter {_describe_wait(waiting)}; last seen at {usual}"
+        seen = Counter(place.describe() for place in absent.values()).most_common(1)[0][0]
+        clause = f"{_describe_absence(len(absent), waiting)}; last seen {seen}"
         return HangCause(ranks=frozenset(absent), clause=clause)
     return _find_minority(waiting)
 
@@ -93,11 +95,25 @@ def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
     return HangCause(ranks=frozenset(rest), clause=clause)
 
 
+def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
+    """`did not enter barrier (main.py:7), where rank 0 waits`, of so many ranks."""
+    function, where = _find_usual(waiting)
+    if function not in _PAIRED:
+        return f"did not enter {_describe_wait(waiting)}"
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"{'is' if count == 1 else 'are'} elsewhere while {name_ranks(waiting)} {verb} in {function} ({where})"
+
+
 def _describe_wait(waiting: dict[int, _Place]) -> str:
     """Where ranks wait, `all_reduce (main.py:7), where ranks 0, 2 wait`; of several places, the most frequent one."""
-    function, where = Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
+    function, where = _find_usual(waiting)
     ranks = name_ranks(waiting)
     return f"{function} ({where}), where {ranks} {'waits' if len(waiting) == 1 else 'wait'}"
+
+
+def _find_usual(waiting: dict[int, _Place]) -> tuple[str, str]:
+    """The function and the line at which most wait."""
+    return Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
 
 
 def _find_place(text: str) -> _Place | None:

@@ -60,7 +60,8 @@ def _paint_red(line: str) -> str:
 
 def _name_root(root: Failure, same: int) -> str:
     if root.hung:
-        return "Hung" if same else "Root cause (the rank that the others wait for)"
+        is_named = not (same or root.reason.startswith("hung: "))  # else it is one of those that wait
+        return "Root cause (the rank that the others wait for)" if is_named else "Hung"
     return "Root cause (the first of several that failed in the same way)" if same else "Root cause (the first failure)"
 
 

@@ -69,8 +69,24 @@ def order_failures(seen: Iterable[DatedFailure], stacks: Iterable[Stack] = ()) -
 
 def _get_order(entry: DatedFailure) -> tuple[bool, bool, float, int]:
     failure = entry.failure
-    is_symptom = any(text in (failure.exception or "") for text in _SYMPTOMS)
-    return failure.stopped_by_us, is_symptom, entry.when_s, failure.global_rank
+    return failure.stopped_by_us, _is_symptom(failure), entry.when_s, failure.global_rank
+
+
+def _is_symptom(failure: Failure) -> bool:
+    return any(text in (failure.exception or "") for text in _SYMPTOMS)
+
+
+def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
+    """Name the ranks that had ended with success when this one lost the connection to a peer.
+
+    Args:
+        failure: as collected.
+        ranks: those of its node; of the other nodes' it does not know.
+    """
+    ended = tuple(ranks)
+    if not ended or failure.stopped_by_us or not _is_symptom(failure):
+        return failure
+    return replace(failure, reason=f"{_describe_how(failure)} after {name_ranks(ended)} had exited with code 0")
 
 
 def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
@@ -84,6 +100,9 @@ def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failu
         for failure in hung
         if found is not None and failure.global_rank in found.ranks
     ]
+    if found is not None and found.ranks and not causes:  # they have ended, so that they are no failures
+        clause = f"hung: {name_ranks(found.ranks)} {found.clause}"
+        hung = [replace(failure, reason=f"{clause}; {failure.reason.removeprefix('hung: ')}") for failure in hung]
     first = causes or hung
     ranks = {failure.global_rank for failure in first}
     rest = [failure for failure in failures if failure.global_rank not in ranks]

@@ -6,6 +6,7 @@ from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, RankView, Stack
+from muster.agent.diagnosis.root_cause import add_early_exits
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node.actions import LocalFailure, WorkerStack
@@ -61,6 +62,8 @@ class Evidence:
         if collected is None:
             self._report_hanging_disk()
             collected = collect(streams and replace(streams, error_file=None, stack_file=None))
+        ended = [rank for rank, each in self._workers.ends.items() if each.code == 0 and each.signalled_s is None]
+        collected = add_early_exits(collected, (round.rank_offset + rank for rank in ended))
         if self._workers.page is None:
             return collected
         status = self._workers.page.read_slot(local_rank)

@@ -13,6 +13,7 @@ from harness import Outcome, Tree, run_tree
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "hangs" / "hang.py"
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"
+WAIT = "    time.sleep(LONG_S)"
 ABSENT = f"rank 1 did not enter {SIXTH}; rank 0 has waited in it for # s"
 APART = "where rank 0 entered all_reduce (4 x float32); they have waited for # s"
 
@@ -21,10 +22,10 @@ def find_line(text: str) -> int:
     return 1 + PROGRAM.read_text().splitlines().index(text)
 
 
-def run_hang(tmp_path: Path, how: str, *flags: str) -> Outcome:
+def build_argv(log_dir: Path, how: str, *flags: str) -> list[str]:
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--rdzv-id", "hang"]
-    limits = ["--hang-timeout", "4", "--shutdown-timeout", "2", "--log-dir", str(tmp_path)]
-    return run_tree([*agent, *limits, *flags, str(PROGRAM), how, "1"])
+    limits = ["--hang-timeout", "4", "--shutdown-timeout", "2", "--log-dir", str(log_dir)]
+    return [*agent, *limits, *flags, str(PROGRAM), how, "1"]
 
 
 def remove_seconds(text: str) -> str:
@@ -36,38 +37,60 @@ def _pairs(text: str) -> list[tuple[str, list[str]]]:
     return [(word, words[place + 1 :]) for place, word in enumerate(words)]
 
 
-@pytest.mark.parametrize(
-    ("how", "start", "expected", "line"),
-    [
-        ("sleeps", "cold", ABSENT, "    time.sleep(LONG_S)"),
-        ("old", "warm", "rank 1 did not enter all_reduce (hang.py:#), where rank 0 waits", "    time.sleep(LONG_S)"),
-        ("spins", "warm", ABSENT, "    while True: pass"),
-        ("native", "warm", ABSENT, "        ctypes.PyDLL(None).sleep(int(LONG_S))"),
-        ("skips", "warm", f"rank 1 entered barrier #6 of default_pg {APART}", "        dist.barrier()"),
-        ("other", "warm", f"rank 1 entered broadcast #6 of default_pg (4 x float32) {APART}", None),
-        ("stops", "warm", f"rank 1 is stopped (SIGSTOP); rank 0 has waited in {SIXTH} for # s", None),
-        ("init", "cold", "rank 1 did not call init_process_group, in which rank 0 waits", "    time.sleep(LONG_S)"),
-        (
-            "group",
-            "warm",
-            "rank 1 did not enter barrier #1 of pair of ranks 0-1; rank 0 has waited in it for # s",
-            None,
-        ),
-    ],
-)
-def test_the_guilty_rank_is_named(how: str, start: str, expected: str, line: str | None, tmp_path: Path) -> None:
-    outcome = run_hang(tmp_path, how, "--start", start)
-    assert outcome.exit_code == 1, outcome.explain()
-    assert not outcome.leftovers, outcome.explain()
-    report = json.loads((tmp_path / "hang" / "report.json").read_text())
-    reason = re.sub(r"(all_reduce \(hang.py):\d+", r"\1:#", remove_seconds(report["reason"]))
+ROWS = {
+    "sleeps": (ABSENT, WAIT),
+    "skips": (f"rank 1 entered barrier #6 of default_pg {APART}", "        dist.barrier()"),
+    "other": (f"rank 1 entered broadcast #6 of default_pg (4 x float32) {APART}", "        dist.broadcast(values, 0)"),
+    "size": (f"rank 1 entered all_reduce #6 of default_pg (0 x float32) {APART}", "    dist.all_reduce(values)"),
+    "leaves": (f"rank 0 hung: rank 1 has ended; rank 0 has waited in {SIXTH} for # s", None),
+    "spins": (ABSENT, "    while True: pass"),
+    "native": (ABSENT, "        ctypes.PyDLL(None).sleep(int(LONG_S))"),
+    "init": ("rank 1 did not call init_process_group, in which rank 0 waits", WAIT),
+    "loads": (ABSENT, "        for _ in DataLoader(Stuck(), num_workers=1):"),
+    "group": ("rank 1 did not enter barrier #1 of pair of ranks 0-1; rank 0 has waited in it for # s", WAIT),
+    "receives": ("rank 1 is elsewhere while rank 0 waits in recv (hang.py:#)", WAIT),
+    "stops": (f"rank 1 is stopped (SIGSTOP); rank 0 has waited in {SIXTH} for # s", None),  # it answers nothing
+    "old": ("rank 1 did not enter all_reduce (hang.py:#), where rank 0 waits", WAIT),
+}
+"""By what the program does: what the report says of it, and the line at which it says that rank 1 is."""
+
+
+@pytest.mark.parametrize("how", ROWS)
+def test_the_guilty_rank_is_named(how: str, tmp_path: Path) -> None:
+    """Cold and warm, side by side."""
+    with contextlib.ExitStack() as stack:
+        trees = {
+            start: stack.enter_context(Tree(build_argv(tmp_path / start, how, "--start", start)))
+            for start in ("cold", "warm")
+        }
+        outcomes = {start: tree.wait() for start, tree in trees.items()}
+    for start, outcome in outcomes.items():
+        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        check_report(outcome, tmp_path / start, *ROWS[how])
+
+
+def check_report(outcome: Outcome, log_dir: Path, expected: str, line: str | None) -> None:
+    report = json.loads((log_dir / "hang" / "report.json").read_text())
+    reason = re.sub(r"(\w \(hang.py):\d+", r"\1:#", remove_seconds(report["reason"]))
     assert reason.startswith(expected), f"{reason}\n{outcome.explain()}"
     if line is not None:
-        assert f"last seen at hang.py:{find_line(line)}" in reason, f"{reason}\n{outcome.explain()}"
+        assert f"; last seen at hang.py:{find_line(line)}" in reason, f"{reason}\n{outcome.explain()}"
+    assert ("waiting for its DataLoader" in reason) == ("DataLoader" in (line or "")), reason
     root = report["failures"][0]
-    assert (root["global_rank"], root["hung"], root["collateral"]) == (1, True, False), outcome.explain()
+    named = int(expected[len("rank ") :].split(maxsplit=1)[0])
+    assert (root["global_rank"], root["hung"], root["collateral"]) == (named, True, False), outcome.explain()
     assert "WorkerServer" not in outcome.stderr, outcome.explain()
     assert "[W" not in outcome.stderr, outcome.explain()
+
+
+def test_a_rank_that_exits_early_is_named_where_gloo_ends_the_wait(tmp_path: Path) -> None:
+    outcome = run_tree(build_argv(tmp_path, "exits"))
+    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    report = json.loads((tmp_path / "hang" / "report.json").read_text())
+    assert " exited with code 1 after rank 1 had exited with code 0 (RuntimeError: " in report["reason"]
+    assert f"hang.py, line {find_line('    dist.all_reduce(values)')}, in main" in " ".join(outcome.stderr.split()), (
+        outcome.explain()
+    )
 
 
 def find_free_port() -> int:
@@ -105,7 +128,7 @@ def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(tmp_path: Path) -> No
 
 
 def test_a_hang_that_ends_the_job(tmp_path: Path) -> None:
-    outcome = run_hang(tmp_path, "sleeps", "--hang-action", "stop", "--max-restarts", "2")
+    outcome = run_tree(build_argv(tmp_path, "sleeps", "--hang-action", "stop", "--max-restarts", "2"))
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
     reason = json.loads((tmp_path / "hang" / "report.json").read_text())["reason"]
     assert reason.endswith("; a hang ends the job (--hang-action stop)"), outcome.explain()

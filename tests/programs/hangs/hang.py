@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 LONG_S = 600.0
 
@@ -17,6 +18,15 @@ def wait() -> None:
 
 def spin() -> None:
     while True: pass
+
+
+class Stuck(Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(LONG_S)
+        return torch.ones(4)
 
 
 def main(how: str, guilty: int) -> None:
@@ -49,6 +59,20 @@ def main(how: str, guilty: int) -> None:
         ctypes.PyDLL(None).sleep(int(LONG_S))
     if how == "stops" and is_guilty:
         os.kill(os.getpid(), 19)
+    if how == "size" and is_guilty:  # as a last batch without samples: gloo lets this rank go on
+        dist.all_reduce(torch.ones(0))
+        values = torch.ones(4)
+    if how in ("exits", "leaves") and is_guilty:
+        if how == "leaves" and os.fork() == 0:  # a helper keeps the connections open
+            wait()
+        os._exit(0)
+    if how == "loads" and is_guilty:
+        for _ in DataLoader(Stuck(), num_workers=1):
+            print("loaded", flush=True)
+    if how == "receives" and not is_guilty:
+        dist.recv(values, guilty)
+    if how == "receives" and is_guilty:
+        wait()
     dist.all_reduce(values)
 
 

@@ -1,8 +1,16 @@
 """Whose failure it was, and what the report's first line says of it."""
 
-from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Stack
-from muster.agent.diagnosis.root_cause import DatedFailure, build_report, choose_root, describe_failure
+from muster.agent.diagnosis.report import Collective, Failure, FinalFailure, Group, OomEvidence, RankView, Stack
+from muster.agent.diagnosis.report_text import format_report
+from muster.agent.diagnosis.root_cause import (
+    DatedFailure,
+    add_early_exits,
+    build_report,
+    choose_root,
+    describe_failure,
+)
 from muster.agent.rendezvous.restart_budget import find_final_failure
+from muster.agent.runtime.records import replace
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
@@ -86,6 +94,17 @@ def test_the_complaint_about_a_lost_peer_is_no_root_cause() -> None:
     assert made.reason.startswith("rank 1 on node 0 (h) was ended by SIGSEGV; ")
 
 
+def test_ranks_that_had_exited_are_named_beside_the_complaint_about_a_lost_peer() -> None:
+    lost = see(10.0, 0, exit_code=1, exception="RuntimeError: Connection closed by peer [127.0.0.1]:2466").failure
+    made = build(DatedFailure(when_s=10.0, failure=add_early_exits(lost, (1, 3))))
+    assert made.reason.startswith(
+        "rank 0 on node 0 (h) exited with code 1 after ranks 1, 3 had exited with code 0 "
+        "(RuntimeError: Connection closed by peer [127.0.0.1]:2466); "
+    )
+    other = see(10.0, 0, exit_code=1, exception="ValueError: no").failure
+    assert [add_early_exits(other, (1,)), add_early_exits(lost, ())] == [other, lost]
+
+
 def test_equal_exit_codes_long_after_one_another_are_not_the_same_failure() -> None:
     assert [failure.collateral for failure in build(see(1.0, 0), see(2.5, 1)).failures] == [False, True]
 
@@ -130,6 +149,38 @@ def test_in_a_hang_the_rank_that_is_not_in_the_collective_comes_first() -> None:
         "rank 1 did not enter all_reduce (main.py:7), where ranks 0, 2 wait; last seen at main.py:6; "
         "hung: nothing written for 4 s; no restarts are allowed (--max-restarts 0)"
     )
+
+
+def test_in_a_hang_a_rank_that_waits_for_its_data_says_so() -> None:
+    loading = stack(1, 6)
+    frame = '  File "/x/site-packages/torch/utils/data/dataloader.py", line 725 in __next__\n'
+    loading = Stack(
+        global_rank=1, node=0, local_rank=1, text=loading.text.replace('  File "/w/main', f'{frame}  File "/w/main')
+    )
+    assert hang(stack(0, 7, "all_reduce"), loading).reason.startswith(
+        "rank 1 did not enter all_reduce (main.py:7), where rank 0 waits; "
+        "last seen at main.py:6, waiting for its DataLoader; hung: "
+    )
+
+
+def test_in_a_hang_who_does_not_answer_a_peer_has_not_entered_the_same_call() -> None:
+    made = hang(stack(0, 7, "recv"), stack(1, 6))
+    assert made.reason.startswith(
+        "rank 1 is elsewhere while rank 0 waits in recv (main.py:7); last seen at main.py:6; "
+    )
+
+
+def test_in_a_hang_the_rank_that_has_ended_is_no_failure_and_named_all_the_same() -> None:
+    waits = Collective(number=6, operation="all_reduce", sizes="4 x float32", age_s=4.0, is_done=False)
+    own = Group(name="0", description="default_pg", entered=6, completed=5, ranks=(0, 1), entries=(waits,))
+    view = RankView(global_rank=0, node=0, host="h", is_answering=True, has_server=True, groups=(own,))
+    idle = see(10.0, 0, exit_code=None, hung=True, reason="hung: no collective and no step for 4 s")
+    made = build(idle, stacks=(replace(stack(0, 7, "all_reduce"), view=view),))
+    assert made.reason.startswith(
+        "rank 0 hung: rank 1 has ended; rank 0 has waited in all_reduce #6 of default_pg (4 x float32) for 4 s; "
+        "no collective and no step for 4 s; "
+    )
+    assert "\nHung\n" in format_report(made)
 
 
 def test_in_a_hang_the_ranks_in_another_collective_come_first() -> None:

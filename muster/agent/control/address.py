@@ -45,10 +45,16 @@ def build_address(token: str, pid: int) -> bytes:
 
 
 def list_addresses(token: str) -> list[bytes]:
-    """The sockets of the job's agents on this machine, or in this container. Source: proc(5), /proc/net/unix."""
+    """The sockets of the job's agents on this machine, or in this container; none where sockets have no abstract names.
+
+    Source: proc(5), /proc/net/unix.
+    """
     prefix = f"@{_build_prefix(token)}"
-    with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
-        names = {line.split()[-1] for line in file}
+    try:
+        with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
+            names = {line.split()[-1] for line in file}
+    except FileNotFoundError:
+        return []
     return [b"\0" + name[1:].encode() for name in sorted(names) if name.startswith(prefix)]
 
 

@@ -69,13 +69,14 @@ class ControlServer:
             return
         self._last += 1
         number = self._last
-        self._peers[number] = _Peer(
+        peer = self._peers[number] = _Peer(
             self._loop,
             link,
             self._token,
             on_request=lambda request: self._on_request(number, request.kind, request.limit_s),
             on_closed=lambda: self._peers.pop(number, None),
         )
+        peer.greet()
 
     def answer(self, requests: tuple[int, ...], answer: Answer) -> None:
         """Answer these requests; of persons that have gone, nothing."""
@@ -118,6 +119,9 @@ class _Peer:
         link.setblocking(False)
         loop.watch_readable(link.fileno(), self._read)
         self._timer = loop.call_later(REQUEST_LIMIT_S, self._close)
+
+    def greet(self) -> None:
+        """Send the greeting. This closes the connection if the other side has gone."""
         self._send(encode(Greeting(nonce=self._nonce), LINE_LIMIT_BYTES))
 
     def _read(self) -> None:
@@ -130,9 +134,9 @@ class _Peer:
         if not data:
             self._close()
             return
-        self._received += data
         if self._has_request:
             return  # one request is one connection
+        self._received += data
         line, newline, _ = self._received.partition(b"\n")
         if not newline and len(self._received) <= LINE_LIMIT_BYTES:
             return
@@ -146,7 +150,7 @@ class _Peer:
     def _parse(self, line: bytes) -> SignedRequest:
         try:
             content: object = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise MalformedMessageError("not JSON") from None
         request = decode(SignedRequest, content)
         if not hmac.compare_digest(

@@ -205,6 +205,7 @@ def pack(text: str) -> str:
         ("", "not compressed JSON"),
         ("x", "not compressed JSON"),
         ("€", "not compressed JSON"),
+        (pack("[" * 100_000), "not compressed JSON"),
         (pack(json.dumps([*range(1000)]))[:-40], "not compressed JSON"),
         (pack("{}"), "'global_rank' is missing"),
         (pack("[]"), "not an object"),

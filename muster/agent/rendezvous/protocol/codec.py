@@ -262,7 +262,7 @@ def _build_packed(kind: Hashable) -> tuple[Read, Write]:
         try:
             plain = zlib.decompressobj().decompress(base64.b85decode(text), _UNPACKED_LIMIT_BYTES)
             data = json.loads(plain)
-        except (ValueError, zlib.error):
+        except (ValueError, RecursionError, zlib.error):
             raise MalformedMessageError("not compressed JSON") from None
         return read(data)
 

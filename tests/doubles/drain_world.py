@@ -299,7 +299,9 @@ class DrainWorld:
         match action:
             case node_actions.ReadSlots():
                 slots = tuple(build_slot(rank) for rank in node.ranks)
-                self._handle(node, node_events.SlotsRead(round_number=action.round_number, slots=slots))
+                self._handle(
+                    node, node_events.SlotsRead(round_number=action.round_number, drain=action.drain, slots=slots)
+                )
             case node_actions.WriteCommand():
                 command = Layout.pack_command(
                     drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed

@@ -113,7 +113,9 @@ class DrainingProcess(Process):
                 timer = action.timer
                 self.loop.call_later(action.delay_s, lambda: self.loop.post(events.TimerExpired(timer=timer)))
             case actions.ReadSlots():
-                self.handle(events.SlotsRead(round_number=action.round_number, slots=self.read_slots()))
+                self.handle(
+                    events.SlotsRead(round_number=action.round_number, drain=action.drain, slots=self.read_slots())
+                )
             case actions.WriteCommand():
                 self.write_command(action)
             case actions.WithdrawCommand():

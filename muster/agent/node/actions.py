@@ -83,8 +83,10 @@ class ReadSlots:
     """Read what the workers of the round have published, and post `SlotsRead`."""
 
     round_number: int
+    drain: int
+    """Number of the drain that it is for."""
     kind: int = StatusPageLayout.STOP
-    """Of the drain that it is for."""
+    """Of that drain."""
 
 
 @record

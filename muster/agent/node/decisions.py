@@ -181,8 +181,9 @@ def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
     if state.round is not None and event.round.number <= state.round.number:
         return state, ()
     state, lines = _print_held(state)
+    state, answers = _end_requests(state, "the leader was lost")
     state, actions = _enter_round(state, event)
-    return state, (*lines, *actions)
+    return state, (*lines, *answers, *actions)
 
 
 def _enter_round(state: NodeState, event: RoundFormed) -> Decision:

@@ -33,7 +33,16 @@ from muster.agent.node.actions import (
     WriteDeadline,
 )
 from muster.agent.node.events import Requested, RoundTimer, SignalReceived, SlotsRead, TimerPurpose
-from muster.agent.node.state import NodeDrain, NodeState, Preemption, Running, Stopping, Succeeded
+from muster.agent.node.state import (
+    Delaying,
+    NodeDrain,
+    NodeState,
+    Preemption,
+    Running,
+    StartNext,
+    Stopping,
+    Succeeded,
+)
 from muster.agent.node.worker_decisions import OWN_REQUEST, Decision
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.drain_ceiling import (
@@ -54,6 +63,7 @@ from muster.agent.rendezvous.interface import (
     RequestAnswered,
     StacksWanted,
 )
+from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, replace
 
 DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
@@ -95,7 +105,7 @@ def decide_drain(
     """Decide what follows. An event of another round or another drain changes nothing."""
     phase = state.phase
     if not isinstance(phase, Running | Succeeded) or event.round_number != phase.round.number:
-        return state, (), False
+        return state, _refuse(state, event) if isinstance(event, DrainBegun) else (), False
     if isinstance(event, RoundTimer) and event.purpose is TimerPurpose.DRAIN:
         return _on_time_over(state, phase, event)
     if isinstance(phase, Succeeded):
@@ -111,9 +121,30 @@ def decide_drain(
         case SlotsRead():
             return _look(state, phase, event)
         case RoundTimer():
-            return state, _look_again(phase), False
+            return state, _look_again(phase, event), False
         case _:
             assert_never(event)
+
+
+def _find_round(state: NodeState, number: int) -> Round | None:
+    """The round of this number, if this node takes part in it. Its workers may not be started yet."""
+    phase = state.phase
+    if isinstance(phase, Stopping) and isinstance(phase.then, StartNext):
+        found = phase.then.round
+    elif isinstance(phase, Delaying | Running | Succeeded):
+        found = phase.round
+    else:
+        return None
+    return found if found.number == number else None
+
+
+def _refuse(state: NodeState, event: DrainBegun) -> tuple[Action, ...]:
+    """Without a report of this node the ranks of all others would wait for ever."""
+    waiting = _find_round(state, event.round_number)
+    if waiting is None:
+        return ()
+    report = DrainReport(ceiling=0, refusal="a node has not started its workers yet")
+    return (ReportDrain(round=waiting, drain=event.drain, report=report),)
 
 
 def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision:
@@ -125,21 +156,30 @@ def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision
     is_stop, is_asked_here = event.kind == Layout.STOP, state.preemption is not None
     deadline = (WriteDeadline(delay_s=event.limit_s + state.rules.shutdown_timeout_s),) if is_stop else ()
     timers = () if is_stop and is_asked_here else (StartTimer(timer=timer, delay_s=event.limit_s),)
-    return state, (*deadline, *timers, ReadSlots(round_number=event.round_number, kind=event.kind)), False
+    return state, (*deadline, *timers, _read_slots(phase, drain)), False
 
 
-def _look_again(phase: Running) -> tuple[Action, ...]:
+def _read_slots(phase: Running, drain: NodeDrain) -> ReadSlots:
+    return ReadSlots(round_number=phase.round.number, drain=drain.number, kind=drain.kind)
+
+
+def _start_look(phase: Running, drain: NodeDrain, delay_s: float) -> StartTimer:
+    look = RoundTimer(purpose=TimerPurpose.LOOK, round_number=phase.round.number, number=drain.number)
+    return StartTimer(timer=look, delay_s=delay_s)
+
+
+def _look_again(phase: Running, timer: RoundTimer) -> tuple[Action, ...]:
     drain = phase.drain
-    if drain is None or drain.has_followed:
+    if drain is None or drain.number != timer.number or drain.has_followed:
         return ()
     is_awaited = drain.is_pause or (drain.ceiling is not None and not drain.is_reported)
-    return (ReadSlots(round_number=phase.round.number, kind=drain.kind),) if is_awaited else ()
+    return (_read_slots(phase, drain),) if is_awaited else ()
 
 
 def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
     drain = phase.drain
-    if drain is None:
-        return state, (), False
+    if drain is None or drain.number != event.drain:
+        return state, (), False  # read for a drain that has ended: too early to verify a ceiling of this one
     if drain.is_over or drain.step is not None:
         return _look_for_followers(state, phase, drain, event)
     if drain.is_reported:
@@ -156,8 +196,7 @@ def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
     if report is not None:
         return _report(state, phase, replace(drain, ceiling=ceiling), report)
     drain = replace(drain, ceiling=ceiling)
-    look = RoundTimer(purpose=TimerPurpose.LOOK, round_number=phase.round.number)
-    timer = StartTimer(timer=look, delay_s=STRIDE_LOOK_S if ceiling.is_verified else LOOK_S)
+    timer = _start_look(phase, drain, STRIDE_LOOK_S if ceiling.is_verified else LOOK_S)
     write = () if ceiling.is_verified else (_build_write(drain, ceiling),)
     return replace(state, phase=replace(phase, drain=drain)), (*write, timer), False
 
@@ -172,8 +211,7 @@ def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, even
     has_agreed = drain.step is not None or drain.is_reported
     late = list_late(slots, drain.kind, drain.step) if drain.step is not None or not has_agreed else ()
     if late and not drain.is_over:
-        look = RoundTimer(purpose=TimerPurpose.LOOK, round_number=phase.round.number)
-        return state, (StartTimer(timer=look, delay_s=STRIDE_LOOK_S),) if drain.is_pause else (), False
+        return state, (_start_look(phase, drain, STRIDE_LOOK_S),) if drain.is_pause else (), False
     if not drain.is_over and not drain.is_pause:
         return state, (), False
     state = replace(state, phase=replace(phase, drain=replace(drain, is_over=False, has_followed=True)))
@@ -196,7 +234,7 @@ def _commit(state: NodeState, phase: Running, event: DrainCommitted) -> DrainDec
         return state, (), False
     drain = replace(drain, step=event.step)
     command = WriteCommand(drain=drain.number, step=event.step, is_committed=True, kind=drain.kind)
-    look = (ReadSlots(round_number=phase.round.number, kind=drain.kind),) if drain.is_pause else ()
+    look = (_read_slots(phase, drain),) if drain.is_pause else ()
     return replace(state, phase=replace(phase, drain=drain)), (command, *look), False
 
 
@@ -220,7 +258,7 @@ def _on_time_over(state: NodeState, phase: Running | Succeeded, timer: RoundTime
         if timer.number not in (0, drain.number):
             return state, (), False  # of a drain that has ended
         if drain.is_asked and not drain.has_followed:
-            reads = (ReadSlots(round_number=phase.round.number, kind=drain.kind),)
+            reads = (_read_slots(phase, drain),)
             state = replace(state, phase=replace(phase, drain=replace(drain, is_over=True)))
         if drain.kind != Layout.STOP and timer.number != 0:
             return state, reads, False
@@ -256,10 +294,8 @@ def on_request(state: NodeState, event: Requested | RequestAnswered | StacksWant
                 return _print_stacks(state, event.answer)
             return state, (AnswerPerson(requests=(event.request,), answer=event.answer),)
         case StacksWanted():
-            is_current = isinstance(phase, Running | Succeeded) and phase.round.number == event.round_number
-            if not is_current or state.round is None:
-                return state, ()
-            return state, (SendStacks(round=state.round, number=event.number),)
+            asked = _find_round(state, event.round_number)
+            return state, () if asked is None else (SendStacks(round=asked, number=event.number),)
         case _:
             assert_never(event)
 

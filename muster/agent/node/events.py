@@ -35,12 +35,12 @@ class TimerPurpose(Enum):
 
 @record
 class RoundTimer:
-    """A timer of the round; each round has at most one for each purpose."""
+    """A timer of the round; each round has at most one for each purpose and drain."""
 
     purpose: TimerPurpose
     round_number: int
     number: int = 0
-    """Of the drain, where it is for one that another node or a person has asked for."""
+    """Of the drain that it is for; 0: it is for none, or for the preemption of this node."""
 
 
 @record
@@ -173,6 +173,7 @@ class SlotsRead:
     """After `ReadSlots` of the round: what the workers have published, by local rank; None: there is no page."""
 
     round_number: int
+    drain: int
     slots: "tuple[RankSlot, ...] | None"
 
 

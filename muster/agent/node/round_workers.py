@@ -159,7 +159,8 @@ class RoundWorkers:
             case actions.KillWorkers():
                 self._kill(action.round_number)
             case actions.ReadSlots():
-                self._post(events.SlotsRead(round_number=action.round_number, slots=self._read_slots(action.kind)))
+                number, drain = action.round_number, action.drain
+                self._post(events.SlotsRead(round_number=number, drain=drain, slots=self._read_slots(action.kind)))
             case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
                 self._write_page(action)
             case _:

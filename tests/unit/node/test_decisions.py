@@ -670,7 +670,7 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lambda n: StacksWanted(round_number=n, number=1), number),
         st.builds(lambda n, s: DrainCommitted(round_number=n, drain=1, step=s), number, st.integers(0, 3)),
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
-        st.builds(lambda n, s: SlotsRead(round_number=n, slots=s), number, st.none() | st.just(())),
+        st.builds(lambda n, s: SlotsRead(round_number=n, drain=1, slots=s), number, st.none() | st.just(())),
         st.builds(lambda n: CheckpointSaved(round_number=n, step=4, path="/4"), number),
         st.builds(lambda n: CheckpointCompleted(checkpoint=Checkpoint(number=n, step=4, path="/4")), number),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),

@@ -32,7 +32,19 @@ from muster.agent.node.events import (
     WorkerExited,
     WorkersGone,
 )
-from muster.agent.node.state import Ended, NodeRules, NodeState, Rejoin, Running, Stopping, Succeeded
+from muster.agent.node.state import (
+    NO_FAILURES,
+    Delaying,
+    Ended,
+    NodeRules,
+    NodeState,
+    Rejoin,
+    Running,
+    StartNext,
+    Stopping,
+    StopStep,
+    Succeeded,
+)
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
     BreakKind,
@@ -70,7 +82,7 @@ def slot(asked: int | None, *, stride: int = 1, step: int | None = None, is_aski
 
 def read(*slots: RankSlot) -> SlotsRead:
     ranked = (replace(each, global_rank=2 + local_rank) for local_rank, each in enumerate(slots))
-    return SlotsRead(round_number=3, slots=tuple(ranked))
+    return SlotsRead(round_number=3, drain=1, slots=tuple(ranked))
 
 
 def exited(local_rank: int, code: int = 0, asked: int | None = 12) -> WorkerExited:
@@ -78,7 +90,8 @@ def exited(local_rank: int, code: int = 0, asked: int | None = 12) -> WorkerExit
 
 
 def expired(purpose: TimerPurpose, number: int = 3) -> TimerExpired:
-    return TimerExpired(timer=RoundTimer(purpose=purpose, round_number=number))
+    drain = 1 if purpose is TimerPurpose.LOOK else 0
+    return TimerExpired(timer=RoundTimer(purpose=purpose, round_number=number, number=drain))
 
 
 def term(at_s: float = 0.0, *, is_asked: bool = True, signum: int = signal.SIGTERM) -> SignalReceived:
@@ -156,11 +169,11 @@ def test_the_ceiling_is_written_looked_at_again_and_reported():
     node = Node()
     deadline, timer, look = node.send(BEGUN)
     assert deadline == WriteDeadline(delay_s=28.0)
-    assert (timer.timer.purpose, timer.delay_s, look) == (TimerPurpose.DRAIN, 8.0, ReadSlots(round_number=3))
+    assert (timer.timer.purpose, timer.delay_s, look) == (TimerPurpose.DRAIN, 8.0, ReadSlots(round_number=3, drain=1))
     write, wait = node.send(read(slot(10), slot(9)))
     assert write == WriteCommand(drain=1, step=11, is_committed=False)
     assert wait.timer.purpose is TimerPurpose.LOOK
-    assert node.send(expired(TimerPurpose.LOOK)) == [ReadSlots(round_number=3)]
+    assert node.send(expired(TimerPurpose.LOOK)) == [ReadSlots(round_number=3, drain=1)]
     write, wait = node.send(read(slot(11), slot(9)))
     assert (write.step, wait.timer.purpose) == (13, TimerPurpose.LOOK)
     [report] = node.send(read(slot(12), slot(9)))
@@ -187,7 +200,7 @@ def test_a_rank_that_asked_once_is_looked_at_again_until_its_stride_is_known():
     [
         (read(slot(3), slot(None, is_asking=False)), "rank 3 called should_stop with decreasing steps"),
         (read(slot(3), slot(None, step=3)), "rank 3 has done step 3 and never called should_stop"),
-        (SlotsRead(round_number=3, slots=None), "a node has no status page"),
+        (SlotsRead(round_number=3, drain=1, slots=None), "a node has no status page"),
     ],
 )
 def test_a_rank_with_which_no_step_can_be_agreed_on_is_reported(event, refusal):
@@ -213,6 +226,44 @@ def test_events_of_other_rounds_and_drains_change_nothing():
     assert node.send(DrainWithdrawn(round_number=3, drain=9, reason="old")) == []
     assert node.send(BEGUN) == []
     assert node.send(expired(TimerPurpose.DRAIN, number=2)) == []
+
+
+def test_what_was_read_for_the_last_drain_verifies_no_ceiling_of_this_one():
+    """A stop may take a pause's place while the pause's look is under way, all in one turn of the loop."""
+    node = Node()
+    node.send(BEGUN, read(slot(10), slot(9)))
+    old = read(slot(10), slot(9))
+    node.send(WITHDRAWN, DrainBegun(round_number=3, drain=2, limit_s=8.0))
+    assert node.send(old) == []
+    first = replace(read(slot(10), slot(9)), drain=2)
+    write, wait = node.send(first)
+    assert write == WriteCommand(drain=2, step=11, is_committed=False)
+    assert node.send(expired(TimerPurpose.LOOK)) == [], "of the last drain: too early"
+    assert node.send(TimerExpired(timer=wait.timer)) == [ReadSlots(round_number=3, drain=2)]
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Delaying(round=ROUND, is_held=True),
+        Stopping(
+            round=replace(ROUND, number=2),
+            step=StopStep.KILLING,
+            signum=signal.SIGTERM,
+            alive=frozenset(),
+            failures=NO_FAILURES,
+            then=StartNext(round=ROUND, is_held=False),
+        ),
+    ],
+)
+def test_before_its_workers_are_started_a_node_refuses(phase):
+    """The ranks of the other nodes would wait for its report for ever."""
+    node = Node()
+    node.state = replace(node.state, phase=phase)
+    [action] = node.send(BEGUN)
+    refusal = "a node has not started its workers yet"
+    assert action == ReportDrain(round=ROUND, drain=1, report=DrainReport(ceiling=0, refusal=refusal))
+    assert node.send(replace(BEGUN, round_number=4)) == []
 
 
 def test_withdrawn_the_workers_go_on_and_the_preempted_node_leaves():

@@ -17,7 +17,7 @@ from muster.agent.node.actions import (
 )
 from muster.agent.node.decisions import decide
 from muster.agent.node.events import Requested, RoundTimer, SlotsRead, TimerExpired, TimerPurpose, WorkersIdle
-from muster.agent.node.state import Joining, NodeRules, NodeState, Running
+from muster.agent.node.state import Delaying, Joining, NodeRules, NodeState, Running
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
@@ -28,9 +28,11 @@ from muster.agent.rendezvous.interface import (
     LateRank,
     RequestAnswered,
     RoundBroken,
+    RoundFormed,
     StacksWanted,
 )
 from muster.agent.round import Round
+from muster.agent.runtime.records import replace
 
 ROUND = Round(
     number=3,
@@ -67,7 +69,7 @@ class Node:
 
     def commit(self, kind: int):
         self.begin(kind)
-        look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3))
+        look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))
         [report] = self.send(read(10, 9), look, read(10, 10))
         assert isinstance(report, ReportDrain)
         return self.send(DrainCommitted(round_number=3, drain=1, step=12))
@@ -78,7 +80,7 @@ def read(*asked: int, saved: int | None = None) -> SlotsRead:
         RankSlot(global_rank=2 + rank, step=each, asked=each, stride=1, is_asking=True, saved=saved, silent_s=4.0)
         for rank, each in enumerate(asked)
     )
-    return SlotsRead(round_number=3, slots=slots)
+    return SlotsRead(round_number=3, drain=1, slots=slots)
 
 
 def over() -> TimerExpired:
@@ -109,11 +111,19 @@ def test_every_request_is_answered_when_the_leader_is_lost():
     assert lost.answer.line == "the round ended: the leader was lost"
 
 
+def test_every_request_is_answered_when_another_leader_has_formed_a_round():
+    node = Node()
+    node.send(ASKED)
+    actions = node.send(RoundFormed(round=replace(ROUND, number=4)))
+    [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
+    assert (lost.requests, lost.answer.outcome, lost.answer.line) == ((1,), AskOutcome.LOST, "the leader was lost")
+
+
 def test_a_pause_is_reported_when_all_ranks_wait():
     node = Node()
     write, look = node.commit(Layout.PAUSE)
     assert write == WriteCommand(drain=1, step=12, is_committed=True, kind=Layout.PAUSE)
-    assert look == ReadSlots(round_number=3, kind=Layout.PAUSE)
+    assert look == ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)
     [again] = node.send(read(12, 11))
     assert isinstance(again, StartTimer)
     assert node.send(read(12, 12)) == [ReportFollowed(round=ROUND, drain=1)]
@@ -127,7 +137,7 @@ def test_ranks_that_are_late_are_named_at_the_end_of_the_limit():
     late = LateRank(global_rank=3, step=7, silent_s=4.0)
     node = Node()
     node.commit(Layout.PAUSE)
-    assert node.send(over()) == [ReadSlots(round_number=3, kind=Layout.PAUSE)]
+    assert node.send(over()) == [ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)]
     assert node.send(read(12, 7)) == [ReportFollowed(round=ROUND, drain=1, late=(late,))]
     node = Node()
     node.commit(Layout.CHECKPOINT)
@@ -150,3 +160,5 @@ def test_stacks_are_collected_for_the_leader():
     node = Node()
     assert node.send(StacksWanted(round_number=3, number=5)) == [SendStacks(round=ROUND, number=5)]
     assert node.send(StacksWanted(round_number=2, number=6)) == []
+    node.state = replace(node.state, phase=Delaying(round=ROUND, is_held=True))
+    assert node.send(StacksWanted(round_number=3, number=7)) == [SendStacks(round=ROUND, number=7)], "it has none"

@@ -115,8 +115,11 @@ def test_a_checkpoint_that_is_late_stays():
     assert answers(job.ask(AskKind.STOP, 2)) == [
         (2, AskOutcome.REFUSED, "not all ranks have saved at step 12: rank 1 is at step 7 since 31 s")
     ]
+    assert answers(job.ask(AskKind.CHECKPOINT, 3)) == [
+        (3, AskOutcome.REFUSED, "not all ranks have saved at step 12: rank 1 is at step 7 since 31 s")
+    ], "it would have no answer: the nodes report once who is late"
     job.save(12)
-    assert BeginDrain in kinds(job.ask(AskKind.STOP, 3))
+    assert BeginDrain in kinds(job.ask(AskKind.STOP, 4))
 
 
 def test_a_pause_lasts_until_it_is_resumed():

@@ -140,6 +140,8 @@ def on_asked(state: JobState, event: Asked, now_s: float) -> Decision:
         answer = Answer(outcome=AskOutcome.DONE if is_same else AskOutcome.REFUSED, line=line, step=drain.step)
         return state, _answer((asker,), answer)
     if drain.kind == kind:
+        if not drain.askers:
+            return state, _refuse_late(drain, (asker,))
         drain = replace(drain, askers=(*drain.askers, asker))
         return replace(state, phase=replace(phase, drain=drain)), ()
     since_s = now_s - drain.begun_s
@@ -165,9 +167,8 @@ def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s:
         drain = replace(drain, askers=(*drain.askers, *wanted.askers), leaving=leaving)
         return replace(state, phase=replace(phase, drain=drain)), ()
     if drain.kind == Layout.CHECKPOINT and drain.step is not None:
-        if wanted.askers and not drain.askers:  # it was late already
-            line = f"not all ranks have saved at step {drain.step}: {describe_late(_list_followed_late(drain))}"
-            return state, _refuse(wanted.askers, line)
+        if wanted.askers and not drain.askers:
+            return state, _refuse_late(drain, wanted.askers)
         queued = drain.queued
         if queued is not None:
             wanted = replace(
@@ -239,6 +240,11 @@ def _refuse(askers: Iterable[Asker], line: str) -> tuple[Action, ...]:
     return _answer(askers, Answer(outcome=AskOutcome.REFUSED, line=line))
 
 
+def _refuse_late(drain: Drain, askers: Iterable[Asker]) -> tuple[Action, ...]:
+    """The checkpoint under way was late already: nothing says when it ends."""
+    return _refuse(askers, f"not all ranks have saved at step {drain.step}: {_describe_followed_late(drain)}")
+
+
 def _count_ranks(state: JobState) -> int:
     return sum(member.nproc for each in state.assignments if (member := state.members.get(each)) is not None)
 
@@ -246,6 +252,10 @@ def _count_ranks(state: JobState) -> int:
 def _list_followed_late(drain: Drain) -> tuple[LateRank, ...]:
     found = (rank for ranks in drain.followed.values() for rank in ranks)
     return tuple(sorted(found, key=lambda rank: rank.global_rank))[:LATE_LIMIT]
+
+
+def _describe_followed_late(drain: Drain) -> str:
+    return describe_late(_list_followed_late(drain)) or "a node's workers have ended"
 
 
 def describe_late(late: Iterable[LateRank]) -> str:
@@ -293,8 +303,7 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
         state = replace(state, phase=replace(phase, drain=replace(drain, askers=())))
         return state, (*_answer(drain.askers, answer), Notify(text=f"{drain.reason}: {line}"))
     what = ("have not stopped", "have not saved", "do not wait")[drain.kind]
-    who = describe_late(late) or "a node's workers have ended"
-    line = f"after {took_s:.1f} s some ranks {what} at step {drain.step}: {who}"
+    line = f"after {took_s:.1f} s some ranks {what} at step {drain.step}: {_describe_followed_late(drain)}"
     answer = Answer(outcome=AskOutcome.LATE, line=line, step=drain.step, ranks=ranks, took_s=took_s, late=late)
     if drain.kind == Layout.PAUSE:
         return _end(state, phase, drain, replace(answer, line=f"{line}; the pause is withdrawn"), line)

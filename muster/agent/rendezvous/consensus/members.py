@@ -39,9 +39,9 @@ class ConsensusRules:
     loss_wait_s: float = 0.3
     """How long a failure that would end the job waits for the report of a loss that explains it."""
     max_restarts_flag: str = "--max-restarts"
+    """What the user calls that limit."""
     hang_action: str = "restart"
     """What follows when the whole job hangs: report, restart or stop."""
-    """What the user calls that limit."""
 
 
 @record

@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from _launching import scratch
+from _launching import clean_env, scratch
 from _sampling import SampleFailed, parse_count, sample_in_turn, show
 
 CALLER = """
@@ -52,7 +52,9 @@ print(json.dumps({"wall_s": wall_s, "restart_s": max(started.values()) - crashed
 
 def launch(api: str, what: str, program: Path) -> dict[str, float]:
     """Run the caller once; what it printed."""
-    done = subprocess.run([sys.executable, str(program), api, what], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(program), api, what], env=clean_env(), capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise SampleFailed(done.stderr)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

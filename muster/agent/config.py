@@ -1,11 +1,11 @@
 """The agent's configuration: one frozen object, built by `cli.arguments` from flags and environment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final
 
 from muster._contract import DEFAULT_DRAIN_LIMIT_S
+from muster.agent.runtime.records import NO_ITEMS, record
 from muster.agent.workers.spec import Program
 
 if TYPE_CHECKING:
@@ -25,19 +25,19 @@ class Std(IntFlag):
     ALL = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StdChoice:
     """Value of `--redirects` and `--tee`: `3` for all ranks, or `0:3,1:1` for some."""
 
     default: Std = Std.NONE
-    by_rank: Mapping[int, Std] = field(default_factory=dict)
+    by_rank: Mapping[int, Std] = NO_ITEMS
 
     def of(self, local_rank: int) -> Std:
         """The streams chosen for one local rank."""
         return self.by_rank.get(local_rank, self.default)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RendezvousConfig:
     """Where and how the nodes form a round. With `static`, host and port are MASTER_ADDR and MASTER_PORT."""
 
@@ -57,7 +57,7 @@ class RendezvousConfig:
     """An inherited listening socket for the leader."""
     local_addr: str | None = None
     """--local-addr: also MASTER_ADDR when this node hosts global rank 0."""
-    token: str | None = field(default=None, repr=False)
+    token: str | None = None
     max_restarts: int = 0
     max_restarts_flag: str = "--max-restarts"
     hang_action: str = "restart"
@@ -77,7 +77,7 @@ class RendezvousConfig:
     """`--rdzv-conf is_host=`: this node leads, or does not, whatever its index. None: see `node_index`."""
     endpoint: str = ""
     """--rdzv-endpoint as given, for torch's handlers."""
-    conf: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = NO_ITEMS
     """--rdzv-conf as given, for torch's handlers."""
     control_fd: int | None = None
     """For `caller`: the socket to the program whose handler is used."""
@@ -86,13 +86,18 @@ class RendezvousConfig:
     master_port: int = 29500
     """--master-port, for `static`."""
 
+    def __repr__(self) -> str:
+        """Without the token."""
+        shown = (f"{name}={value!r}" for name, value in self.__dict__.items() if name != "token")
+        return f"RendezvousConfig({', '.join(shown)})"
+
     @property
     def lends_endpoint(self) -> bool:
         """True when the workers' store listens at the endpoint while they run, and the leader between rounds."""
         return self.backend == "static"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LogConfig:
     """Where the workers' output goes."""
 
@@ -117,7 +122,7 @@ class LogConfig:
     """Terminals may get colours: neither NO_COLOR nor TERM=dumb says otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentConfig:
     """One agent's whole configuration."""
 
@@ -153,7 +158,7 @@ class AgentConfig:
     event_log_handler: str = "null"
     monitor_interval_s: float = 0.1
     """Accepted because torchrun has it; without effect."""
-    base_env: Mapping[str, str] = field(default_factory=dict)
+    base_env: Mapping[str, str] = NO_ITEMS
     """The environment that workers inherit: the agent's without `_contract.Env.PRIVATE`."""
     agent_error_file: str | None = None
     """The agent's own TORCHELASTIC_ERROR_FILE: the root cause is copied there in torch's format."""

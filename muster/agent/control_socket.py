@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class ControlSink:
         """See `EventSink`."""
         self._send()
         if not self._rest:
-            self._rest = encode_message({"record": asdict(record)})
+            self._rest = encode_message({"record": record.to_json()})
             self._send()
 
     def _send(self) -> None:

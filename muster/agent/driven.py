@@ -18,7 +18,6 @@ to the guard by its pidfd.
 
 import os
 import select
-import shutil
 import signal
 import socket
 
@@ -51,6 +50,8 @@ def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
     """In the guard, last of all."""
     send_message(control_fd, ended=code)
     if select.select([caller_fd], [], [], 0)[0]:  # the caller has ended; else it reads the report there
+        import shutil  # only then
+
         shutil.rmtree(folder, ignore_errors=True)
 
 

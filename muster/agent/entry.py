@@ -12,6 +12,9 @@ if __name__ == "__main__":
     if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
         del sys.path[0]
 
+    if sys.flags.no_site:  # then installed packages, ours among them, are not found (see `runtime.packages`)
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
     from muster.agent.__main__ import main
 
     sys.exit(main())

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from muster._contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames
@@ -20,6 +19,7 @@ from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
 from muster.agent.runtime.clock import JobClock
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import replace
 from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions

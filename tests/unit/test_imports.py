@@ -150,6 +150,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
     used = (found for found in api if found.module.startswith("muster.agent") and found.module not in program)
     forked = (
         "adopted.",
+        "runtime.records.",
         "workers.function.",
         "workers.program.",
         "workers.warm.template.",

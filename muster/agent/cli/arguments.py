@@ -181,9 +181,9 @@ def _choose_logs_specs(values: FlagValues) -> str | None:
     name = values.text("logs-specs")
     if name is None or name == "default":
         return None
-    from importlib.metadata import entry_points  # 15 ms: only when a flag names one
+    from muster.agent.runtime.packages import find_entry_points  # only when a flag names one
 
-    known = sorted({point.name for point in entry_points(group="torchrun.logs_specs")})
+    known = sorted(find_entry_points("torchrun.logs_specs"))
     if name not in known:
         raise values.build_error("logs-specs", "one of " + ", ".join(dict.fromkeys(("default", *known))))
     return name

@@ -7,18 +7,18 @@ must never make an abbreviation of torchrun's ambiguous; its errors print a page
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
 from muster.agent.errors import UsageError
+from muster.agent.runtime.records import record
 
 ON: Final = "1"
 _BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 _BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CommandLine:
     """The command line, split into flags, script and the script's arguments."""
 

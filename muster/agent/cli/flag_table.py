@@ -3,11 +3,12 @@
 Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 for the flags that are not `ours`.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
+from muster.agent.runtime.records import record
 
-@dataclass(frozen=True, kw_only=True)
+
+@record
 class Flag:
     """One flag. `name` has dashes and no leading ones; underscores are as good on the command line."""
 

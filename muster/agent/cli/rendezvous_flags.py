@@ -175,9 +175,9 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
 
 
 def _list_handlers() -> list[str]:
-    from importlib.metadata import entry_points  # 15 ms: only when a flag names another handler
+    from muster.agent.runtime.packages import find_entry_points  # only when a flag names another handler
 
-    return sorted({point.name for point in entry_points(group="torchrun.handlers")})
+    return sorted(find_entry_points("torchrun.handlers"))
 
 
 def _find_leader(

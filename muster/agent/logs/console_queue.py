@@ -3,10 +3,10 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from muster.agent.logs.lines import LineAssembler
+from muster.agent.runtime.records import record
 
 
 class Source(Protocol):
@@ -23,37 +23,37 @@ class Source(Protocol):
         ...
 
 
-@dataclass(kw_only=True)
 class Span:
     """A part of a log file that must still be printed; the device closes `fd`. `end` may grow while it is queued."""
 
-    fd: int
-    start: int
-    end: int
-    queued: bool = True
+    def __init__(self, *, fd: int, start: int, end: int) -> None:
+        self.fd = fd
+        self.start = start
+        self.end = end
+        self.queued = True
 
 
-@dataclass(kw_only=True)
 class Gap:
     """Lines that were dropped here; the count may grow while it is queued."""
 
-    lines: int
-    queued: bool = True
+    def __init__(self, *, lines: int) -> None:
+        self.lines = lines
+        self.queued = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentLine:
     """Lines of the agent: kept when all else is discarded."""
 
     data: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class End:
     """The stream has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Hold:
     """Print nothing from here on until `ConsoleWriter.release`: a debugger has the terminal."""
 

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from muster.agent.config import LogConfig, Std
@@ -16,6 +15,7 @@ from muster.agent.logs.files import LogFile
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerRoute
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
+from muster.agent.runtime.records import record
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _READ_LIMIT_S = 0.5
 """How long the agent's loop may wait for a small file; heartbeats are sent once a second."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WorkerFiles:
     """One worker's route, and the files that could be opened for it."""
 
@@ -37,7 +37,7 @@ class WorkerFiles:
     """Shared by the ranks of an attempt; the opener closes them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class OnTrouble:
     """Where the opener reports."""
 

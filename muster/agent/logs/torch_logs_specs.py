@@ -103,9 +103,9 @@ def build_env(round: Round, local_rank: int, nproc: int, *, run_id: str, role: s
 
 
 def _construct_specs(config: LogConfig) -> "LogsSpecs":
-    from importlib.metadata import entry_points
+    from muster.agent.runtime.packages import find_entry_points
 
-    found = {point.name: point for point in entry_points(group=_GROUP)}
+    found = find_entry_points(_GROUP)
     point = found.get(config.logs_specs or "")
     if point is None:
         known = ", ".join(sorted(found)) or "none is installed"

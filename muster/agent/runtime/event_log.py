@@ -38,11 +38,11 @@ The records of one node show a recovery: `worker_failed` (detected), `round_brok
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from muster.agent.runtime.clock import Clock
+from muster.agent.runtime.records import NO_ITEMS, record
 
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 """Values of `--event-log-handler`, by torchrun's names."""
@@ -55,7 +55,7 @@ _WAITING_RECORDS = 1000
 """Records kept in memory for a disk that does not answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class EventRecord:
     """One transition."""
 
@@ -77,8 +77,12 @@ class EventRecord:
     """Global ranks concerned."""
     duration_s: float | None = None
     """For workers_started, the time since round_formed; for workers_stopped, since round_broken."""
-    detail: dict[str, object] = field(default_factory=dict)
+    detail: Mapping[str, object] = NO_ITEMS
     """More fields, which depend on the transition."""
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON types, if the detail's values are of such types."""
+        return {**self.__dict__, "detail": dict(self.detail)}
 
 
 class EventSink(Protocol):
@@ -125,7 +129,7 @@ class JsonlSink:
         if self._waiting >= _WAITING_RECORDS:
             self._stop("the disk does not answer")
             return
-        data = json.dumps(asdict(record), default=str).encode() + b"\n"
+        data = json.dumps(record.to_json(), default=str).encode() + b"\n"
         self._waiting += 1
         self._submit(lambda: self._append(data))
 
@@ -178,7 +182,7 @@ class ConsoleSink:
 
     def write(self, record: EventRecord) -> None:
         """See `EventSink`."""
-        self._print_text(json.dumps(asdict(record), default=str))
+        self._print_text(json.dumps(record.to_json(), default=str))
 
     def close(self) -> None:
         """See `EventSink`. The console is not ours to close."""

@@ -6,7 +6,8 @@ factories, ordering and slots, which the agent does not need.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -19,6 +20,9 @@ else:
 
 T = TypeVar("T")
 
+NO_ITEMS: Final[Mapping[Any, Any]] = MappingProxyType({})
+"""The default of a field that is a mapping."""
+
 _FIELDS = "__record_fields__"
 _REQUIRED = object()
 
@@ -27,6 +31,8 @@ _REQUIRED = object()
 def record(cls: type[T]) -> type[T]:
     """Make a class of annotated names a record: built from keywords, compared and hashed by value, never changed.
 
+    A `__repr__` of its own stays.
+
     Raises:
         TypeError: (from the class, when called) fields are missing or unknown: they are named.
         AttributeError: (from a record) on an assignment.
@@ -34,7 +40,8 @@ def record(cls: type[T]) -> type[T]:
     fields = {name: getattr(cls, name, _REQUIRED) for name in cls.__annotations__}
     methods = {"__init__": _init, "__eq__": _eq, "__hash__": _hash, "__repr__": _repr, "__setattr__": _refuse}
     for name, value in {_FIELDS: fields, **methods}.items():
-        setattr(cls, name, value)
+        if name not in cls.__dict__ or name != "__repr__":
+            setattr(cls, name, value)
     return cls
 
 

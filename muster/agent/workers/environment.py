@@ -6,12 +6,12 @@ torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from muster._contract import Env
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
+from muster.agent.runtime.records import replace
 from muster.agent.workers.spec import Program, ProgramKind
 
 if TYPE_CHECKING:  # imported before the template starts: its imports delay every first worker

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from muster.agent.runtime.records import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MemoryCgroup:
     """The agent's memory cgroup: its folder and those above it, innermost first, as far as they are visible."""
 
@@ -13,7 +14,7 @@ class MemoryCgroup:
     folders: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MemoryCounters:
     """What the kernel has counted so far."""
 

@@ -3,11 +3,11 @@
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from muster import _processes
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.records import record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
@@ -36,7 +36,7 @@ class _Sweep:
         self.timer: Timer | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LiveWorker:
     """A started worker."""
 
@@ -47,7 +47,7 @@ class LiveWorker:
     started_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WorkerEnd:
     """How a worker ended."""
 

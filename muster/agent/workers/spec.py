@@ -2,11 +2,11 @@
 
 import signal
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from muster.agent.errors import SpawnError
+from muster.agent.runtime.records import record
 
 
 def get_stack_signal() -> int | None:
@@ -32,7 +32,7 @@ class ProgramKind(Enum):
     """`--no-python`: any executable."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Program:
     """The user's program and its arguments, `${local_rank}` not yet substituted."""
 
@@ -42,7 +42,7 @@ class Program:
     args: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WorkerSpec:
     """Everything that is needed to start one worker."""
 
@@ -56,7 +56,7 @@ class WorkerSpec:
     stderr_fd: int | None = None
     cpus: frozenset[int] | None = None
     """CPU affinity; None: the agent's own."""
-    command_prefix: tuple[str, ...] = field(default=())
+    command_prefix: tuple[str, ...] = ()
     """Words put before the command (numactl ...); cold workers only."""
     error_file: str | None = None
     """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE."""

@@ -1,11 +1,12 @@
 """What the workers of a forked job call: not pickled, because they have this program's memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from muster.agent.runtime.records import record
 
-@dataclass(frozen=True, kw_only=True)
+
+@record
 class ForkedCall:
     """`function(*args, **kwargs)` in each worker."""
 

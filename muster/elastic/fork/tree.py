@@ -11,21 +11,21 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from muster import _guard, _processes
 from muster._contract import ADOPTED_FLAG
 from muster.agent.adopted import AGENT, GUARD, encode_fds
 from muster.agent.driven import send_identity
+from muster.agent.runtime.records import record
 from muster.elastic.fork.call import ForkedCall
 from muster.elastic.fork.descriptors import close_all_but, silence
 from muster.elastic.fork.image import run_image
 from muster.elastic.jobs.process import AgentStart
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Tree:
     """What all of its processes know."""
 
@@ -92,7 +92,7 @@ def _become_guard(tree: _Tree) -> None:
         _run(lambda: _become_agent(tree))
     kept = (tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds)
     words = [str(kept[0]), str(kept[1]), encode_fds(tree.lease_fds), tree.start.folder, str(pid)]
-    _exec([*tree.start.python, ADOPTED_FLAG, GUARD, *words], tree.start.environ, kept)
+    _exec(tree.start, [GUARD, *words], kept)
 
 
 def _redirect(start: AgentStart) -> None:
@@ -115,14 +115,19 @@ def _become_agent(tree: _Tree) -> None:
         _run(lambda: run_image(theirs, agent_pid, tree.call))
     kept = (tree.start.control.fileno(), ours.fileno(), *tree.lease_fds)
     words = [str(kept[0]), f"{pid}:{kept[1]}", encode_fds(tree.lease_fds), tree.start.folder, str(guard_pid)]
-    _exec([*tree.start.python, ADOPTED_FLAG, AGENT, *words, *tree.start.flags], tree.start.environ, kept)
+    _exec(tree.start, [AGENT, *words, *tree.start.flags], kept)
 
 
-def _exec(words: list[str], environ: Mapping[str, str], kept: Sequence[int]) -> None:
-    """Become another program. All signals stay blocked: it says when it can take them."""
+def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
+    """Become guard or agent. All signals stay blocked: it says when it can take them.
+
+    Without the modules that installed packages have Python import at its start (`-S`): see `runtime.packages`.
+    """
     close_all_but(kept)
     for fd in kept:
         os.set_inheritable(fd, True)
     for number in _processes.IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
-    os.execvpe(words[0], words, dict(environ))  # noqa: S606  # no shell, on purpose
+    *interpreter, entry = start.python
+    words = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
+    os.execvpe(words[0], words, dict(start.environ))  # noqa: S606  # no shell, on purpose

@@ -62,6 +62,15 @@ def test_workers_report_steps_although_the_program_has_asked_before(tmp_path: Pa
     assert outcome.stdout.splitlines() == ["False {0: (True, True), 1: (True, True)}"], outcome.explain()
 
 
+def test_tracers_sockets_and_files_are_no_hazard(tmp_path: Path) -> None:
+    outcome = run_forks("usual", folder=tmp_path)
+    assert outcome.stdout.splitlines() == [
+        "{0: (True, b'the text', [(7,)]), 1: (True, b'the text', [(7,)])} False True",
+        "still the program's [(7,)] 8",
+    ], outcome.explain()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_hazards_are_one_line(tmp_path: Path) -> None:
     outcome = run_forks("hazards", folder=tmp_path)
     first, second = outcome.stdout.splitlines()
@@ -77,6 +86,11 @@ def test_a_result_that_cannot_be_sent_back_is_named(tmp_path: Path) -> None:
 def test_a_lost_image_ends_the_job_with_a_reason(tmp_path: Path) -> None:
     outcome = run_forks("image_lost", folder=tmp_path)
     assert "the template ended (SIGKILL)" in outcome.stdout, outcome.explain()
+
+
+def test_an_agent_whose_rendezvous_is_an_installed_package(tmp_path: Path) -> None:
+    outcome = run_forks("backend", folder=tmp_path, program="forks_torch.py")
+    assert outcome.stdout.splitlines() == ["{0: 0, 1: 1}"], outcome.explain()
 
 
 def test_torchs_names_and_its_thread_pool(tmp_path: Path) -> None:

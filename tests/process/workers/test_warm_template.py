@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from subreaper import list_processes
 from muster import _processes
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
+from muster.agent.runtime.records import replace
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec

@@ -4,6 +4,9 @@ import atexit
 import multiprocessing
 import os
 import signal
+import socket
+import sqlite3
+import stat
 import sys
 import tempfile
 import threading
@@ -121,6 +124,44 @@ def steps():
         return worker.is_managed(), worker._state.slot is not None
 
     print(worker.is_managed(), dict(fork(work)))
+
+
+def usual():
+    """A tracer, threads' sockets, a database and files are no hazard: workers have them, and so has the program."""
+    seen = []
+    calls = lambda frame, *_: seen.append(frame.f_code.co_name)  # noqa: E731
+    listener = socket.create_server(("127.0.0.1", 0))  # such as a debugger's
+    client = socket.create_connection(listener.getsockname())
+    server, _ = listener.accept()
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/file", "w+b") as file:
+        database = sqlite3.connect(f"{folder}/database")
+        database.execute("create table t (x)")
+        database.execute("insert into t values (7)")
+        database.commit()
+        file.write(b"the text")
+        file.flush()
+
+        def work():
+            fds = [one.fileno() for one in (listener, client, server)]
+            are_sockets = all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in fds)
+            return are_sockets, os.pread(file.fileno(), 9, 0), database.execute("select x from t").fetchall()
+
+        if hasattr(sys, "monitoring"):
+            sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "a tracer")
+            sys.monitoring.register_callback(sys.monitoring.COVERAGE_ID, sys.monitoring.events.PY_START, lambda *_: None)
+            sys.monitoring.set_events(sys.monitoring.COVERAGE_ID, sys.monitoring.events.PY_START)
+        sys.settrace(calls)
+        sys.setprofile(calls)
+        found = dict(fork(work))
+        kept = sys.gettrace() is calls and sys.getprofile() is calls
+        sys.settrace(None)
+        sys.setprofile(None)
+        print(found, "work" in seen, kept)
+        client.sendall(b"still the program's")
+        print(server.recv(100).decode(), database.execute("select x from t").fetchall(), file.tell())
+        database.close()
+    for one in (listener, client, server):
+        one.close()
 
 
 def hazards():

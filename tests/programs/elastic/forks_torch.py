@@ -54,5 +54,10 @@ def everything():
         print(type(error.__cause__).__name__, error.__cause__)
 
 
+def backend():
+    """The agent, which starts without installed packages, imports torch for it."""
+    print(elastic_launch(config(rdzv_backend="c10d-torch"), lambda: int(os.environ["RANK"]))())
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -1,6 +1,5 @@
 """A worker's environment: a pure function of configuration, round and local rank."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.agent.round import Round
 from muster.agent.runtime import records
+from muster.agent.runtime.records import replace
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.spec import Program, ProgramKind
 

@@ -30,6 +30,7 @@ from muster.agent.rendezvous.backends.torch_messages import (
 )
 from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, RoundWatch
 from muster.agent.rendezvous.protocol.codec import decode
+from muster.agent.runtime.packages import add_installed
 from muster.agent.runtime.ports import PortReservation
 from muster.agent.runtime.records import assert_never
 
@@ -104,6 +105,7 @@ class HandlerThread(threading.Thread):
     def run(self) -> None:
         """Carry out commands; between them, watch the round."""
         try:
+            add_installed()
             from torch.distributed.elastic.rendezvous.api import (
                 RendezvousClosedError,
                 RendezvousError,

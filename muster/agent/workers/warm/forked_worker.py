@@ -5,8 +5,9 @@ import io
 import os
 import sys
 import time
-from dataclasses import dataclass
 from typing import TypedDict
+
+from muster.agent.runtime.records import record
 
 
 class WorkerMessage(TypedDict):
@@ -24,7 +25,7 @@ class WorkerMessage(TypedDict):
     crash_file: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Release:
     """What the agent sends to a parked worker: the worker it must become."""
 

@@ -14,9 +14,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
+from muster.agent.runtime.records import record
 from muster.agent.workers.warm.preload import BRING_TORCH, MAX_FILES, find_module, find_source, is_type_checking, parse
 
 _SETTERS: Final = frozenset(("filterwarnings", "simplefilter"))
@@ -24,7 +24,7 @@ _FILTER_NAMES: Final = _SETTERS | {"resetwarnings", "captureWarnings", "showwarn
 """Names whose use, anywhere, may change which warnings are shown and how."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FilterCall:
     """One `warnings.filterwarnings(...)` or `warnings.simplefilter(...)` whose arguments are known."""
 
@@ -37,7 +37,7 @@ Filters = tuple[FilterCall, ...] | None
 """In the order of the calls; None when the source does not determine them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ImportSite:
     """Where and with which filters the program imports one module."""
 

@@ -7,8 +7,8 @@ import ast
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
+from muster.agent.runtime.records import record
 from muster.agent.workers.warm.fork_safety import is_read_early
 
 MAX_FILES = 40
@@ -27,7 +27,7 @@ _COMPILED_NAMES = frozenset(("DistributedDataParallel", "FullyShardedDataParalle
 _COMPILED_ATTRIBUTES = frozenset((("torch", "optim"), ("nn", "parallel"), ("torch", "compile")))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Preload:
     """Modules to import, in order, and a notice for the console."""
 
@@ -37,14 +37,14 @@ class Preload:
     """The program, the packages it lies in, and the modules beside it that it imports; empty without "auto"."""
 
 
-@dataclass
 class _Findings:
-    files: list[str] = field(default_factory=list)
-    torch_modules: list[str] = field(default_factory=list)
-    early_variable: str = ""
-    """The first variable that the program sets itself and that is read at import, and where."""
-    needs_compiler: bool = False
-    """It uses an optimizer, a data-parallel model or torch.compile."""
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.torch_modules: list[str] = []
+        self.early_variable = ""
+        """The first variable that the program sets itself and that is read at import, and where."""
+        self.needs_compiler = False
+        """It uses an optimizer, a data-parallel model or torch.compile."""
 
 
 def choose_modules(requested: str, *, kind: str, target: str) -> Preload:

@@ -12,7 +12,6 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from muster import _processes
 from muster._contract import name_signal
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import assert_never
+from muster.agent.runtime.records import assert_never, record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
@@ -45,7 +44,7 @@ class TemplatePhase(Enum):
     """No template any more, or none is possible; `TemplateStarter.cold_reason` says why."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _OwnPids:
     """Known processes, and those in the template's session: a worker leads its own session only after its release.
 
@@ -66,13 +65,13 @@ class _OwnPids:
         return stat is not None and stat[_SESSION] == str(self.session)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Parked:
     pid: int
     socket: socket.socket
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Start:
     """A requested start of a worker that does not exist yet."""
 

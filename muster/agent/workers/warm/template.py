@@ -22,14 +22,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Final, TypedDict, final
+from typing import TYPE_CHECKING, Final, TypedDict, final
 
+from muster.agent.runtime.records import record
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
-from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site
-from muster.agent.workers.warm.preload import brings_torch, choose_modules
+
+if TYPE_CHECKING:
+    from muster.agent.workers.warm.import_sites import ImportSite
 
 Launch = tuple[str, str, int, str, str, str, list[str]]
 """kind, error file, stack signal, stack file, crash file, target, arguments."""
@@ -166,6 +167,10 @@ def send(control: socket.socket, message: TemplateMessage) -> None:
 
 def _import_all(control: socket.socket, requested: str, kind: str, target: str) -> list[str]:
     """Import the requested modules and prepare memory for forking; exits when forking cannot be safe."""
+    # A program that is the template of its own workers needs neither.
+    from muster.agent.workers.warm.import_sites import ImportSites
+    from muster.agent.workers.warm.preload import brings_torch, choose_modules
+
     known = fork_safety.list_descriptors()
     thresholds = _pause_collections()
     preload = choose_modules(requested, kind=kind, target=target)
@@ -216,7 +221,7 @@ def _resume_collections(thresholds: tuple[int, int, int]) -> None:
         gc.set_threshold(*thresholds)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _ImportFailure:
     """Why an import failed."""
 
@@ -225,8 +230,10 @@ class _ImportFailure:
     """Parts of it may be in `sys.modules`: a second import would differ from one in a fresh process."""
 
 
-def _import(name: str, site: ImportSite) -> _ImportFailure | None:
+def _import(name: str, site: "ImportSite") -> _ImportFailure | None:
     """Import by name; a module that does not exist leaves nothing behind, any other failure may."""
+    from muster.agent.workers.warm.import_sites import import_at_site
+
     try:
         import_at_site(name, site)
     except BaseException as error:  # noqa: BLE001  # a user's module may raise anything, SystemExit too

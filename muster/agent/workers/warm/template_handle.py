@@ -6,11 +6,11 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import record
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal
@@ -25,7 +25,7 @@ _MAX_FORKS_PER_REQUEST = 200
 _MESSAGE_BYTES = 65536
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TemplateOptions:
     """What a template is started with."""
 

@@ -16,12 +16,16 @@ from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import record, replace
 
+TEXTS_LIMIT_S = 3.0
+"""How long stacks may take: more than `StackCollector` allows, unless its files are on a disk that hangs."""
+
 
 class Evidence:
     """Reads about the workers of a round; changes nothing."""
 
     def __init__(self, config: AgentConfig, loop: Loop, logs: LogRouter, workers: RoundWorkers) -> None:
         self._host = config.node_name
+        self._loop = loop
         self._clock = loop.clock
         self._logs = logs
         self._workers = workers
@@ -97,17 +101,24 @@ class Evidence:
         )
 
     def _collect_texts(self, on_done: Callable[[dict[int, str]], None]) -> None:
-        """Request the stacks of all live workers; calls back with texts by local rank.
+        """Request the stacks of all live workers; calls back once with texts by local rank, within `TEXTS_LIMIT_S`."""
+        is_done = False
 
-        The collector has a limit, but no limit holds for a disk that hangs.
-        """
+        def finish(texts: dict[int, str]) -> None:
+            nonlocal is_done
+            if not is_done:
+                is_done = True
+                limit.cancel()
+                on_done(texts)
+
+        limit = self._loop.call_later(TEXTS_LIMIT_S, lambda: finish({}))
         targets: dict[int, StackTarget] = {}
         for worker in self._workers.live:
             stack_file = self._workers.streams[worker.local_rank].stack_file
             if stack_file is not None:
                 targets[worker.local_rank] = StackTarget(pid=worker.pid, stack_file=stack_file)
         self._thread.submit(
-            lambda: self._stacks.collect(targets, lambda texts: self._thread.reply(lambda: on_done(texts)))
+            lambda: self._stacks.collect(targets, lambda texts: self._thread.reply(lambda: finish(texts)))
         )
 
     def print_stacks(self, round: Round) -> None:  # noqa: A002
@@ -117,8 +128,7 @@ class Evidence:
             from muster.agent.diagnosis.hangs.page import format_page  # only this needs them
             from muster.agent.diagnosis.report_text import format_steps
 
-            missing = len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text)
-            for line in format_page(build_stacks(round, stacks), missing=missing):
+            for line in format_page(build_stacks(round, stacks), missing=self._count_missing(stacks)):
                 self._logs.print_line(line)
             for line in format_steps(self._read_steps(round)):
                 self._logs.print_line(line)
@@ -129,10 +139,14 @@ class Evidence:
         """Report the stacks of all live workers to the leader."""
 
         def send_them(stacks: dict[int, WorkerStack]) -> None:
-            missing = max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
+            missing = self._count_missing(stacks)
             rendezvous.report_stacks(round.number, number, build_stacks(round, stacks), missing)
 
         self.collect_stacks(round, send_them, always=True)
+
+    def _count_missing(self, stacks: Mapping[int, WorkerStack]) -> int:
+        """How many live workers have given no stack; some that have may have ended since."""
+        return max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
 
     def _read_steps(self, round: Round) -> dict[int, tuple[int, int | None]]:  # noqa: A002
         """By global rank: the last step it reported, and how many it expects."""

@@ -1,0 +1,86 @@
+"""Stacks are asked for when something hangs, which may be the disk that they are written to."""
+
+from types import SimpleNamespace
+
+from muster.agent.node.evidence import TEXTS_LIMIT_S, Evidence
+from muster.agent.round import Round
+from muster.agent.workers.memory import MemoryWatch
+
+ROUND = Round(
+    number=3,
+    attempt=0,
+    restarts_left=0,
+    group_rank=0,
+    group_world_size=1,
+    rank_offset=0,
+    world_size=1,
+    role_rank_offset=0,
+    role_world_size=1,
+    master_addr="a",
+    master_port=1,
+)
+
+
+class Thread:
+    """The thread for files; while the disk hangs it does nothing."""
+
+    def __init__(self) -> None:
+        self.polls = []
+        self.loop = SimpleNamespace(
+            call_later=lambda _delay_s, call: self.polls.append(call), clock=SimpleNamespace(now_s=lambda: 0.0)
+        )
+        self.submitted = []
+        self.submit = self.submitted.append
+
+    def collect(self):
+        """The disk works: do what was submitted."""
+        for call in self.submitted:
+            call()
+        for poll in self.polls:
+            poll()
+
+    def reply(self, call):
+        call()
+
+
+class Node:
+    """One node of a job whose single worker hangs, and the parts of it that `Evidence` reads."""
+
+    def __init__(self) -> None:
+        self.timers = []
+        self.reported = []
+        self.thread = Thread()
+        loop = SimpleNamespace(clock=None, call_later=self.call_later)
+        logs = SimpleNamespace(files=SimpleNamespace(thread=self.thread))
+        self.live = [SimpleNamespace(local_rank=0, pid=-1)]
+        streams = {0: SimpleNamespace(stack_file="/hangs")}
+        workers = SimpleNamespace(
+            memory=MemoryWatch(), live=self.live, streams=streams, read_views=lambda _round, _host, then: then({})
+        )
+        evidence = Evidence(SimpleNamespace(node_name="host"), loop, logs, workers)
+        rendezvous = SimpleNamespace(report_stacks=lambda *sent: self.reported.append(sent))
+        evidence.send_stacks(ROUND, 5, rendezvous)
+
+    def call_later(self, delay_s, call):
+        timer = SimpleNamespace(delay_s=delay_s, call=call, is_cancelled=False)
+        timer.cancel = lambda: setattr(timer, "is_cancelled", True)
+        self.timers.append(timer)
+        return timer
+
+
+def test_a_disk_that_hangs_does_not_keep_the_leader_waiting():
+    node = Node()
+    assert node.reported == []
+    [timer] = node.timers
+    assert timer.delay_s == TEXTS_LIMIT_S
+    timer.call()
+    assert node.reported == [(3, 5, (), 1)]
+    node.thread.collect()
+    assert len(node.reported) == 1, "the disk answers late"
+
+
+def test_stacks_in_time_end_the_wait():
+    node = Node()
+    node.thread.collect()
+    assert len(node.reported) == 1
+    assert node.timers[0].is_cancelled

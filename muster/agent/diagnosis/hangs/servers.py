@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from muster import _processes
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
 from muster.agent.diagnosis.report import Group, RankView
-from muster.agent.runtime.records import record
+from muster.agent.runtime.records import record, replace
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
@@ -24,6 +24,11 @@ _SHARE = 0.005
 """Of the time: one core of many would notice no more."""
 _ANSWER_LIMIT_BYTES = 64 << 20
 _FILE_LIMIT_BYTES = 1 << 20
+_LOOK = ("fr_trace_json",)
+"""The recorder of gloo and other backends without events of a device. torch before 2.10 does not answer it."""
+_DIAGNOSIS = (*_LOOK, "dump_nccl_trace_json")
+"""And NCCL's, which is another one. It asks CUDA about its events, which may end a capture of a CUDA graph: only in a
+hang, or where a person asks."""
 _GROUPS_LINK = "/memfd:muster-groups"
 
 
@@ -69,18 +74,25 @@ class Answer:
     """What a worker's server and its file of groups have said."""
 
     groups: tuple[Group, ...] = ()
+    has_begun: bool = False
+    """It has called `init_process_group`."""
     is_initialising: bool = False
     is_answering: bool = False
     took_s: float = 0.0
     """How long the server has taken; 0: it has not answered."""
 
 
-def read_workers(places: Mapping[int, Place]) -> dict[int, Answer]:
-    """Read all workers, side by side, within `DEADLINE_S`; the keys of `places` are kept."""
+def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGNOSIS) -> dict[int, Answer]:
+    """Read all workers, side by side, within `DEADLINE_S`; the keys of `places` are kept.
+
+    Args:
+        places: by any key.
+        handlers: of the server; each gives the groups of one recorder.
+    """
     answers = {key: Answer() for key in places}
 
     def read(key: int, pid: int) -> None:
-        answers[key] = _read_worker(pid)
+        answers[key] = _read_worker(pid, handlers)
 
     threads = [
         threading.Thread(target=read, args=(key, place.server_pid), daemon=True)
@@ -121,30 +133,44 @@ class WorkerReader:
         began_s = time.monotonic()
         if began_s >= self._due_s:
             places = find_places(sessions)
-            answers = read_workers(places)
+            answers = read_workers(places, _LOOK)
             for pid, answer in answers.items():
                 progress = RankView(global_rank=0, node=0, host="", groups=answer.groups).progress
                 if progress is not None:
                     self._progress[pid] = progress
                 elif answer.is_initialising:  # a rank that hosts the store uses some CPU time while it waits in there
                     self._progress.setdefault(pid, ())
+                elif answer.has_begun and self._progress.get(pid) == ():
+                    del self._progress[pid]  # it has come back; an older torch shows no collectives after it
             took_s = max((answer.took_s for answer in answers.values()), default=0.0)
             self._due_s = time.monotonic() + min(took_s / _SHARE, self._longest_s)
         return {pid: self._progress[pid] for pid in sessions if pid in self._progress}
 
 
-def _read_worker(pid: int) -> Answer:
+def _read_worker(pid: int, handlers: tuple[str, ...]) -> Answer:
     try:
         with open(f"/proc/{pid}/fd/{_choose_number(1)}", "rb") as file:
             is_initialising, members = read_groups(file.read(_FILE_LIMIT_BYTES))
     except OSError:
         return Answer()
     began_s = time.monotonic()
-    text = ask(pid, "fr_trace_json", DEADLINE_S)
-    took_s = 0.0 if text is None else time.monotonic() - began_s
-    groups = read_recorder(text or b"{}", time.time_ns(), members)
-    is_answering = text is not None
-    return Answer(groups=groups, is_initialising=is_initialising, is_answering=is_answering, took_s=took_s)
+    texts = {handler: ask(pid, handler, began_s + DEADLINE_S - time.monotonic()) for handler in handlers}
+    is_answering = any(text is not None for text in texts.values())
+    took_s = time.monotonic() - began_s if is_answering else 0.0
+    groups: list[Group] = []
+    for handler, text in texts.items():
+        if text is None and handler not in _LOOK:
+            continue
+        found = read_recorder(text or b"{}", time.time_ns(), members)
+        # A group may have two backends, each of which counts by itself.
+        groups += found if handler in _LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
+    return Answer(
+        groups=tuple(groups),
+        has_begun=True,
+        is_initialising=is_initialising,
+        is_answering=is_answering,
+        took_s=took_s,
+    )
 
 
 def ask(pid: int, handler: str, deadline_s: float) -> bytes | None:
@@ -154,7 +180,7 @@ def ask(pid: int, handler: str, deadline_s: float) -> bytes | None:
     received = bytearray()
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(deadline_s)
+            connection.settimeout(max(0.001, deadline_s))
             connection.connect(f"/proc/{pid}/fd/{_choose_number(0)}")
             connection.sendall(request.encode())
             while len(received) < _ANSWER_LIMIT_BYTES:

@@ -60,9 +60,9 @@ class RendezvousConfig:
     token: str | None = None
     max_restarts: int = 0
     max_restarts_flag: str = "--max-restarts"
+    """What the user calls this limit."""
     hang_action: str = "restart"
     """What follows when the job hangs: report (nothing but a page on the console), restart or stop."""
-    """What the user calls this limit."""
     join_timeout_s: float = 600.0
     last_call_timeout_s: float = 3.0
     keep_alive_interval_s: float = 1.0

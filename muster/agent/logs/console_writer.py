@@ -51,7 +51,9 @@ class ConsoleWriter:
         self.is_open = True
         """False once the device has no reader any more: everything is ignored then."""
         self.is_held = False
-        """It has come to a `Hold`, and prints nothing until `release`."""
+        """All before a `Hold` is printed, and nothing more is until `release`."""
+        self._is_holding = False
+        """The thread has dequeued a `Hold` that is not released."""
         self._limit_bytes = backlog_bytes
         self._bar_interval_s = bar_interval_s
         self._bar_mark = b"\r" if marks_bars else b""
@@ -93,7 +95,7 @@ class ConsoleWriter:
 
     def release(self) -> None:
         """Print again what is queued; the caller holds `changed`."""
-        self.is_held = False
+        self._is_holding = self.is_held = False
         self._queue = deque(queued for queued in self._queue if not isinstance(queued[1], Hold))
         self.changed.notify_all()
 
@@ -190,13 +192,13 @@ class ConsoleWriter:
             return self._dequeue_batch()
 
     def _wait_released(self) -> None:
-        if self._screen is not None:
+        if self._screen is not None and self._is_holding:
             self._write(self._size_fd, self._screen.erase())  # drawn again below what the debugger has printed
         with self.changed:
-            self.is_held = True
-            while self.is_held and self.is_open and not self._stopping:
+            self.is_held = self._is_holding
+            while self._is_holding and self.is_open and not self._stopping:
                 self.changed.wait()
-            self.is_held = False
+            self._is_holding = self.is_held = False
 
     def _clear_queue(self) -> None:
         for _, piece in self._queue:
@@ -236,6 +238,7 @@ class ConsoleWriter:
                 batch.append((source, piece))
             self._queue.popleft()
             if isinstance(piece, Hold):
+                self._is_holding = True
                 break
         return batch
 

@@ -292,11 +292,11 @@ class StatusPageLayout:
     PHASE: Final = 3
     """1 + index in the table of phases; 0: the ordinary one."""
     CHANGED_NS: Final = 4
-    """CLOCK_MONOTONIC of the last change of step or phase; 0: none yet."""
+    """CLOCK_MONOTONIC of the last change of step or phase, or of the last step of any optimizer; 0: none yet."""
     SAVED: Final = 5
     """1 + the step of the last complete checkpoint; 0: none yet."""
     OPTIMIZER_STEPS: Final = 6
-    """Steps of the busiest optimizer, counted by the import hook."""
+    """Steps of the busiest optimizer, counted by the import hook while `STEP` is 0."""
     VALUES: Final = 7
     """How many entries of the table of values are in use."""
     ASKED: Final = 8

@@ -1,9 +1,9 @@
 """Detects that this node's workers hang, from the CPU time and the bytes written in the workers' sessions.
 
-A step or phase that the worker reports through `muster.worker` counts. All that a process of a worker's session writes
-counts too: to a log file, an inherited console, a pipe, a checkpoint. What it reads does not: a thread that polls a
-pipe or /proc once a second goes on reading while everything else hangs, and a worker that reads something useful also
-computes or writes.
+A step or phase that the worker reports through `muster.worker` counts, and a step of an optimizer where the script
+reports none. All that a process of a worker's session writes counts too: to a log file, an inherited console, a pipe, a
+checkpoint. What it reads does not: a thread that polls a pipe or /proc once a second goes on reading while everything
+else hangs, and a worker that reads something useful also computes or writes.
 """
 
 import contextlib
@@ -53,11 +53,17 @@ class Activity:
     processes: Mapping[ProcessKey, Reading]
     """All processes of the worker's session; empty where there is no /proc."""
     progress_ns: int | None = None
-    """When the worker last reported a step or phase through `muster.worker`; None: never."""
+    """When the worker last reported a step or phase through `muster.worker`, or, where its script reports no steps, an
+    optimizer of it did one; None: never."""
     phase: str = ""
     """The innermost phase that it has named with `muster.worker.phase`."""
     collectives: tuple[int, ...] | None = None
     """Changes whenever the worker enters or completes a collective; None: it has entered none, as far as is known."""
+
+    @property
+    def is_judged_by_output(self) -> bool:
+        """Whether it has shown neither collectives nor steps, so that output and CPU time count."""
+        return self.progress_ns is None and self.collectives is None
 
 
 @dataclass
@@ -195,9 +201,7 @@ def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
     """
     if before.progress_ns != now.progress_ns or before.collectives != now.collectives:
         return True
-    if now.progress_ns is not None or now.collectives is not None:
-        return False
-    return _has_written(before, now) or _count_cpu_s(before, now) > allowed_s
+    return now.is_judged_by_output and (_has_written(before, now) or _count_cpu_s(before, now) > allowed_s)
 
 
 def _has_written(before: Activity, now: Activity) -> bool:
@@ -227,8 +231,10 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
         activities: the last reading, by local rank.
         learned: follows the name of the option: " auto: ...".
     """
-    if activities and all(each.collectives is not None for each in activities.values()):
-        return f"hung: no collective and no step for {idle_s:.0f} s (--hang-timeout{learned})"
+    if activities and not any(each.is_judged_by_output for each in activities.values()):
+        has_collectives = any(each.collectives is not None for each in activities.values())
+        missing = "no collective and no step" if has_collectives else "no step"
+        return f"hung: {missing} for {idle_s:.0f} s (--hang-timeout{learned})"
     readings = [reading for activity in activities.values() for reading in activity.processes.values()]
     if not readings:
         return f"hung: no output captured for {idle_s:.0f} s (--hang-timeout{learned})"

@@ -70,6 +70,8 @@ class Failure:
     """The last step that the worker reported through `muster.worker`; None: it reported none."""
     total_steps: Count | None = None
     """How many steps it expected."""
+    optimizer_steps: Count | None = None
+    """Steps of its busiest optimizer, where it has reported no step itself and torch has done some."""
     early: bool = False
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
     hung: bool = False

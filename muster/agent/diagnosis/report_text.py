@@ -72,8 +72,9 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     yield from _wrap("  time      : ", f"{_format_time(failure.time_s)} on that host's clock", columns)
     end = "hung, then stopped" if failure.hung else describe_end(failure)
     yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
-    if failure.step is not None:
-        yield f"  step      : {failure.step}" + (f" of {failure.total_steps}" if failure.total_steps else "")
+    step = describe_step(failure.step, failure.total_steps, failure.optimizer_steps)
+    if step is not None:
+        yield f"  step      : {step}"
     if failure.oom is not None:
         yield from _wrap("  memory    : ", describe_oom(failure.oom), columns)
     if failure.traceback and printed_as is not None:
@@ -207,10 +208,23 @@ def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
         yield f"{missing} worker{'s' if missing > 1 else ''} gave no stack: not Python, stopped, or just started"
 
 
-def format_steps(by_rank: Mapping[int, tuple[int, int | None]]) -> Iterator[str]:
-    """Format the steps that ranks have reported, by global rank: step, and total if known; equal ones on one line."""
-    groups: dict[tuple[int, int | None], list[int]] = {}
-    for rank, reported in sorted(by_rank.items()):
-        groups.setdefault(reported, []).append(rank)
-    for (step, total), ranks in groups.items():
-        yield f"{name_ranks(ranks)}: step {step}" + (f" of {total}" if total else "")
+def describe_step(step: int | None, total: int | None, optimizer_steps: int | None) -> str | None:
+    """Describe how far a rank is: by what it has reported, else by its optimizer; None: it has done no step.
+
+    Args:
+        step: the last one that it has reported.
+        total: how many it expects.
+        optimizer_steps: that its busiest optimizer has done.
+    """
+    if step is not None:
+        return f"{step} of {total}" if total else f"{step}"
+    return f"{optimizer_steps} (by optimizer)" if optimizer_steps else None
+
+
+def format_steps(by_rank: Mapping[int, str]) -> Iterator[str]:
+    """Format the steps of ranks (see `describe_step`), by global rank; equal ones on one line."""
+    groups: dict[str, list[int]] = {}
+    for rank, step in sorted(by_rank.items()):
+        groups.setdefault(step, []).append(rank)
+    for step, ranks in groups.items():
+        yield f"{name_ranks(ranks)}: step {step}"

@@ -71,7 +71,8 @@ class Evidence:
         if self._workers.page is None:
             return collected
         status = self._workers.page.read_slot(local_rank)
-        return replace(collected, step=status.step, total_steps=status.total)
+        optimizer_steps = status.optimizer_steps if status.step is None else None
+        return replace(collected, step=status.step, total_steps=status.total, optimizer_steps=optimizer_steps)
 
     def _report_hanging_disk(self) -> None:
         if not self._has_reported_disk:
@@ -148,15 +149,14 @@ class Evidence:
         """How many live workers have given no stack; some that have may have ended since."""
         return max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
 
-    def _read_steps(self, round: Round) -> dict[int, tuple[int, int | None]]:  # noqa: A002
-        """By global rank: the last step it reported, and how many it expects."""
+    def _read_steps(self, round: Round) -> dict[int, str]:  # noqa: A002
+        """By global rank: how far it is. Ranks that have done no step are left out."""
+        from muster.agent.diagnosis.report_text import describe_step
+
         page = self._workers.page
         slots = {worker.local_rank: page.read_slot(worker.local_rank) for worker in self._workers.live} if page else {}
-        return {
-            round.rank_offset + local_rank: (slot.step, slot.total)
-            for local_rank, slot in slots.items()
-            if slot.step is not None
-        }
+        steps = {rank: describe_step(slot.step, slot.total, slot.optimizer_steps) for rank, slot in slots.items()}
+        return {round.rank_offset + rank: step for rank, step in steps.items() if step is not None}
 
 
 @record

@@ -35,10 +35,14 @@ STORE = "store"
 _FLAGS_WITH_VALUE = "XW"
 _LAST_FLAGS = "cm"
 _DROPPED_FLAGS = "ixhV?"
-_WATCHED = "MUSTER_WATCHED"
-"""`_contract.Env.WATCHED`, which a cold worker has not imported."""
-_GROUPS_MODULE = "torch.distributed.distributed_c10d"
 """-i waits for a terminal at the end; -x skips the first line of *our* file; the others print and exit."""
+_WATCHED = "MUSTER_WATCHED"
+_STATUS_PAGE = "MUSTER_STATUS_PAGE"
+"""Names of `_contract.Env`, which a cold worker has not imported."""
+_GROUPS_MODULE = "torch.distributed.distributed_c10d"
+_OPTIMIZER_MODULE = "torch.optim.optimizer"
+_OLDEST_TORCH = (2, 4)
+"""Whose optimizers are counted."""
 
 
 # -- in the agent -----------------------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ def run(
     sys.orig_argv[:] = words
     rename_process(words)
     enable_faulthandler(stack_signum, stack_file, crash_file)
-    _hook_torch()
+    hook_torch()
     before = (os.getpid(), _stat_file(error_file))
     try:
         prepare_main(kind, target, args)
@@ -312,24 +316,34 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
 # -- the hook on torch ------------------------------------------------------------------------------------------------
 
 
-def _hook_torch() -> None:
-    """Have `torch_hook` run when the program initialises a process group, if the agent watches for hangs."""
-    if _WATCHED not in os.environ:
-        return
-    module = sys.modules.get(_GROUPS_MODULE)
-    if module is not None:
-        _hook_groups(module)
-    else:
-        sys.meta_path.insert(0, _GroupsFinder())
+def hook_torch() -> None:
+    """Have `torch_hook` run when the program initialises a process group, and when one of its optimizers steps.
+
+    The one place where muster adds to torch. It imports nothing of it.
+    """
+    hooks: dict[str, Callable[[ModuleType], None]] = {}
+    if _WATCHED in os.environ:
+        hooks[_GROUPS_MODULE] = _hook_groups
+    if _STATUS_PAGE in os.environ:
+        hooks[_OPTIMIZER_MODULE] = _hook_optimizers
+    for name in [name for name in hooks if name in sys.modules]:
+        hooks.pop(name)(sys.modules[name])
+    if hooks:
+        sys.meta_path.insert(0, _HookFinder(hooks))
 
 
-class _GroupsFinder:
-    """Waits for the import of `_GROUPS_MODULE`, and is gone after it."""
+class _HookFinder:
+    """Waits for the import of modules, calls a function with each, and is gone after the last."""
+
+    def __init__(self, hooks: "dict[str, Callable[[ModuleType], None]]") -> None:
+        self._hooks = hooks
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != _GROUPS_MODULE:
+        hook = self._hooks.pop(name, None)  # first: the search below comes here again
+        if hook is None:
             return None
-        sys.meta_path.remove(self)
+        if not self._hooks and self in sys.meta_path:  # the program may have removed it
+            sys.meta_path.remove(self)
         spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)  # noqa: SLF001
         loader = getattr(spec, "loader", None)
         if loader is not None:
@@ -338,10 +352,52 @@ class _GroupsFinder:
             def exec_module(module: "ModuleType") -> None:
                 del loader.exec_module
                 execute(module)
-                _hook_groups(module)
+                hook(module)
 
             loader.exec_module = exec_module
         return spec
+
+
+def _hook_optimizers(module: "ModuleType") -> None:
+    """Count the steps of optimizers in `torch_hook`, which the first step loads.
+
+    While torch.compile traces a step, nothing is counted: a hook that did more would break its graph, and an option
+    `fullgraph` makes an error of that.
+
+    Args:
+        module: torch.optim.optimizer.
+    """
+    try:
+        register = module.register_optimizer_step_pre_hook, module.register_optimizer_step_post_hook
+        is_known = tuple(map(int, module.torch.__version__.split(".")[:2])) >= _OLDEST_TORCH
+    except (AttributeError, ValueError):
+        return
+    if not is_known:
+        return
+    begun: set[int] = set()
+    """Optimizers in their step, by id. A step that calls its base class's is hooked twice and counts once."""
+    counter: list[Callable[[Any], object]] = []
+
+    def begin(optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
+        if not module.torch.compiler.is_compiling():
+            begun.add(id(optimizer))
+
+    def end(optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
+        if not module.torch.compiler.is_compiling() and id(optimizer) in begun:
+            begun.discard(id(optimizer))
+            if not counter:
+                counter.append(_load_step_counter())
+            counter[0](optimizer)
+
+    register[0](begin)
+    register[1](end)
+
+
+def _load_step_counter() -> "Callable[[Any], object]":
+    try:
+        return _load_own_file("torch_hook")["build_step_counter"]()  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001  # no page, no descriptors left: all goes on
+        return id
 
 
 def _hook_groups(module: "ModuleType") -> None:

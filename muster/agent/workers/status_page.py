@@ -38,9 +38,10 @@ class SlotStatus(NamedTuple):
     phase: str
     """The innermost phase that the rank has named; "": none."""
     changed_ns: int | None
-    """CLOCK_MONOTONIC of the last change of step or phase."""
+    """CLOCK_MONOTONIC of the last change of step or phase, or of the last step of any optimizer."""
     saved_step: int | None
-    optimizer_steps: int
+    optimizer_steps: int | None
+    """What the busiest optimizer has done, for a rank that reports no steps (`torch_hook`); None: nothing."""
     asked: tuple[int | None, ...]
     """Length 3, by kind: the step last asked about; None: never asked, or it asks about falling steps."""
     is_asking: tuple[bool, ...]
@@ -100,7 +101,7 @@ class StatusPage:
             phase=self._read_phase(local_rank, phase) if phase else "",
             changed_ns=changed_ns or None,
             saved_step=_clean(saved - 1),
-            optimizer_steps=optimizer_steps,
+            optimizer_steps=_clean(optimizer_steps) or None,
             asked=(
                 stop - 1 if stop > 0 else None,
                 checkpoint - 1 if checkpoint > 0 else None,

@@ -1,24 +1,34 @@
-"""In a worker that initialises a process group: lets the agent read torch's flight recorder.
+"""In a worker: lets the agent read torch's flight recorder, and counts the steps of optimizers.
 
-`program` runs this file when the worker calls `init_process_group`, and not before; a program that does not is left
-alone. It starts torch's worker server, which answers without the interpreter's lock, in threads of its own, and keeps
-in a memory file which ranks each group has: gloo's recorder does not say it.
+`program` runs this file when the worker calls `init_process_group`, and when an optimizer has stepped, and not before;
+a program that does neither is left alone.
+
+It starts torch's worker server, which answers without the interpreter's lock, in threads of its own, and keeps in a
+memory file which ranks each group has: gloo's recorder does not say it.
 
 The agent finds both as descriptors of this process, under fixed high numbers. The socket has no name any more by then:
 nothing is left on disk however the worker ends, and a path is never too long. A fork inherits the descriptors and must
 not be taken for the worker; the agent gives each request a deadline.
+
+Steps are counted in the status page, for scripts that do not report them through `muster.worker`: for progress and as
+a sign of life only, never for an agreement. The page's layout stands here again, because `muster` may be another
+package in this process.
 
 Whatever fails here leaves the worker as it was. The standard library and torch only.
 """
 
 import ctypes
 import json
+import mmap
 import os
 import sys
 import tempfile
+import time
+import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -37,6 +47,11 @@ _DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NEW_NAMES = (2, 8)
 _DUMP_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMP_SWITCH = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+_PAGE_MAGIC = 0x6D75737465720002
+_BLOCK_BYTES = 4096
+_MAGIC_WORD, _SLOTS, _ROUND, _ATTEMPT = 0, 1, 2, 3
+_STEP, _CHANGED_NS, _OPTIMIZER_STEPS = 1, 4, 6
+"""Of `_contract.StatusPageLayout`."""
 
 
 def begin_group(module: "ModuleType") -> None:
@@ -161,3 +176,62 @@ def _make_folder() -> str:
         except OSError:
             continue
     raise OSError("no folder for a socket")
+
+
+# -- the count of steps -----------------------------------------------------------------------------------------------
+
+
+def build_step_counter() -> "Callable[[Any], object]":
+    """What to call with an optimizer after each of its steps. It writes into this rank's slot of the status page.
+
+    The most that one optimizer has done counts: a GAN has two, which step in turn. While the script reports steps
+    itself, and in forks of this process, it does nothing.
+
+    Raises:
+        OSError: there is no page.
+        ValueError: likewise, or it is of another round.
+    """
+    words = _map_slot(os.environ["MUSTER_STATUS_PAGE"])
+    counts: dict[int, list[Any]] = {}
+    """By the optimizer's id: its steps, and a reference that removes the entry with it, before the id is used again."""
+    is_fork = False
+
+    def stop() -> None:
+        nonlocal is_fork
+        is_fork = True
+
+    def count(optimizer: "Any") -> None:
+        if is_fork or words[_STEP]:
+            return
+        key = id(optimizer)
+        entry = counts.get(key)
+        if entry is None:
+            entry = counts[key] = [0, weakref.ref(optimizer, lambda _: counts.pop(key, None))]
+        entry[0] += 1
+        if entry[0] > words[_OPTIMIZER_STEPS]:
+            words[_OPTIMIZER_STEPS] = entry[0]
+        words[_CHANGED_NS] = time.monotonic_ns()  # of any: a new optimizer has few steps, and is a sign of life
+
+    os.register_at_fork(after_in_child=stop)
+    return count
+
+
+def _map_slot(where: str) -> "memoryview[int]":
+    """Map the slot at `FILE:ROUND:SLOT`, without claiming it: another process of the rank may be the one that speaks.
+
+    Raises:
+        OSError: see `build_step_counter`.
+        ValueError: likewise.
+    """
+    path, round_number, slot = where.rsplit(":", 2)
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        view = memoryview(mmap.mmap(opened, os.fstat(opened).st_size))
+    finally:
+        os.close(opened)
+    header, number = view[:_BLOCK_BYTES].cast("q"), int(slot)
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    found = header[_MAGIC_WORD], header[_ROUND], header[_ATTEMPT]
+    if found != (_PAGE_MAGIC, int(round_number), attempt) or not 0 <= number < header[_SLOTS]:
+        raise ValueError(f"{where} is not this rank's")
+    return view[(number + 1) * _BLOCK_BYTES : (number + 2) * _BLOCK_BYTES].cast("q")

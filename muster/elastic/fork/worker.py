@@ -62,6 +62,7 @@ def run(call: ForkedCall, release: forked_worker.Release) -> NoReturn:
     spec = release.spec
     program.rename_process(sys.orig_argv)
     program.enable_faulthandler(spec["stack_signum"], spec["stack_file"], spec["crash_file"])
+    program.hook_torch()
     code = 1
     try:
         connection = function.connect(*spec["args"])

@@ -99,5 +99,5 @@ def test_torchs_names_and_its_thread_pool(tmp_path: Path) -> None:
         "{0: 864000000.0, 1: 864000000.0}",
         "{0: 0, 1: 1}",
         "{0: (1, 'a'), 1: (2, 'b')}",
-        "ValueError the text",
+        "ValueError the page has 3 steps by optimizer",
     ], outcome.explain()

@@ -16,6 +16,13 @@ def config(**changed):
     return LaunchConfig(**{"max_restarts": 0, **values, **changed})
 
 
+def read_optimizer_steps():
+    path, _, slot = os.environ["MUSTER_STATUS_PAGE"].rsplit(":", 2)
+    with open(path, "rb") as file:
+        file.seek(4096 * (int(slot) + 1) + 8 * 6)
+        return int.from_bytes(file.read(8), sys.byteorder)
+
+
 def everything():
     """After the thread pool of this process was used: workers use theirs all the same."""
     matrix = torch.ones(600, 600)
@@ -45,8 +52,14 @@ def everything():
         )
         print(context.wait().return_values)
 
+    model = torch.nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+
     def fail():
-        raise ValueError("the text")
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            sgd.step()
+        raise ValueError(f"the page has {read_optimizer_steps()} steps by optimizer")
 
     try:
         elastic_launch(config(), fail)()

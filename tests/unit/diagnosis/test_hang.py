@@ -36,6 +36,8 @@ class World:
         self.captured = {0: 0, 1: 0}
         one = Reading(cpu_s=1.0, written_bytes=1000)
         self.processes: dict[int, dict[ProcessKey, Reading]] = {0: {(10, 1): one}, 1: {(20, 1): one}}
+        self.progress_ns: dict[int, int | None] = {0: None, 1: None}
+        self.collectives: dict[int, tuple[int, ...] | None] = {0: None, 1: None}
         self.reports: list[str | None] = []
         self.answers: list[Callable[[], None]] = []
         self.answers_at_once = True
@@ -43,7 +45,12 @@ class World:
 
     def read(self, then: Callable[[Mapping[int, Activity]], None]) -> None:
         found = {
-            rank: Activity(captured_bytes=self.captured[rank], processes=dict(processes))
+            rank: Activity(
+                captured_bytes=self.captured[rank],
+                processes=dict(processes),
+                progress_ns=self.progress_ns[rank],
+                collectives=self.collectives[rank],
+            )
             for rank, processes in self.processes.items()
         }
         self.answers.append(lambda: then(found))
@@ -232,3 +239,36 @@ def test_a_reading_that_arrives_after_the_end_changes_nothing() -> None:
     world.watch.close()
     world.answer()
     assert world.reports == []
+
+
+def test_steps_are_activity() -> None:
+    world = World()
+    for number in range(5):
+        world.progress_ns[1] = number
+        world.pass_s(6)
+    assert world.reports == []
+
+
+def test_a_rank_that_has_done_steps_is_not_active_by_output_and_cpu_time() -> None:
+    """It loops for ever, or a thread of it prints."""
+    world = World()
+    world.progress_ns = {0: 1, 1: 1}
+    for _ in range(13):
+        world.pass_s(1)
+        world.act((20, 1), cpu_s=1.0, written_bytes=100)
+    assert world.reports == ["hung: no step for 10 s (--hang-timeout)"]
+    world.progress_ns[0] = 2
+    world.pass_s(2)
+    assert world.reports[1:] == [None]
+
+
+def test_each_rank_is_judged_by_the_strongest_sign_of_its_own() -> None:
+    world = World()
+    world.progress_ns[0], world.collectives[0] = 1, (4, 3)
+    for _ in range(13):
+        world.pass_s(1)
+        world.act((20, 1), cpu_s=1.0)
+    assert world.reports == []
+    world.progress_ns[1] = 1
+    world.pass_s(13)
+    assert world.reports == ["hung: no collective and no step for 10 s (--hang-timeout)"]

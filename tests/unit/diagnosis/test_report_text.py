@@ -16,7 +16,7 @@ from muster.agent.diagnosis.report_files import (
     write_report,
     write_torch_error_file,
 )
-from muster.agent.diagnosis.report_text import format_report
+from muster.agent.diagnosis.report_text import describe_step, format_report, format_steps
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.diagnosis.tracebacks import find_place
 from muster.agent.runtime.records import replace
@@ -255,3 +255,26 @@ def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
     assert len(message) <= TERMINATION_LOG_LIMIT_BYTES
     first = Report.from_json(json.loads(message)).failures[0]
     assert (first.global_rank, first.host, first.exit_code) == (3, "host-b", 1)
+
+
+@pytest.mark.parametrize(
+    ("reported", "line"),
+    [
+        ({"step": 7, "total_steps": 10}, "  step      : 7 of 10"),
+        ({"step": 0, "optimizer_steps": 3}, "  step      : 0"),
+        ({"optimizer_steps": 8}, "  step      : 8 (by optimizer)"),
+        ({}, None),
+    ],
+)
+def test_the_step_of_the_rank_is_its_own_else_its_optimizers(reported: dict[str, int], line: str | None) -> None:
+    page = format_report(make_report(make_failure(**reported))).splitlines()
+    assert [each for each in page if each.startswith("  step")] == ([line] if line else [])
+
+
+def test_steps_of_ranks_that_are_equally_far_stand_on_one_line() -> None:
+    steps = {0: describe_step(7, 10, None), 2: describe_step(None, None, 8), 1: describe_step(7, 10, 3)}
+    assert list(format_steps({rank: step for rank, step in steps.items() if step})) == [
+        "ranks 0-1: step 7 of 10",
+        "rank 2: step 8 (by optimizer)",
+    ]
+    assert describe_step(None, 10, None) is None

@@ -62,10 +62,12 @@ def crash(_ready):
         assert dict(job.wait(LIMIT_S)) == {0: 1, 1: 1}
 
 
-def interrupt(ready):
+def interrupt(ready, *, shares=False):
     """The signal comes to the main thread; wherever the job was started, the block around it stops the job."""
 
     def work():
+        if shares and os.environ["RANK"] == "1":
+            shared_memory.SharedMemory(SHARED, create=True, size=64)  # the caller's tracker outlives both
         child = os.fork()
         if child == 0:
             os.setsid()
@@ -77,7 +79,11 @@ def interrupt(ready):
         job.wait(LIMIT_S)
 
 
-OUTCOMES = {"success": succeed, "exception": fail, "crash": crash, "interrupt": interrupt, "killed": interrupt}
+def be_killed(ready):
+    interrupt(ready, shares=True)
+
+
+OUTCOMES = {"success": succeed, "exception": fail, "crash": crash, "interrupt": interrupt, "killed": be_killed}
 
 
 def signal_when_ready(fd, signum, done):

@@ -145,6 +145,8 @@ class AgentConfig:
     kill_limit_s: float = 30.0
     """How long killed workers may take to end before this node leaves the job without them."""
     signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    asks_at_interrupt: bool = False
+    """--interrupt-action ask."""
     preempt_signal: str | None = None
     """--preempt-signal: announces a preemption, as SIGTERM always does."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S

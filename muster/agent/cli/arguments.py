@@ -96,6 +96,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         kill_limit_s=kill_limit_s,
         shutdown_timeout_s=shutdown_timeout_s,
         signals_to_handle=_parse_signals(values),
+        asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
         virtual_local_rank=virtual_local_rank,
@@ -223,6 +224,13 @@ def _parse_signals(values: FlagValues) -> tuple[str, ...]:
                 "signals-to-handle", f"names of signals that can be handled, as in SIGTERM,SIGUSR1, not {name}"
             )
     return names
+
+
+def _asks_at_interrupt(values: FlagValues) -> bool:
+    asks = values.choice("interrupt-action", ("stop", "ask")) == "ask"
+    if asks and "SIGINT" not in _parse_signals(values):
+        raise UsageError("--interrupt-action ask: --signals-to-handle must have SIGINT")
+    return asks
 
 
 def _parse_preempt_signal(values: FlagValues) -> str | None:

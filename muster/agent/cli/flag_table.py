@@ -163,6 +163,16 @@ RESTARTS: Final = (
         text="Signals that stop this node; the agent passes them on to the workers.",
     ),
     Flag(
+        name="interrupt-action",
+        metavar="WHAT",
+        default="stop",
+        ours=True,
+        has_variable=False,
+        text="What the first Ctrl-C does; the second kills the workers. stop: they get SIGINT. ask: all ranks pause at "
+        "one step, and the terminal asks whether to save a checkpoint and stop, to stop, or to continue; the script "
+        "must call muster.worker.wait_while_paused. Without a terminal: stop.",
+    ),
+    Flag(
         name="preempt-signal",
         metavar="SIG",
         ours=True,

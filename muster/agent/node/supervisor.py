@@ -2,7 +2,7 @@
 
 Rendezvous, `ChildWatch`, timers and signals post events on the node's queue. Between two turns of the loop all are
 decided, in order. `round_workers` acts on workers, `evidence` reads about them; this module does all the rest. Every
-transition writes one record to the event log.
+transition writes one record to the event log. Over 400 lines: one class carries out every action.
 """
 
 import os
@@ -20,7 +20,7 @@ from muster.agent.node import actions, events
 from muster.agent.node.actions import LocalFailure
 from muster.agent.node.decisions import decide
 from muster.agent.node.round_workers import RoundWorkers, WorkerParts
-from muster.agent.node.state import NodeRules, NodeState
+from muster.agent.node.state import NodeRules, NodeState, Running
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.interface import Rendezvous, RendezvousEvent
 from muster.agent.runtime.event_log import EventLog
@@ -30,7 +30,9 @@ from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.spec import WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+    from muster._contract import AskKind
     from muster.agent.control import ControlServer
+    from muster.agent.control.question import InterruptQuestion
     from muster.agent.diagnosis.report import Failure
     from muster.agent.node.evidence import Evidence
     from muster.agent.placement.affinity import WorkerPlacement
@@ -98,6 +100,7 @@ class Supervisor:
         self._rendezvous = parts.connect(self._events.append)
         self._evidence: Evidence | None = None
         self._control: ControlServer | None = None
+        self._question: InterruptQuestion | None = None
         self._state = NodeState(rules=_build_rules(config))
         self._code: int | None = None
         self._job_failed_s: float | None = None
@@ -120,6 +123,8 @@ class Supervisor:
         try:
             self._event_log.write("agent_started", pid=os.getpid(), start=self._config.start)
             self._workers.prepare()
+            if self._config.asks_at_interrupt and not os.isatty(0):
+                self._logs.print_line("--interrupt-action ask: standard input is no terminal; Ctrl-C stops the job")
             code = self._handle_events()
             while code is None:
                 self._loop.turn()
@@ -146,6 +151,28 @@ class Supervisor:
         return self._code
 
     def _on_signal(self, signum: int) -> None:
+        if not (signum == signal.SIGINT and self._config.asks_at_interrupt and self._ask_person()):
+            self._post_signal(signum)
+
+    def _ask_person(self) -> bool:
+        """Whether the person at the terminal is asked what this Ctrl-C is to do."""
+        if self._question is None:
+            from muster.agent.control.question import InterruptQuestion
+
+            self._question = InterruptQuestion(
+                self._loop, self._logs, ask=self._post_request, interrupt=lambda: self._post_signal(signal.SIGINT)
+            )
+        is_running = isinstance(self._state.phase, Running) and self._workers.debugged is None
+        return self._question.handle_interrupt(may_ask=is_running)
+
+    def _post_request(self, request: int, kind: "AskKind", limit_s: float) -> None:
+        self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
+
+    def _close_question(self) -> None:
+        if self._question is not None:
+            self._question.close()
+
+    def _post_signal(self, signum: int) -> None:
         if self._workers.debugged is None:
             self._logs.mute_notices()
         received = events.SignalReceived(
@@ -238,13 +265,7 @@ class Supervisor:
         if self._control is None and token is not None:
             from muster.agent.control import ControlServer
 
-            self._control = ControlServer(
-                self._loop,
-                token,
-                lambda number, kind, limit_s: self._events.append(
-                    events.Requested(request=number, kind=kind, limit_s=limit_s)
-                ),
-            )
+            self._control = ControlServer(self._loop, token, self._post_request)
 
     def _read_evidence(self) -> "Evidence":
         if self._evidence is None:
@@ -324,6 +345,7 @@ class Supervisor:
                 expired = events.TimerExpired(timer=action.timer)
                 self._loop.call_later(action.delay_s, lambda: self._events.append(expired))
             case actions.BeginRound():
+                self._close_question()
                 self._workers.begin_round(action.round)
                 self._logs.open_round(action.round)
                 self._transition_log.open_file(self._logs.run_dir)
@@ -337,11 +359,14 @@ class Supervisor:
             case actions.AnswerPerson():
                 if self._control is not None:
                     self._control.answer(action.requests, action.answer)
+                if self._question is not None:
+                    self._question.handle_answer(action.requests, action.answer)
             case actions.RecordJobFailure():
                 self._job_failed_s = self._loop.clock.now_s()
             case actions.Finish():
                 from muster.agent.node import outcome
 
+                self._close_question()
                 if action.ended is not None and action.ended.succeeded and self._logs.run_dir is not None:
                     self._remove_checkpoint(self._logs.run_dir)
                 self._code = outcome.report_outcome(

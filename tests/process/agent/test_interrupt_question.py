@@ -1,0 +1,120 @@
+"""`--interrupt-action ask`: what Ctrl-C asks at the terminal of `muster-agent`, and what follows each answer."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from terminal import TerminalProgram
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
+
+SCRIPT = str(Path(__file__).parents[2] / "programs" / "agent" / "interrupted.py")
+QUESTION = "Ctrl-C kills [Y/n/c]"
+
+
+def build_command(*words):
+    flags = ["--standalone", "--nproc-per-node", "2", "--start", "cold", "--shutdown-timeout", "20"]
+    return [sys.executable, "-m", "muster.agent", *flags, "--interrupt-action", "ask", SCRIPT, *words]
+
+
+def start(tmp_path, *words):
+    env = {**os.environ, "TMPDIR": str(tmp_path), "TERM": "dumb"}
+    return TerminalProgram(build_command(*words), env=env, cwd=tmp_path, has_keys=True)
+
+
+def wait_counting(program):
+    for _ in range(2):
+        program.expect("counting")
+
+
+def ask(program):
+    program.type("\x03")
+    program.expect("pausing all ranks at one step; Ctrl-C again kills")
+    program.expect("all 2 ranks wait at step")
+    program.expect(QUESTION)
+
+
+def test_continue_then_save_and_stop(tmp_path):
+    with start(tmp_path, "pause", "stop") as program:
+        before = program.settings
+        wait_counting(program)
+        ask(program)
+        program.type("perhaps\n")
+        program.expect(QUESTION)
+        program.type("c\n")
+        program.expect("all 2 ranks go on")
+        ask(program)
+        program.type("y\n")
+        program.read_until(None)
+        program.wait()
+        assert program.settings == before
+        stopped = re.findall(r"saves and stops at step (\d+)", program.text)
+        assert len(stopped) == 2, program.text
+        assert len(set(stopped)) == 1, program.text
+
+
+def test_scripts_that_do_not_ask_for_a_stop_save_a_checkpoint_and_get_the_signal(tmp_path):
+    with start(tmp_path, "pause", "checkpoint") as program:
+        wait_counting(program)
+        ask(program)
+        program.type("\n")  # the default is to save
+        program.read_until(None)
+        assert program.wait() == 128 + signal.SIGINT, program.text
+        assert program.text.count("saves at step") == 2, program.text
+        assert "all 2 ranks saved at step" in program.text
+
+
+def test_no_stops_as_ctrl_c_does(tmp_path):
+    with start(tmp_path, "pause", "checkpoint", "stop") as program:
+        wait_counting(program)
+        ask(program)
+        program.type("n\n")
+        program.read_until(None)
+        assert program.wait() == 128 + signal.SIGINT, program.text
+        assert "saves" not in program.text
+
+
+def test_a_second_ctrl_c_kills_while_it_asks(tmp_path):
+    with start(tmp_path, "pause", "stop") as program:
+        before = program.settings
+        wait_counting(program)
+        ask(program)
+        program.type("\x03")
+        program.read_until(None)
+        assert program.wait() == 128 + signal.SIGINT, program.text
+        assert "saves" not in program.text
+        assert program.settings == before
+
+
+def test_scripts_that_never_pause_stop_as_without_the_option(tmp_path):
+    with start(tmp_path) as program:
+        wait_counting(program)
+        program.type("\x03")
+        program.read_until(None)
+        assert program.wait() == 128 + signal.SIGINT, program.text
+        assert "never called wait_while_paused" in program.text
+        assert QUESTION not in program.text
+
+
+def test_without_a_terminal_one_line_says_so(tmp_path):
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        build_command("pause"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, cwd=tmp_path, env=env,
+    ) as process:  # fmt: skip
+        try:
+            text = ""
+            while text.count("counting") < 2:
+                line = process.stdout.readline()
+                assert line, text
+                text += line
+            assert text.count("--interrupt-action ask: standard input is no terminal; Ctrl-C stops the job") == 1
+            process.send_signal(signal.SIGINT)
+            text += process.stdout.read()
+            assert process.wait(120) == 128 + signal.SIGINT, text
+        finally:
+            process.kill()

@@ -79,6 +79,7 @@ class Cluster:
         self.logs = {}
         self.breaks = {}
         self.commands = []  # (pod, container, command) of every exec
+        self.dead_containers = set()  # names of pods whose phase is still Running
         self.run_command = lambda pod, command: (
             0,
             b"",
@@ -390,7 +391,7 @@ class Handler(BaseHTTPRequestHandler):
             pod = self.cluster.objects.get((match["group"], match["namespace"], "pods", match["name"]))
         if pod is None:
             raise Refusal(404, f'pods "{match["name"]}" not found', "NotFound")
-        if pod["status"]["phase"] != "Running":
+        if pod["status"]["phase"] != "Running" or match["name"] in self.cluster.dead_containers:
             raise Refusal(400, "container not found", "BadRequest")
         command = [value for name, value in query if name == "command"]
         assert ("stdout", "true") in query

@@ -1,6 +1,7 @@
 """`muster` on apps of a cluster: over the websocket of `pods/exec`, against the double of the API server."""
 
 import json
+import socket
 import threading
 
 import pytest
@@ -10,6 +11,9 @@ from muster._contract import AskKind, AskOutcome
 from muster._control import ControlError, ExitCode
 from muster.cli import operations
 from muster.schedulers.errors import EngineError
+from muster.schedulers.kubernetes.api.connection import Connection
+from muster.schedulers.kubernetes.api.errors import Unreachable
+from muster.schedulers.kubernetes.api.execution import run_in_pod
 
 pytestmark = pytest.mark.torchx
 
@@ -82,6 +86,37 @@ def test_the_next_pod_is_asked_when_one_does_not_answer(cluster, scheduler, app)
     answer = scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0)
     assert answer.exit_code is ExitCode.LOST
     assert answer.line.startswith("no pod of trainer has an agent that answers")
+
+
+def test_a_pod_whose_container_is_being_restarted_is_no_obstacle(cluster, scheduler, app):
+    """Its phase is still Running."""
+    cluster.dead_containers = {find_pod(cluster, app, 0)["metadata"]["name"]}
+    cluster.run_command = lambda pod, command: (0, encode(SAVED), b"")
+    assert scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0).outcome is AskOutcome.DONE
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, encode(STOPPED), b"")
+    assert scheduler.stop_app(app, 30.0).line.endswith(": stopped at a common step")
+
+
+def test_a_server_that_does_not_shake_hands_is_given_up():
+    from kubernetes import client
+
+    errors = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        configuration = client.Configuration()
+        host = configuration.host = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        connection = Connection(host=host, pool=None, configuration=configuration, namespace="n", origin="o")
+
+        def run():
+            try:
+                run_in_pod(connection, "n", "p", "main", ["true"], limit_s=0.2)
+            except Unreachable as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(60)
+    assert errors == ["cannot run a command in pod/p: TimeoutError: the API server did not respond within 0.2 s"]
 
 
 def test_a_stop_is_recorded_before_it_is_asked_for(cluster, scheduler, app):

@@ -6,8 +6,11 @@ where the rest of a TLS record may be in the connection's own buffer already, an
 """
 
 import json
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -19,6 +22,8 @@ from muster.schedulers.kubernetes.kinds import POD
 _STDOUT: Final = 1
 _STDERR: Final = 2
 _STATUS: Final = 3
+
+HANDSHAKE_LIMIT_S: Final = 30.0
 
 _RIGHT: Final = "it needs the right to create and get pods/exec"
 
@@ -40,22 +45,22 @@ def run_in_pod(
         Its exit code, standard output and standard error.
 
     Raises:
-        ApiError, RequestError: the server refused; without the right the line names it.
-        Unreachable: no response, or none within the limit.
+        EngineError: the server accepts neither account nor command; without the right the line names it.
+        Unreachable: the container does not run, or there was no response within the limit.
     """
-    from kubernetes.stream.ws_client import create_websocket
     from websocket import WebSocketBadStatusException, WebSocketException
 
     what = f"pod/{pod}"
     path = f"{POD.build_path(namespace, pod)}/exec"
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in command)]
     url = f"ws{connection.host.removeprefix('http')}{path}?{urlencode(query)}"
-    headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
     try:
-        socket = create_websocket(connection.configuration, url, headers)
+        socket = _connect(connection, url, min(limit_s, HANDSHAKE_LIMIT_S))
     except WebSocketBadStatusException as error:
         refusal = Refusal.parse(error.status_code, error.resp_body or b"")
         explained = explain(refusal, verb="run a command in", what=what, path=path, origin=connection.origin)
+        if refusal.status not in (401, 403):  # the pod is gone, or its container does not run at the moment
+            raise Unreachable(str(explained)) from error
         raise (EngineError(f"{explained}; {_RIGHT}") if refusal.status == 403 else explained) from error
     except (WebSocketException, OSError) as error:
         raise Unreachable(f"cannot run a command in {what}: {type(error).__name__}: {error}") from error
@@ -63,6 +68,26 @@ def run_in_pod(
         return _read(socket, what, limit_s)
     finally:
         socket.shutdown()  # `close` does nothing once the server has closed
+
+
+def _connect(connection: Connection, url: str, limit_s: float) -> Any:
+    """The client library's websocket, which has no limit of its own: so it connects in a thread."""
+    from kubernetes.stream.ws_client import create_websocket
+
+    headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
+    future: Future[Any] = Future()
+
+    def connect() -> None:
+        try:
+            future.set_result(create_websocket(connection.configuration, url, headers))
+        except BaseException as error:  # noqa: BLE001  # raised by the thread that waits
+            future.set_exception(error)
+
+    threading.Thread(target=connect, name="muster-exec", daemon=True).start()
+    try:
+        return future.result(limit_s)
+    except FutureTimeout:
+        raise TimeoutError(f"the API server did not respond within {limit_s:g} s") from None
 
 
 def _read(socket: Any, what: str, limit_s: float) -> tuple[int, str, str]:

@@ -102,8 +102,11 @@ def build_agent_bundle() -> bytes:
     package = Path(__file__).resolve().parent.parent
     paths = {path.relative_to(package).as_posix(): path for path in package.glob("*.py")}
     paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.py")}
+    paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.dist-info/*")}
     entries = {
-        f"muster/{name}": strip_source(path.read_text()) for name, path in paths.items() if name not in _PYTHON_API
+        f"muster/{name}": strip_source(path.read_text()) if name.endswith(".py") else path.read_text()
+        for name, path in paths.items()
+        if name not in _PYTHON_API
     }
     entries["muster/__init__.py"] += _EXTENSION
     entries[_MARK] = ""

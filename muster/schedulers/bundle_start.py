@@ -65,7 +65,7 @@ def _sum_sizes(folder: str) -> int:
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(".py"):
+            if not entry.is_dir():
                 total += entry.stat().st_size
             elif entry.name != "__pycache__":
                 total += _sum_sizes(entry.path)

@@ -57,9 +57,10 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         env[Env.WATCHED] = "1"
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
-    if config.program.kind is ProgramKind.COMMAND and (bundle := _find_bundle()):
+    if config.program.kind is ProgramKind.COMMAND:
         # A command may start Python. Never beside an empty entry: that would mean the working directory.
-        env["PYTHONPATH"] = f"{env['PYTHONPATH']}{os.pathsep}{bundle}" if env.get("PYTHONPATH") else bundle
+        backend = _find_torch_backend() if Env.WATCHED in env else None
+        env |= _join_paths(env.get("PYTHONPATH"), _find_bundle(), backend)
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)
@@ -76,6 +77,18 @@ def _find_bundle() -> str | None:
         return os.path.abspath(archive)
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return os.path.dirname(package) if os.path.exists(f"{package}/_bundled.py") else None
+
+
+def _find_torch_backend() -> str | None:
+    """The folder that names `workers.program`'s hook to torch; None in a zip, where torch would not find it."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_backend")
+    return folder if os.path.isdir(folder) else None
+
+
+def _join_paths(*paths: str | None) -> dict[str, str]:
+    """`PYTHONPATH`, if there is any."""
+    given = [path for path in paths if path]
+    return {"PYTHONPATH": os.pathsep.join(given)} if given else {}
 
 
 def build_common_env(config: AgentConfig) -> dict[str, str]:

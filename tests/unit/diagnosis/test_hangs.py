@@ -263,6 +263,13 @@ def test_other_formats_raise_nothing(text: bytes) -> None:
     read_recorder(text, 0, {})
 
 
+def test_a_collectives_age_by_todays_clock() -> None:
+    """Nanoseconds since 1970 are more than 2^53."""
+    entry = {"process_group": ["0", "default_pg"], "collective_seq_id": 1, "time_created_ns": 1_795_407_700_000_000_000}
+    (found,) = read_recorder(json.dumps({"entries": [entry]}).encode(), 1_795_407_704_500_000_000, {})
+    assert found.entries[0].age_s == 4.5
+
+
 def test_the_file_of_groups() -> None:
     lines = b'{"init": true}\n{"group": "0", "ranks": [0, 1]}\n{"group": "1", "ranks": [1]}\n{"gro'
     assert read_groups(lines) == (False, {"0": (0, 1), "1": (1,)})

@@ -93,12 +93,12 @@ def _find_description(entry: Mapping[str, object]) -> str:
 
 def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
     is_p2p = bool(entry.get("is_p2p"))
-    created_ns = _to_int(entry.get("time_created_ns"))
+    created_ns = entry.get("time_created_ns")  # since 1970: more than a message may hold
     return Collective(
         number=_to_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
         operation=str(entry.get("profiling_name", "?")).rpartition(":")[2][:80],
         sizes=_describe_sizes(entry.get("input_sizes"), entry.get("input_dtypes")),
-        age_s=round(max(0, now_ns - created_ns) / 1e9, 3) if created_ns > 0 else 0.0,
+        age_s=round(max(0, now_ns - created_ns) / 1e9, 3) if isinstance(created_ns, int) and created_ns > 0 else 0.0,
         is_done=bool(entry.get("retired")) or entry.get("state") == "completed",
         is_p2p=is_p2p,
     )

@@ -1,0 +1,26 @@
+# ruff: noqa: INP001  # a folder on sys.path of its own, no package
+"""What `import torch` calls in the Python programs below a `--no-python` worker: installs `workers.program`'s hook.
+
+This folder is on their PYTHONPATH while the agent watches for hangs; the metadata beside this file name it to torch
+(2.5 and later). Whatever fails leaves the program as it was: torch would refuse to be imported.
+"""
+
+import os
+import sys
+
+_WATCHED = "MUSTER_WATCHED"
+"""`_contract.Env.WATCHED`."""
+
+
+def hook() -> None:
+    """Have `torch_hook` run when the program initialises a process group."""
+    if _WATCHED not in os.environ or any(type(each).__name__ == "_GroupsFinder" for each in sys.meta_path):
+        return
+    try:
+        path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "program.py")
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader("program", path)
+        names = {"__name__": "program", "__file__": path, "__loader__": loader}
+        exec(loader.get_code("program"), names)  # noqa: S102  # our own code
+        names["_hook_torch"]()
+    except Exception:  # noqa: BLE001, S110  # no sources, another program.py: all goes on without it
+        pass

@@ -7,8 +7,8 @@ It starts torch's worker server, which answers without the interpreter's lock, i
 memory file which ranks each group has: gloo's recorder does not say it.
 
 The agent finds both as descriptors of this process, under fixed high numbers. The socket has no name any more by then:
-nothing is left on disk however the worker ends, and a path is never too long. A fork inherits the descriptors and must
-not be taken for the worker; the agent gives each request a deadline.
+nothing is left on disk however the worker ends. A fork inherits the descriptors and must not be taken for the worker;
+the agent gives each request a deadline.
 
 Steps are counted in the status page, for scripts that do not report them through `muster.worker`: for progress and as
 a sign of life only, never for an agreement. The page's layout stands here again, because `muster` may be another
@@ -17,6 +17,7 @@ package in this process.
 Whatever fails here leaves the worker as it was. The standard library and torch only.
 """
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_FOLDERS = ("/dev/shm", "/tmp")  # noqa: S108  # a folder of its own, for a moment; TMPDIR may be too long for a socket
-_PATH_LIMIT_BYTES = 100
-"""A socket's path has at most 107."""
 _ERROR_LEVEL = 2
 """Of torch's native log: the server would print four warnings on the worker's stderr."""
 _BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -152,30 +150,40 @@ def _start_server() -> None:
     torch_file = sys.modules["torch"].__file__ or ""
     library = ctypes.CDLL(os.path.join(os.path.dirname(torch_file), "lib", "libc10.so"))
     level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
-    folder = _make_folder()
-    path = os.path.join(folder, "s")
     before, level.value = level.value, max(level.value, _ERROR_LEVEL)
     try:
-        server = _WorkerServer(path)
-        # Its destructor waits for its threads, at a moment when they may wait for the interpreter: it never runs.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
-        _move_descriptor(os.open(path, os.O_PATH), choose_number(0))
+        _move_descriptor(_listen(_WorkerServer), choose_number(0))
     finally:
         level.value = before
-        if os.path.exists(path):
-            os.unlink(path)
-        os.rmdir(folder)
 
 
-def _make_folder() -> str:
-    for parent in (*_FOLDERS, tempfile.gettempdir()):
-        if len(os.fsencode(parent)) > _PATH_LIMIT_BYTES - 20:
+def _listen(start: "Callable[[str], object]") -> int:
+    """Start the server on a socket whose name is removed at once; returns a descriptor of it.
+
+    The folder is the rank's own: the name would stay behind if the worker were killed just now.
+    """
+    name = f"muster-{os.getpid()}.sock"
+    log_folder = os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    failed = OSError("no folder for a socket")
+    for folder in filter(None, (log_folder, tempfile.gettempdir(), "/dev/shm")):  # noqa: S108  # some hold no sockets
+        try:
+            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        except OSError as error:
+            failed = error
             continue
         try:
-            return tempfile.mkdtemp(prefix="muster-", dir=parent)
-        except OSError:
-            continue
-    raise OSError("no folder for a socket")
+            # Not the folder's path: a socket's has at most 107 bytes.
+            server = start(f"/proc/self/fd/{fd}/{name}")
+            # Its destructor waits for its threads, at a moment when they may wait for the interpreter: it never runs.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+            return os.open(name, os.O_PATH, dir_fd=fd)
+        except (OSError, RuntimeError) as error:
+            failed = OSError(str(error))
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=fd)
+            os.close(fd)
+    raise failed
 
 
 # -- the count of steps -----------------------------------------------------------------------------------------------

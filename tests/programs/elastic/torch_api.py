@@ -56,7 +56,7 @@ def make_config(**kwargs):
 
 def scenario_launcher():
     outputs = elastic_launch(make_config(rdzv_backend="c10d", rdzv_endpoint="localhost:0"), worker_fn)("foo")
-    print(outputs[0], outputs)
+    print(outputs[0], outputs, flush=True)  # the commands below write for themselves
     print(elastic_launch(make_config(), "echo")("${local_rank}", 1.5))
     print(elastic_launch(make_config(), lambda x: x * 2)(3))
     config = make_config(max_restarts=0, log_dir=tempfile.mkdtemp(), redirects=Std.ALL)

@@ -22,6 +22,8 @@ def write_torch_error_file(report: Report, path: str) -> None:
         OSError: the file cannot be written.
     """
     root = find_root(report)
+    if root is not None and root.collateral:
+        root = replace(root, reason=report.reason)  # no rank is the cause
     if root is not None:
         _replace_file(path, json.dumps(build_torch_error(root)).encode())
 

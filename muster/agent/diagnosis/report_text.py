@@ -35,7 +35,9 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
     if report.max_restarts:
         lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
     lines.append("-" * columns)
-    if root is not None:
+    if root is not None and root.collateral:  # no rank is the cause: muster has stopped all; the headline says why
+        lines += _format_others("Ended because of it", list(report.failures), columns, with_end=True)
+    elif root is not None:
         same = [failure for failure in report.failures if failure is not root and not failure.collateral]
         lines += [_name_root(root, len(same)), *_format_failure(root, printed_as, columns)]
         lines += _format_others("Failed in the same way", same, columns, with_end=False)

@@ -92,6 +92,13 @@ def test_collateral_is_never_the_root_even_when_it_came_first() -> None:
     assert "JOB FAILED" in format_report(make_report())
 
 
+def test_ranks_that_were_stopped_are_no_cause_when_no_rank_has_failed() -> None:
+    reason = "node 1 (host-b): the debugger of one of its ranks was quit"
+    page = format_report(make_report(make_collateral(0), make_collateral(1), reason=reason))
+    assert "Root cause" not in page
+    assert "Ended because of it\n  ranks 0-1 (node 0, host-a): killed by SIGTERM\n" in page
+
+
 @pytest.mark.parametrize(
     ("certain", "text"),
     [

@@ -33,8 +33,9 @@ def test_each_rank_is_as_far_as_its_busiest_optimizer_unless_it_says_so_itself(s
     assert len(shown) == len(expected), shown  # rank 5 has no torch
 
 
-def test_the_report_of_a_failure_has_the_step(tmp_path: Path) -> None:
-    outcome = run_tree(build_command(1, "--start", "cold", "--log-dir", str(tmp_path), str(PROGRAM), "raise"))
+@pytest.mark.parametrize("words", [["--start", "cold"], ["--no-python", sys.executable]], ids=["script", "command"])
+def test_the_report_of_a_failure_has_the_step(words: list[str], tmp_path: Path) -> None:
+    outcome = run_tree(build_command(1, "--log-dir", str(tmp_path), *words, str(PROGRAM), "raise"))
     assert outcome.exit_code == 1, outcome.explain()
     assert "  step      : 5 (by optimizer)" in outcome.stderr, outcome.explain()
     (report,) = tmp_path.glob("*/report.json")

@@ -13,14 +13,14 @@ _WATCHED = "MUSTER_WATCHED"
 
 
 def hook() -> None:
-    """Have `torch_hook` run when the program initialises a process group."""
-    if _WATCHED not in os.environ or any(type(each).__name__ == "_GroupsFinder" for each in sys.meta_path):
+    """Have `torch_hook` run when the program initialises a process group, and when one of its optimizers steps."""
+    if _WATCHED not in os.environ or any(type(each).__name__ == "_HookFinder" for each in sys.meta_path):
         return
     try:
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "program.py")
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader("program", path)
         names = {"__name__": "program", "__file__": path, "__loader__": loader}
         exec(loader.get_code("program"), names)  # noqa: S102  # our own code
-        names["_hook_torch"]()
+        names["hook_torch"]()
     except Exception:  # noqa: BLE001, S110  # no sources, another program.py: all goes on without it
         pass

@@ -22,6 +22,7 @@ import ctypes
 import json
 import mmap
 import os
+import posix  # its putenv is none that others watch: `late_changes` looks at all modules for each call
 import sys
 import tempfile
 import time
@@ -127,16 +128,16 @@ def _set_defaults() -> None:
     version = _read_version()
     has_new_names = version >= _NEW_NAMES
     if version < _FULL_BY_DEFAULT and not any(name in os.environ for name in _BUFFERS):
-        os.putenv(_BUFFERS[0 if has_new_names else 1], _ENTRIES)
+        posix.putenv(_BUFFERS[0 if has_new_names else 1], _ENTRIES)
     folder = os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     if not folder:
         return
     path = os.path.join(folder, "collectives_")  # torch appends the rank
     if not any(name in os.environ for name in _DUMP_FILES):
-        os.putenv(_DUMP_FILES[0 if has_new_names else 1], path)
+        posix.putenv(_DUMP_FILES[0 if has_new_names else 1], path)
     for name, value in ((_DUMP_PIPE, path), (_DUMP_SWITCH, "1")):
         if name not in os.environ:
-            os.putenv(name, value)
+            posix.putenv(name, value)
 
 
 def _read_version() -> "tuple[int, ...]":

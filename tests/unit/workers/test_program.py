@@ -58,6 +58,7 @@ def test_the_stack_signal_is_one_a_process_may_catch() -> None:
         *[(name, True) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")],
         *[(name, False) for name in ("RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "HOME")],
         *[(name, False) for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID")],
+        ("PYTORCH_NVML_BASED_CUDA_CHECK", False),  # `import lightning` sets it
     ],
 )
 def test_which_variables_are_read_early(name: str, early: bool) -> None:

@@ -109,9 +109,10 @@ _IMPORT_PREFIXES: Final = (
 )
 
 
-_LATE_PREFIXES: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_")
-"""Exceptions: read when a process group is made. PYTORCH_CUDA_ALLOC_CONF is not one: torch built for CUDA chooses its
-allocator, and since 2.9 reads all of the variable, while its libraries are loaded.
+_LATE_PREFIXES: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_", "PYTORCH_NVML_BASED_CUDA_CHECK")
+"""Exceptions: read when a process group is made; the last, which `import lightning` sets, at each look for a GPU.
+PYTORCH_CUDA_ALLOC_CONF is not one: torch built for CUDA chooses its allocator, and since 2.9 reads all of the variable,
+while its libraries are loaded.
 
 Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 """

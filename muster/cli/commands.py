@@ -2,7 +2,9 @@
 
 import argparse
 import logging
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,6 +31,21 @@ exit code: 0 done; 1 refused, nothing was changed; 2 wrong usage; 3 no such app;
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\nmuster: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `muster stacks ... | head`
+        null_fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_fd, 1)  # what is left is written at exit
+        os.close(null_fd)
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.WARNING, format="muster: %(message)s")
     parser = build_parser()
     args = parser.parse_args(argv)
@@ -46,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_request(args: argparse.Namespace) -> int:
     from muster.cli import answers, operations
 
-    operation: Callable[..., Answer | None] = getattr(operations, args.command)
+    operation: Callable[..., Answer] = getattr(operations, args.command)
     words, options = _list_arguments(args)
     try:
         answer = operation(args.handle, *words, **options)
@@ -54,8 +71,8 @@ def _run_request(args: argparse.Namespace) -> int:
         return answers.print_error(error, as_json=args.json)
     except KeyboardInterrupt:
         print("muster: interrupted: what was asked for may still be done", file=sys.stderr)
-        return 130
-    return 0 if answer is None else answers.print_answer(answer, as_json=args.json)
+        return 128 + signal.SIGINT
+    return answers.print_answer(answer, as_json=args.json)
 
 
 def _list_arguments(args: argparse.Namespace) -> tuple[list[int], dict[str, float | str]]:

@@ -11,10 +11,10 @@ request could not be passed on: no such app, it has ended, its scheduler cannot 
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
-from muster._contract import AskKind
+from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.runner.versions import PluginScheduler
@@ -84,7 +84,7 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
             raise ControlError(str(error), ExitCode.REFUSED) from error
 
 
-def delete(handle: str) -> None:
+def delete(handle: str) -> Answer:
     """Stop the app if it runs, and remove it with its logs.
 
     Raises:
@@ -94,6 +94,7 @@ def delete(handle: str) -> None:
         if scheduler.describe_app(app_id) is None:
             raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
         scheduler.delete_app(app_id)
+    return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is removed, with its logs")
 
 
 def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
@@ -108,13 +109,11 @@ def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
         raise ControlError(f"{handle!r} is no app handle; one is {example}", ExitCode.USAGE)
-    scheduler = _create_scheduler(match["scheduler"], match["session"] or "muster")
     try:
-        yield scheduler, match["app_id"]
+        with closing(_create_scheduler(match["scheduler"], match["session"] or "muster")) as scheduler:
+            yield scheduler, match["app_id"]
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.LOST) from error
-    finally:
-        scheduler.close()
 
 
 def _create_scheduler(name: str, session: str) -> PluginScheduler:

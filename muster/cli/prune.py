@@ -67,7 +67,12 @@ def _ask(count: int) -> bool:
     if not sys.stdin.isatty():
         print("use --yes to remove this without confirmation", file=sys.stderr)
         return False
-    return input(f"Remove {'it' if count == 1 else 'all of it'}? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input(f"Remove {'it' if count == 1 else 'all of it'}? [y/N] ")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _remove(leftover: Leftover) -> bool:

@@ -13,7 +13,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._contract import AskKind, LogNames
-from muster._control import Answer, ControlError, ExitCode
+from muster._control import Answer
 from muster.schedulers import naming
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
@@ -365,26 +365,18 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
-        folder = self._find_to_ask(app_id)
-        with _translate_errors():
+        with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
             return asking.ask_app(folder, kind, limit_s, NodeAsker(self._open_engine(folder)))
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
-        folder = self._find_to_ask(app_id)
-        with _translate_errors():
+        with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
             return asking.stop_app(folder, limit_s, NodeAsker(self._open_engine(folder)))
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""
-        folder = self._find_to_ask(app_id)
-        return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
-
-    def _find_to_ask(self, app_id: str) -> AppFolder:
-        folder = self._find_folder(app_id)
-        if folder is None:
-            raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
-        return folder
+        with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
+            return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""

@@ -18,7 +18,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster._contract import AGENT_MODULE, AskKind, Env
-from muster._control import Answer, ControlError, ExitCode
+from muster._control import Answer
 from muster._programs import explain_missing
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -183,22 +183,18 @@ class LocalScheduler(PluginScheduler):
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
-        return asking.ask_app(self._find_to_ask(app_id), kind, limit_s, ask_node)
+        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
+            return asking.ask_app(folder, kind, limit_s, ask_node)
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
-        return asking.stop_app(self._find_to_ask(app_id), limit_s, ask_node)
+        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
+            return asking.stop_app(folder, limit_s, ask_node)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""
-        folder = self._find_to_ask(app_id)
-        return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
-
-    def _find_to_ask(self, app_id: str) -> AppFolder:
-        folder = self._find(app_id)
-        if folder is None:
-            raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
-        return folder
+        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
+            return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`. Removes the app's logs too."""
@@ -243,10 +239,19 @@ def ask_node(spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: f
     env = {**spec.details["base_env"], **plan["env"], Env.TOKEN: token}
     try:
         done = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
+            command,
+            env=env,
+            cwd=spec.folder,  # this shell's may be gone
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return 1, "", str(error)
+    except subprocess.TimeoutExpired:
+        return 1, "", f"its command did not end in {limit_s:g} s"
     return done.returncode, done.stdout, done.stderr
 
 

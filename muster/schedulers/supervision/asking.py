@@ -19,7 +19,7 @@ from urllib.parse import quote
 from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, ControlError, ExitCode, ask_first, build_words, count_nodes, merge_answers
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedRole
 
 ASK_MARGIN_S: Final = 30.0
@@ -33,6 +33,29 @@ RECORD_LIMIT_S: Final = 20.0
 
 AskNode: TypeAlias = Callable[[AppSpec, ReplicaId, Sequence[str], float], tuple[int, str, str]]
 """(spec, replica, words, limit_s) -> exit code, standard output and standard error of the agent's command."""
+
+
+@contextmanager
+def open_app(folder: AppFolder | None, app_id: str, backend: str) -> Iterator[AppFolder]:
+    """For all that is asked of an app, which another shell may delete meanwhile.
+
+    Args:
+        folder: the app's; None: it is not known.
+        app_id: its id.
+        backend: name of the scheduler.
+
+    Raises:
+        ControlError: it does not exist (any more), or its supervisor cannot be started again.
+    """
+    unknown = ControlError(f"{backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+    if folder is None:
+        raise unknown
+    try:
+        yield folder
+    except FileNotFoundError:
+        raise unknown from None
+    except (StateError, client.SupervisorError) as error:
+        raise ControlError(str(error), ExitCode.LOST) from error
 
 
 def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode) -> Answer:
@@ -53,15 +76,10 @@ def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
     Raises:
         ControlError: it has, or it runs where this process cannot reach it.
     """
-    try:
-        spec, record = client.read_app(folder)
-    except FileNotFoundError:
-        raise ControlError(f"{folder.path.name}: no such app (any more)", ExitCode.UNKNOWN) from None
-    except client.SupervisorError as error:
-        raise ControlError(str(error), ExitCode.LOST) from error
+    spec, record = client.read_app(folder)
     if record is None:
         raise ControlError(f"{spec.app_id} is being started: ask again", ExitCode.REFUSED)
-    if client.has_ended(record):
+    if client.has_ended(record) or not spec.details:  # these go first
         outcome = record.app.outcome.value if record.app.outcome is not None else "ended"
         raise ControlError(f"{spec.app_id} has ended already ({outcome}): nothing was changed", ExitCode.ENDED)
     if not client.runs_here(record):
@@ -209,8 +227,6 @@ def _join(replicas: Sequence[ReplicaId]) -> str:
 @contextmanager
 def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
     """Only one command at a time changes the number of nodes."""
-    if not folder.state_dir.is_dir():
-        read_running(folder)  # says that there is no such app
     deadline_s = time.monotonic() + RECORD_LIMIT_S
     fd = os.open(folder.resize_lock_file, os.O_RDWR | os.O_CREAT, 0o600)
     try:

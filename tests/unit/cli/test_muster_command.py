@@ -1,14 +1,17 @@
 """The words of the `muster` command, what it prints, and its completion."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from muster._contract import AskOutcome
 from muster._control import Answer, ControlError, ExitCode, RankStack
-from muster.cli import answers, operations
+from muster.cli import answers, operations, prune
 from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options
+from muster.schedulers.errors import EngineError
 
 COMMANDS = ["stop", "checkpoint", "pause", "resume", "stacks", "resize", "delete", "prune", "completion"]
 
@@ -49,6 +52,55 @@ def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "muster: no such app\n")
     assert main(["stop", "local_cwd://torchx/x", "--json"]) == ExitCode.UNKNOWN
     assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
+
+
+def test_what_was_deleted_is_an_answer(monkeypatch, capsys):
+    class Scheduler:
+        backend = "local_cwd"
+        deleted = ()
+
+        def describe_app(self, app_id):
+            return app_id
+
+        def delete_app(self, app_id):
+            self.deleted = (*self.deleted, app_id)
+
+        def close(self):
+            pass
+
+    scheduler = Scheduler()
+    monkeypatch.setattr(operations, "_create_scheduler", lambda name, session: scheduler)
+    assert main(["delete", "local_cwd://torchx/x", "--json"]) == ExitCode.DONE
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["outcome"], printed["line"]) == ("done", "x is removed, with its logs")
+    assert scheduler.deleted == ("x",)
+
+
+def test_a_scheduler_that_cannot_be_made_is_one_line(monkeypatch, capsys):
+    def create(name, session):
+        raise EngineError("it needs Linux")
+
+    monkeypatch.setattr(operations, "_create_scheduler", create)
+    assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
+    assert capsys.readouterr() == ("", "muster: it needs Linux\n")
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "code", "out", "err"),
+    [(KeyboardInterrupt, 130, "", "\nmuster: interrupted\n"), (EOFError, 1, "\nnothing was removed\n", "")],
+)
+def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeypatch, capsys):
+    """Ctrl-C and Ctrl-D at the question of `prune`."""
+
+    def answer(question):
+        raise interrupt
+
+    monkeypatch.setattr(prune, "find_leftovers", lambda env, ended_before_s: [object()])
+    monkeypatch.setattr(prune, "print_leftovers", lambda found: None)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["prune"]) == code
+    assert capsys.readouterr() == (out, err)
 
 
 @pytest.mark.parametrize(

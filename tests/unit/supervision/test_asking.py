@@ -1,0 +1,68 @@
+"""An app that is asked for something, while another shell deletes it or its supervisor cannot go on."""
+
+import shutil
+
+import pytest
+
+from muster._control import ControlError, ExitCode
+from muster.schedulers.supervision import asking, client
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
+from muster.schedulers.supervision.machine import Machine
+from muster.schedulers.supervision.state import RetryScope, SupervisedApp, SupervisedRole
+
+pytestmark = pytest.mark.torchx
+
+PLAN = SupervisedRole(name="r", replicas=1, runs_agent=True, min_replicas=1, max_retries=0, retry_scope=RetryScope.ROLE)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    spec = AppSpec(
+        app_id="app-x",
+        scheduler="local_cwd",
+        folder=str(tmp_path / "app-x"),
+        driver="a.b:c",
+        roles=(PLAN,),
+        grace_s=1.0,
+        details={"token": "h1dden"},
+    )
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    return folder
+
+
+def answer_nothing(spec, replica, words, limit_s):
+    raise AssertionError("it was asked")
+
+
+def test_an_app_that_is_deleted_while_it_is_stopped(folder, monkeypatch):
+    record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
+    found = (folder.read_spec(), record)
+    monkeypatch.setattr(asking, "read_running", lambda folder: found)
+    shutil.rmtree(folder.path)
+    with (
+        pytest.raises(ControlError, match="detached knows no app 'app-x'") as error,
+        asking.open_app(folder, "app-x", "detached") as opened,
+    ):
+        asking.stop_app(opened, 1.0, answer_nothing)
+    assert error.value.exit_code is ExitCode.UNKNOWN
+
+
+@pytest.mark.parametrize("error", [client.SupervisorError("it ended early"), StateError("it ended early")])
+def test_a_supervisor_that_cannot_go_on(folder, error):
+    with (
+        pytest.raises(ControlError, match="it ended early") as explained,
+        asking.open_app(folder, "app-x", "detached"),
+    ):
+        raise error
+    assert explained.value.exit_code is ExitCode.LOST
+
+
+def test_an_app_that_is_just_ending(folder, monkeypatch):
+    """Its secrets go before its end is recorded; without them no agent can be asked."""
+    folder.write_record(AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here()))
+    folder.remove_secrets()
+    monkeypatch.setattr(client, "is_supervised", lambda folder, record: True)
+    with pytest.raises(ControlError, match="app-x has ended already") as error:
+        asking.read_running(folder)
+    assert error.value.exit_code is ExitCode.ENDED

@@ -10,11 +10,12 @@ import sys
 
 _WATCHED = "MUSTER_WATCHED"
 """`_contract.Env.WATCHED`."""
+_GROUPS_MODULE = "torch.distributed.distributed_c10d"
 
 
 def hook() -> None:
     """Have `torch_hook` run when the program initialises a process group, and when one of its optimizers steps."""
-    if _WATCHED not in os.environ or any(type(each).__name__ == "_HookFinder" for each in sys.meta_path):
+    if _WATCHED not in os.environ or _is_hooked():
         return
     try:
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "program.py")
@@ -24,3 +25,11 @@ def hook() -> None:
         names["hook_torch"]()
     except Exception:  # noqa: BLE001, S110  # no sources, another program.py: all goes on without it
         pass
+
+
+def _is_hooked() -> bool:
+    """Whether this is a Python worker, below an agent that a command has started."""
+    groups = sys.modules.get(_GROUPS_MODULE)
+    if groups is None:
+        return any(type(each).__name__ == "_HookFinder" for each in sys.meta_path)
+    return hasattr(getattr(groups, "set_pytorch_distributed_envs_from_justknobs", None), _WATCHED)

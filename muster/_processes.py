@@ -166,6 +166,16 @@ def read_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def wait_readable(fd: int, limit_s: float | None) -> bool:
+    """Wait until a descriptor is readable or its other end closed; False after `limit_s` (None: without limit).
+
+    With `poll`, because `select` takes no descriptor above 1023, and programs that start jobs may have many.
+    """
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if limit_s is None else max(0.0, limit_s) * 1000))
+
+
 def write_stderr(text: str, limit_s: float = 2.0) -> None:
     """Write to descriptor 2, unless it accepts nothing for `limit_s`: a full or closed console must not keep a process.
 

@@ -17,11 +17,10 @@ to the guard by its pidfd.
 """
 
 import os
-import select
 import signal
 import socket
 
-from muster import _guard
+from muster import _guard, _processes
 from muster._contract import Env
 from muster.agent.control_socket import encode_message, send_message
 
@@ -49,7 +48,7 @@ def main(args: list[str]) -> int:
 def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
     """In the guard, last of all."""
     send_message(control_fd, ended=code)
-    if select.select([caller_fd], [], [], 0)[0]:  # the caller has ended; else it reads the report there
+    if _processes.wait_readable(caller_fd, 0.0):  # the caller has ended; else it reads the report there
         import shutil  # only then
 
         shutil.rmtree(folder, ignore_errors=True)

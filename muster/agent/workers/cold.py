@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import select
 import signal
 import sys
 import time
@@ -144,9 +143,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
 
 def _read_report(fd: int, until_s: float) -> bytes:
     """The errno of the exec; empty when it has succeeded, or has not ended yet."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return os.read(fd, 16) if poller.poll(max(0.0, until_s - time.monotonic()) * 1000) else b""
+    return os.read(fd, 16) if _processes.wait_readable(fd, until_s - time.monotonic()) else b""
 
 
 def _close_other_descriptors(kept: Iterable[int]) -> None:

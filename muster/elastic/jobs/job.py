@@ -102,7 +102,8 @@ class Job:
             environ = {PATH_VARIABLE: os.path.join(FOLDER_MARK, "timers"), **environ}
         stdout_fd: int | None
         stderr_fd: int | None
-        with contextlib.ExitStack() as child_ends:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as child_ends:
+            undo.callback(self._close_outputs)
             if screen is None and is_cell(sys.stdout):
                 environ = {**environ, Env.LIVE_BARS: "1"}
                 stdout_fd = stderr_fd = self._open_pipe(CellOutput(sys.stdout), child_ends)
@@ -116,8 +117,9 @@ class Job:
                 fork_tree=None if server is None else server.fork_tree,
                 own_fds=tuple(self._outputs),
             )
-        if are_switched_on(environ):
-            self._open_timers(environ[PATH_VARIABLE])
+            if are_switched_on(environ):
+                self._open_timers(environ[PATH_VARIABLE])
+            undo.pop_all()
 
     def _open_timers(self, path: str) -> None:
         try:
@@ -251,6 +253,9 @@ class Job:
             self._server.stop_listening()
         if self._timers is not None:
             self._timers.close()
+        self._close_outputs()
+
+    def _close_outputs(self) -> None:
         for fd, output in self._outputs.items():
             os.close(fd)
             output.close()

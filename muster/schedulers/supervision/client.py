@@ -5,7 +5,6 @@ A command that finds the supervisor of a running app dead starts it again, whate
 
 import logging
 import os
-import select
 import shutil
 import subprocess
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from muster import _processes
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
@@ -207,19 +207,16 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
             _wait_process(record.supervisor.pid, left_s)
 
 
-def _wait_process(pid: int, limit_s: float) -> bool:
-    """Wait for the end of a process that need not be our child; False when there is none (any more)."""
+def _wait_process(pid: int, limit_s: float) -> None:
+    """Wait for the end of a process that need not be our child."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return False
+        return
     try:
-        poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
-        poller.poll(max(1, int(limit_s * 1000)))
+        _processes.wait_readable(pidfd, limit_s)
     finally:
         os.close(pidfd)
-    return True
 
 
 def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:

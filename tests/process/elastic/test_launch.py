@@ -53,6 +53,15 @@ def test_results_are_of_the_round_that_succeeded(tmp_path: Path) -> None:
     assert [(tmp_path / f"starts.{rank}").read_text().count("started") for rank in (0, 1)] == [2, 2]
 
 
+def test_a_program_with_many_descriptors(tmp_path: Path) -> None:
+    outcome = run_calls("many_descriptors", folder=tmp_path)
+    assert outcome.stdout.splitlines() == [
+        "{0: 0}",
+        "{0: 0}",
+        "0 cannot start the agent: /does/not/exist: No such file or directory 1100",
+    ], outcome.explain()
+
+
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     outcome = run_calls("unpicklable", folder=tmp_path)
     first, second, third = outcome.stdout.splitlines()

@@ -8,6 +8,7 @@ import threading
 import time
 from multiprocessing import shared_memory
 
+from muster.agent.errors import EnvironmentFault
 from muster.elastic import AgentLost, LaunchFailed, PickleFault, launch
 
 
@@ -229,6 +230,29 @@ def scenario_large(mebibytes):
 
 def make_large(mebibytes):
     return bytes(mebibytes << 20)
+
+
+def scenario_many_descriptors():
+    """More than `select` takes, and after a job that cannot be started as many as before."""
+    import io
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    for method in ("spawn", "fork"):
+        print(dict(launch(rank, start_method=method)))
+    before, own = len(os.listdir("/proc/self/fd")), (sys.stdout, sys.executable)
+    for _ in range(3):
+        sys.stdout = io.StringIO()  # the job's output goes through a pipe
+        multiprocessing.set_executable("/does/not/exist")
+        try:
+            launch(rank)
+        except EnvironmentFault as error:
+            line = str(error)
+        finally:
+            sys.stdout = own[0]
+            multiprocessing.set_executable(own[1])
+    print(len(os.listdir("/proc/self/fd")) - before, line, len(kept))
 
 
 def scenario_loop(count):

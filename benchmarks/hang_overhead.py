@@ -1,16 +1,19 @@
 """What --hang-timeout auto costs a job: 10,000 small all-reduces of two ranks, with auto and with 0, in pairs.
 
-    python benchmarks/hang_overhead.py [PAIRS]
+    python benchmarks/hang_overhead.py [--count PAIRS]
 
 The two of a pair run one after the other, in turns first and second, with two OpenMP threads a rank. A look reads the
 whole recorder, 2000 entries: auto looks every five seconds, so that each job is long enough for several.
 """
 
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from _sampling import parse_count
 
 PROGRAM = """
 import time, torch, torch.distributed as dist
@@ -49,8 +52,9 @@ def main(pairs: int) -> None:
             print(
                 f"pair {pair}: auto {took_s['auto']:.2f} s, 0 {took_s['0']:.2f} s, ratio {ratios[-1]:.3f}", flush=True
             )
-    print(f"median of ratios {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
+    spread = f"{min(ratios):.3f}..{max(ratios):.3f}, n={len(ratios)}"
+    print(f"median of ratios {statistics.median(ratios):.3f} ({spread}) (goal 1.01)  load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
+    main(parse_count(__doc__))

@@ -32,6 +32,8 @@ class Stuck(Dataset):
 def main(how: str, guilty: int) -> None:
     rank = int(os.environ["RANK"])
     is_guilty = rank == guilty
+    if how == "init":
+        sys.stdout.write("ready\n")
     if how == "init" and is_guilty:
         wait()
     if how == "old":  # as before torch 2.5
@@ -40,7 +42,8 @@ def main(how: str, guilty: int) -> None:
     values = torch.ones(4)
     for _ in range(5):
         dist.all_reduce(values)
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")  # whole, where both ranks share one standard output
+    sys.stdout.flush()
     if how in ("sleeps", "old") and is_guilty:
         wait()
     pair = dist.new_group([0, 1], group_desc="pair") if how == "group" else None
@@ -68,7 +71,7 @@ def main(how: str, guilty: int) -> None:
         os._exit(0)
     if how == "loads" and is_guilty:
         for _ in DataLoader(Stuck(), num_workers=1):
-            print("loaded", flush=True)
+            sys.stdout.write("loaded\n")
     if how == "receives" and not is_guilty:
         dist.recv(values, guilty)
     if how == "receives" and is_guilty:

@@ -25,16 +25,26 @@ def write_torch_error_file(report: Report, path: str) -> None:
     if root is not None and root.collateral:
         root = replace(root, reason=report.reason)  # no rank is the cause
     if root is not None:
-        _replace_file(path, json.dumps(build_torch_error(root)).encode())
+        own = root.global_rank if root.hung else None
+        stack = next((stack.text for stack in report.stacks if stack.global_rank == own), "")
+        _replace_file(path, json.dumps(build_torch_error(root, stack)).encode())
 
 
-def build_torch_error(root: Failure) -> dict[str, object]:
-    """Build torch's error format for one failure; keeps what the worker itself recorded if it can be read here."""
+def build_torch_error(root: Failure, stack: str = "") -> dict[str, object]:
+    """Build torch's error format for one failure; keeps what the worker itself recorded if it can be read here.
+
+    Args:
+        root: the failure.
+        stack: of a worker that hung.
+    """
     data = load_error_file(root.error_file) or {}
     message = data.get("message")
     if not isinstance(message, dict):
         tail = "\n".join(root.stderr_tail)
-        extra = {"py_callstack": root.traceback or tail or describe_failure(root), "timestamp": str(int(root.time_s))}
+        extra = {
+            "py_callstack": root.traceback or stack or tail or describe_failure(root),
+            "timestamp": str(int(root.time_s)),
+        }
         message = {"message": root.exception or describe_failure(root), "extraInfo": extra}
     return {**data, "message": {**message, "errorCode": _get_torch_code(root)}}
 

@@ -157,7 +157,7 @@ def describe_failure(root: Failure | None) -> str:
     """Describe it in one clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
     if root is None:
         return "a worker failed"
-    if root.hung:
+    if root.hung and root.reason.startswith("hung: "):  # no rank is known to keep the others waiting
         return f"the job {root.reason}"
     what = f" ({root.exception.splitlines()[0][:200]})" if root.exception else ""
     return f"rank {root.global_rank} on node {root.node} ({root.host}) {_describe_how(root)}{what}"

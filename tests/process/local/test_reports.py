@@ -25,6 +25,16 @@ for step in range(600):
         break
     time.sleep(0.05)
 """
+HANGS = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(torch.ones(4))
+"""
 FAILS = """
 import os, time
 if os.environ["RANK"] == "1":
@@ -72,6 +82,20 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
     assert status.msg.startswith("rank 1 on node 1 ("), status.msg
     assert "exited with code 1 (ValueError: bad batch 17); all 1 restarts are used (train/" in status.msg
     assert status.num_restarts == 1
+
+
+@pytest.mark.torch
+def test_the_status_names_the_rank_that_keeps_the_others_waiting(scheduler, tmp_path) -> None:
+    (tmp_path / "train.py").write_text(HANGS)
+    app_id = scheduler.submit(dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=5), {})
+    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=180, what="the end")
+    status = scheduler.describe(app_id)
+    named = "did not enter all_reduce #2 of default_pg (4 x float32); rank 0 has waited in it for "
+    assert status.msg.startswith(f"rank 1 {named}"), status.msg
+    error = json.loads(status.structured_error_msg)["message"]
+    assert error["message"].startswith("rank 1 on node 0 ("), error
+    assert named in error["message"], error
+    assert "train.py" in error["extraInfo"]["py_callstack"], error
 
 
 def read_stderr(folder: AppFolder, nodes: int) -> str:

@@ -9,8 +9,10 @@ import pytest
 from harness import Tree, run_tree
 from launchers import ONE_START
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
+]
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "optimizer_steps.py"
 STARTS = [ONE_START] if ONE_START else ["cold", "warm"]

@@ -228,6 +228,18 @@ def test_torch_format_without_an_error_file(tmp_path: Path) -> None:
     }
 
 
+def test_torch_format_of_a_hang_has_the_stack_of_the_rank_that_keeps_the_others_waiting(tmp_path: Path) -> None:
+    hung = {"exit_code": None, "exception": None, "traceback": None, "hung": True}
+    guilty = make_failure(**hung, reason="did not enter all_reduce; hung: no step for 4 s")
+    waits = make_failure(**hung, reason="hung: no step for 4 s", global_rank=0, collateral=True)
+    stacks = tuple(Stack(global_rank=rank, node=1, local_rank=0, text=f"stack of {rank}") for rank in (0, 3))
+    path = tmp_path / "error.json"
+    write_torch_error_file(make_report(guilty, waits, stacks=stacks), str(path))
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "rank 3 on node 1 (host-b) did not enter all_reduce; hung: no step for 4 s"
+    assert message["extraInfo"]["py_callstack"] == "stack of 3"
+
+
 def test_torch_format_keeps_what_the_worker_recorded(tmp_path: Path) -> None:
     own = {"message": {"message": "Own: text", "extraInfo": {"py_callstack": "s", "timestamp": "1", "more": 1}}, "x": 2}
     error_file = tmp_path / "worker.json"

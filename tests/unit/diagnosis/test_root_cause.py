@@ -204,3 +204,9 @@ def test_stacks_that_show_no_difference_blame_no_rank() -> None:
 def test_a_hang_is_not_blamed_on_a_rank_before_the_stacks_are_known() -> None:
     idle = see(1.0, 3, exit_code=None, hung=True, reason="hung: nothing written for 4 s").failure
     assert describe_failure(idle) == "the job hung: nothing written for 4 s"
+
+
+def test_a_hang_that_is_explained_names_its_rank() -> None:
+    reason = "did not enter all_reduce #6 of default_pg; hung: no step for 4 s"
+    idle = see(1.0, 3, exit_code=None, hung=True, reason=reason).failure
+    assert describe_failure(idle) == f"rank 3 on node {idle.node} ({idle.host}) {reason}"

@@ -61,6 +61,8 @@ class _Session:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         words = self._words
+        while words[Layout.TERMINAL] == Layout.TERMINAL_LENT:
+            time.sleep(_LOOK_S)  # the agent has not seen yet that the last loan has ended
         words[Layout.TERMINAL] = 0
         words[Layout.DEBUGGER] = Layout.DEBUGGER_WANTS
         while words[Layout.TERMINAL] == 0:

@@ -64,6 +64,17 @@ def test_the_builtin_stops_rank_0(tmp_path):
         assert "after 1 42" in program.text
 
 
+def test_a_breakpoint_in_a_loop_stops_in_each_turn(tmp_path):
+    """`continue` comes to the next one before the agent has seen that the last one is over."""
+    with agent(tmp_path, "0", "again") as program:
+        for _ in range(4):
+            program.expect(PROMPT.format(0))
+            program.type("c\n")
+        program.read_until(None)
+        assert program.wait() == 0, program.text
+        assert [f"turn {turn} of 0" in program.text for turn in range(3)] == [True] * 3
+
+
 def test_quit_ends_the_job_as_ctrl_c_does(tmp_path):
     with agent(tmp_path, "1", "600") as program:
         before = program.settings

@@ -1,4 +1,4 @@
-"""A breakpoint between two lines: of rank `argv[1]`, or the builtin's ("builtin"). Then it sleeps, or has talked."""
+"""A breakpoint between two lines: of rank `argv[1]`, or the builtin's ("builtin"). Then it sleeps, has talked, or meets more."""
 
 import os
 import pathlib
@@ -27,5 +27,8 @@ else:
     worker.breakpoint(int(sys.argv[1]))
 secret += 1
 print(f"after {rank} {secret}", flush=True)
+for turn in range(3 if then == "again" else 0):
+    breakpoint()
+    print(f"turn {turn} of {rank}", flush=True)
 if then.isdigit():
     time.sleep(int(then))

@@ -54,8 +54,14 @@ def test_both_programs_learn_of_a_failure(tmp_path: Path) -> None:
     assert run_nodes("fail", tmp_path) == ["WorkerFailed [(3, 1)]", "ValueError [(3, 1)]"]
 
 
-def test_the_job_continues_without_a_program_that_is_killed(tmp_path: Path) -> None:
-    assert run_nodes("lost", tmp_path) == [
+def test_closures_start_again_on_both_nodes(tmp_path: Path) -> None:
+    everything = {0: [0, 0, 0, 0], 1: [0, 0, 0, 1], 2: [1, 1, 1, 2], 3: [1, 1, 1, 3]}
+    assert run_nodes("forks", tmp_path) == [f"{everything} 1 True"] * 2
+
+
+@pytest.mark.parametrize("scenario", ["lost", "forks_lost"])
+def test_the_job_continues_without_a_program_that_is_killed(scenario: str, tmp_path: Path) -> None:
+    assert run_nodes(scenario, tmp_path) == [
         "['running 0\\n', 'running 1\\n']",
         "['running 2\\n', 'running 3\\n']",
         "['running 0\\n', 'running 1\\n']",

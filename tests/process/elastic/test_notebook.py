@@ -40,6 +40,12 @@ def test_output_in_the_cell_in_order_with_ranks_and_live_bars(tmp_path: Path) ->
     ], outcome.explain()
 
 
+def test_workers_have_the_files_and_not_the_kernels_sockets(tmp_path: Path) -> None:
+    outcome = run_notebook("inherit", tmp_path)
+    lines = ["(5, b'the text') {0: (0, b'the text'), 1: (0, b'the text')} []"]
+    assert outcome.stdout.splitlines() == lines, outcome.explain()
+
+
 def test_the_stop_button_stops_politely_then_kills_and_the_kernel_lives_on(tmp_path: Path) -> None:
     outcome = run_notebook("stop", tmp_path)
     lines = ["['KeyboardInterrupt'] 2", "['KeyboardInterrupt']", "{0: 0, 1: 1}"]

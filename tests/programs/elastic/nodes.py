@@ -59,6 +59,19 @@ def node_restart():
     print(dict(results), results.attempt)
 
 
+def node_forks():
+    """Closures: each program is the template of its own node's workers, also after a restart of all."""
+    rows = [NODE] * 3
+
+    def work():
+        rows.append(place()[0])
+        crash_once()
+        return rows
+
+    results = start(work, start_method="fork", max_restarts=1, all_results=True)
+    print(dict(results), results.attempt, rows == [NODE] * 3)
+
+
 def node_fail():
     try:
         start(fail)
@@ -69,6 +82,12 @@ def node_fail():
 def node_lost():
     """Node 1's program is killed. The job goes on with node 0."""
     print(dict(start(wait_for_file, ("go",), nodes="1:2", flags=["--rdzv-conf=last_call_timeout=60"])))
+
+
+def node_forks_lost():
+    """The same with closures: the workers of the next round are new forks of node 0's program."""
+    path = "go"
+    print(dict(start(lambda: wait_for_file(path), (), start_method="fork", nodes="1:2", flags=["--rdzv-conf=last_call_timeout=60"])))
 
 
 def node_replaced():
@@ -151,7 +170,7 @@ def run_both():
         return subprocess.Popen([sys.executable, __file__, SCENARIO, PORT, str(node)], stdout=subprocess.PIPE, text=True)
 
     nodes = [open_node(0), open_node(1)]
-    if SCENARIO in ("lost", "replaced"):
+    if SCENARIO in ("lost", "forks_lost", "replaced"):
         for node in nodes:
             print(sorted(node.stdout.readline() for _ in range(2)))
         nodes[1].kill()

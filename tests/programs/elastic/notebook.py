@@ -92,6 +92,32 @@ print(dict(fork(work, [1, 2, 3])))
     print(errors_of(kernel.run("assert isinstance(sys.last_value.__cause__, ValueError)")))
 
 
+def inherit(kernel):
+    """Workers have the program's files, and none of the sockets by which the kernel talks to its clients."""
+    kernel.run(SETUP)
+    found = kernel.run(
+        """
+import socket, stat, tempfile
+from ipykernel.kernelapp import IPKernelApp
+application = IPKernelApp.instance()
+ports = {getattr(application, f"{name}_port") for name in ("shell", "iopub", "stdin", "control", "hb")}
+file = tempfile.TemporaryFile()
+file.write(b"the text"); file.flush()
+def list_open():
+    open_ports = set()
+    for fd in range(3, 1000):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                name = socket.socket(fileno=os.dup(fd)).getsockname()
+                open_ports.add(name[1] if isinstance(name, tuple) else 0)
+        except OSError: pass
+    return len(open_ports & ports), os.pread(file.fileno(), 9, 0)
+print(list_open(), dict(fork(list_open)))
+"""
+    )
+    print(text_of(found).strip(), errors_of(found))
+
+
 def stop(kernel):
     kernel.run(SETUP)
     code = """

@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 from muster.agent.errors import UsageError
+from muster.elastic.fork import hazards
 from muster.elastic.fork.hazards import check_hazards
 
 
@@ -39,6 +40,20 @@ def test_devices_that_are_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     check_hazards()
     monkeypatch.delitem(sys.modules, "torch")
     check_hazards()
+
+
+def test_thread_pools_that_cannot_be_ended_are_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hazards, "end_thread_pools", lambda: False)
+    assert hazards.prepare_call(int, (), {}, 4).torch_threads == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("muster: torch's thread pool is in use and cannot be ended before the fork: workers ")
+    assert printed.err.count("\n") == 1
+    monkeypatch.setattr(hazards, "end_thread_pools", lambda: True)
+    assert hazards.prepare_call(int, (), {}, 4).torch_threads is None
+    assert capsys.readouterr().err == ""
 
 
 def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:

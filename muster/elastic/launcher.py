@@ -155,9 +155,10 @@ def start_function_server(
         raise UsageError(f"start_method={start_method!r}: allowed are {', '.join(START_METHODS)}")
     if start_method == "fork":
         from muster.elastic.fork.hazards import prepare_call
-        from muster.elastic.fork.tree import fork_tree
 
         call = prepare_call(entrypoint, args, kwargs, nproc)
+        from muster.elastic.fork.tree import fork_tree  # only where there are forks
+
         return WorkerServer(Payload(call_fd=-1, tracker_fd=-1), nproc, partial(fork_tree, call))
     return WorkerServer(build_payload(entrypoint, args, kwargs), nproc)
 

@@ -2,10 +2,14 @@
 
 The image must descend from the guard, or the guard would not adopt the workers' orphans; and it must be a fork of this
 program. So guard and agent begin as forks of this program, too, and exec once their child exists.
+
+By `posix`, not `os`, whose functions debuggers replace: debugpy has each Python process that is started connect to it,
+and a guard that waits for a debugger guards nothing. Workers are forked by `os.fork`, so that they can be debugged.
 """
 
 import contextlib
 import os
+import posix
 import signal
 import socket
 import sys
@@ -55,7 +59,7 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
         lease_fds = _guard.make_lease_fds()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # since Python 3.12 of threads, which are no hazard here, see `hazards`
-            pid = os.fork()
+            pid = posix.fork()
         if pid == 0:
             _run(lambda: _run_intermediate(_Tree(start=start, call=call, own_fds=own_fds, lease_fds=lease_fds)))
         with contextlib.suppress(ChildProcessError):  # another thread of the program has taken its status
@@ -77,7 +81,7 @@ def _run(body: Callable[[], object]) -> NoReturn:
 
 
 def _run_intermediate(tree: _Tree) -> NoReturn:
-    if os.fork() == 0:
+    if posix.fork() == 0:
         _run(lambda: _become_guard(tree))
     os._exit(0)
 
@@ -87,7 +91,7 @@ def _become_guard(tree: _Tree) -> None:
     _processes.become_subreaper()
     send_identity(tree.start.control, GUARD)
     _redirect(tree.start)
-    pid = os.fork()
+    pid = posix.fork()
     if pid == 0:
         _run(lambda: _become_agent(tree))
     kept = (tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds)
@@ -109,7 +113,7 @@ def _become_agent(tree: _Tree) -> None:
     _processes.set_death_signal(signal.SIGTERM)
     _processes.become_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
+    pid = posix.fork()
     if pid == 0:
         silence((ours.fileno(), tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds, *tree.own_fds))
         _run(lambda: run_image(theirs, agent_pid, tree.call))
@@ -130,4 +134,5 @@ def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_DFL)
     *interpreter, entry = start.python
     words = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
-    os.execvpe(words[0], words, dict(start.environ))  # noqa: S606  # no shell, on purpose
+    execute = posix.execve if os.sep in words[0] else os.execvpe
+    execute(words[0], words, dict(start.environ))  # no shell, on purpose

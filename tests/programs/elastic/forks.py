@@ -164,6 +164,15 @@ def usual():
         one.close()
 
 
+def debugged():
+    """A debugger listens, and has replaced what starts processes: workers connect to it, guard and agent must not."""
+    import debugpy
+
+    debugpy.listen(("127.0.0.1", 0))
+    print(dict(fork(lambda: (rank(), sys.gettrace() is not None))))
+    print(dict(fork(attempt)))
+
+
 def hazards():
     sys.modules["torch"] = torch = type(sys)("torch")
     torch.cuda = type(sys)("torch.cuda")

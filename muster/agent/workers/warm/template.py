@@ -17,6 +17,7 @@ import errno
 import gc
 import json
 import os
+import posix
 import signal
 import socket
 import sys
@@ -321,7 +322,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int) -> "socket.socket |
     go_read, go_write = os.pipe()
     began_s = time.monotonic()
     try:
-        intermediate = os.fork()
+        intermediate = posix.fork()  # a debugger replaces `os.fork`, and is for the workers only
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)

@@ -215,6 +215,18 @@ class TestContradictions:
         assert [request for request, *_ in answers(actions)] == [1]
         assert [each.kind for each in actions if isinstance(each, BeginDrain)] == [Layout.STOP]
 
+    def test_a_preemption_waits_on_when_a_person_is_told_of_a_late_checkpoint(self):
+        job = Job()
+        job.ask(AskKind.CHECKPOINT)
+        job.agree()
+        job.ask(AskKind.STOP, 2)
+        job.send(DrainAsked(id="0", round_number=job.number, reason="received SIGTERM", limit_s=5.0))
+        job.follow(0)
+        assert [request for request, *_ in answers(job.follow(1, LATE))] == [1, 2]
+        [begin] = [each for each in job.save(12) if isinstance(each, BeginDrain)]
+        assert (begin.kind, begin.limit_s, begin.is_asked) == (Layout.STOP, 5.0, False)
+        assert list(job.state.phase.drain.leaving) == ["0"]
+
     def test_a_preemption_ends_a_pause(self):
         job = Job()
         job.ask(AskKind.PAUSE)

@@ -1,6 +1,6 @@
 """What all ranks do at one step: they stop in a drain, or the drain is withdrawn as a whole; and they save. Pure.
 
-This is the leader's part.
+This is the leader's part. Over 400 lines: requests, the agreement and the answers all change one record, the drain.
 
 A rank asks `should_stop(i)` about rising steps, and waits once `i` has reached the ceiling of its node
 (`rendezvous.drain_ceiling`). Each member reports its ceiling and how far its ranks have asked. From then on none of its
@@ -81,7 +81,6 @@ SAVING_LIMIT = 4
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
 
-
 VERBS = ("stop", "save", "pause")
 """What the ranks do, by kind."""
 
@@ -106,9 +105,9 @@ def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision
             ids=(event.id,), round_number=state.round_number, drain=0, reason="too many drains in one round"
         )
         return state, (withdrawal,)
-    return _want_stop(
-        state, phase, WantedDrain(kind=Layout.STOP, reason=reason, limit_s=event.limit_s, leaving=(event.id,)), now_s
-    )
+    own = (event.id,)
+    wanted = WantedDrain(kind=Layout.STOP, reason=reason, limit_s=event.limit_s, leaving=own, preempted=own)
+    return _want_stop(state, phase, wanted, now_s)
 
 
 def on_asked(state: JobState, event: Asked, now_s: float) -> Decision:
@@ -169,14 +168,7 @@ def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s:
     if drain.kind == Layout.CHECKPOINT and drain.step is not None:
         if wanted.askers and not drain.askers:
             return state, _refuse_late(drain, wanted.askers)
-        queued = drain.queued
-        if queued is not None:
-            wanted = replace(
-                queued,
-                askers=(*queued.askers, *wanted.askers),
-                leaving=tuple(dict.fromkeys((*queued.leaving, *wanted.leaving))),
-            )
-        queued = wanted
+        queued = wanted if drain.queued is None else _merge_wanted(drain.queued, wanted)
         return replace(state, phase=replace(phase, drain=replace(drain, queued=queued))), ()
     line = f"the job is stopped instead ({wanted.reason})"
     state, ended = _end(state, phase, drain, Answer(outcome=AskOutcome.REFUSED, line=line), wanted.reason)
@@ -184,6 +176,17 @@ def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s:
         return state, ended
     state, begun = _begin(state, state.phase, wanted, now_s)
     return state, (*ended, *begun)
+
+
+def _merge_wanted(first: WantedDrain, second: WantedDrain) -> WantedDrain:
+    """Two stops that wait become one. Its limit is that of a preemption, if one of them is."""
+    kept = second if second.preempted and not first.preempted else first
+    return replace(
+        kept,
+        askers=(*first.askers, *second.askers),
+        leaving=tuple(dict.fromkeys((*first.leaving, *second.leaving))),
+        preempted=tuple(dict.fromkeys((*first.preempted, *second.preempted))),
+    )
 
 
 def _begin(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: float) -> Decision:
@@ -311,7 +314,8 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
     if drain.kind == Layout.CHECKPOINT:
         answer = replace(answer, line=f"{line}; they may still save")
     waits = () if queued is None else queued.askers
-    queued = None if waits else queued  # a person is told; a preemption has a limit of its own
+    if queued is not None and waits:  # a person is told; a preemption has a limit of its own
+        queued = replace(queued, askers=(), leaving=queued.preempted) if queued.preempted else None
     state = replace(state, phase=replace(phase, drain=replace(drain, askers=(), queued=queued)))
     return state, (*_answer(drain.askers, answer), *_refuse(waits, line))
 

@@ -65,6 +65,8 @@ class WantedDrain:
     """Empty: a preemption."""
     leaving: tuple[str, ...] = ()
     """Members that do not go on after a stop."""
+    preempted: tuple[str, ...] = ()
+    """Those among them that leave whatever persons are answered."""
 
 
 @record

@@ -125,6 +125,10 @@ class Env:
     """"1", set by the agent in its workers while it watches for hangs: what initialises a process group in them lets
     the agent read torch's flight recorder (`agent.workers.torch_hook`)."""
 
+    STACK_FILE: Final = "MUSTER_STACK_FILE"
+    """`NUMBER:PATH`, set by the agent beside `WATCHED` in workers that are no Python programs: Python programs below
+    them append their stacks to the file on the signal (`agent.workers.torch_backend`)."""
+
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one step."""
 

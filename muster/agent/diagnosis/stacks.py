@@ -89,6 +89,23 @@ def can_dump(pid: int) -> bool:
     return bool(caught) and fields.get("State", "Z")[0] not in "TtZX"
 
 
+def find_python(targets: Mapping[int, StackTarget]) -> dict[int, StackTarget]:
+    """Find the program below each worker that writes its stacks, where the worker is a shell or another command.
+
+    Args:
+        targets: the workers; those with nothing below them that catches the signal are kept.
+    """
+    from muster.agent.diagnosis.hang import read_sessions
+
+    sessions = read_sessions({target.pid: None for target in targets.values()})
+    found = dict(targets)
+    for local_rank, target in targets.items():
+        pids = (target.pid, *sorted(pid for pid, _ in sessions[target.pid]))  # a child has mostly a higher number
+        pid = next((each for each in pids if can_dump(each)), target.pid)
+        found[local_rank] = StackTarget(pid=pid, stack_file=target.stack_file)
+    return found
+
+
 class StackCollector:
     """Collects the stacks of several workers at once. Requests may overlap: each gets its own answer in its own limit.
 

@@ -7,7 +7,7 @@ from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, RankView, Stack
 from muster.agent.diagnosis.root_cause import add_early_exits
-from muster.agent.diagnosis.stacks import StackCollector, StackTarget
+from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node.actions import LocalFailure, WorkerStack
 from muster.agent.node.round_workers import RoundWorkers
@@ -15,6 +15,7 @@ from muster.agent.rendezvous.interface import Rendezvous
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import record, replace
+from muster.agent.workers.spec import ProgramKind
 
 TEXTS_LIMIT_S = 3.0
 """How long stacks may take: more than `StackCollector` allows, unless its files are on a disk that hangs."""
@@ -25,6 +26,7 @@ class Evidence:
 
     def __init__(self, config: AgentConfig, loop: Loop, logs: LogRouter, workers: RoundWorkers) -> None:
         self._host = config.node_name
+        self._is_command = config.program.kind is ProgramKind.COMMAND
         self._loop = loop
         self._clock = loop.clock
         self._logs = logs
@@ -118,9 +120,12 @@ class Evidence:
             stack_file = self._workers.streams[worker.local_rank].stack_file
             if stack_file is not None:
                 targets[worker.local_rank] = StackTarget(pid=worker.pid, stack_file=stack_file)
-        self._thread.submit(
-            lambda: self._stacks.collect(targets, lambda texts: self._thread.reply(lambda: finish(texts)))
-        )
+
+        def collect() -> None:
+            found = find_python(targets) if self._is_command else targets
+            self._stacks.collect(found, lambda texts: self._thread.reply(lambda: finish(texts)))
+
+        self._thread.submit(collect)
 
     def print_stacks(self, round: Round) -> None:  # noqa: A002
         """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from muster._contract import Env
 from muster._contract import StatusPageLayout as Layout
 from muster._processes import LINUX
 from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
@@ -20,7 +21,7 @@ from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
-from muster.agent.workers.spec import WorkerSpec, WorkerStarter
+from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter, get_stack_signal
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._guard import GuardLease
@@ -201,6 +202,8 @@ class RoundWorkers:
         streams = self.streams[local_rank] = self._logs.open_worker(formed, local_rank)
         placement = self._placements[local_rank] if self._placements else None
         env = build_worker_env(self._config, formed, local_rank, error_file=streams.error_file)
+        if self._config.program.kind is ProgramKind.COMMAND and streams.stack_file and Env.WATCHED in env:
+            env[Env.STACK_FILE] = f"{get_stack_signal() or 0}:{streams.stack_file}"
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),

@@ -88,7 +88,7 @@ def check_report(outcome: Outcome, log_dir: Path, expected: str, line: str | Non
 
 
 def test_the_guilty_rank_is_named_behind_a_wrapper(tmp_path: Path) -> None:
-    """A shell script, as with --no-python: no line, since the agent cannot ask a shell for its stack."""
+    """With --no-python: a shell script starts Python."""
     wrapper = tmp_path / "wrapper.sh"
     wrapper.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     wrapper.chmod(0o755)
@@ -96,7 +96,7 @@ def test_the_guilty_rank_is_named_behind_a_wrapper(tmp_path: Path) -> None:
     argv[argv.index(str(PROGRAM)) :] = [str(wrapper), sys.executable, str(PROGRAM), "sleeps", "1"]
     outcome = run_tree(argv)
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    check_report(outcome, tmp_path, ABSENT, None)
+    check_report(outcome, tmp_path, ABSENT, WAIT)
 
 
 def test_a_rank_that_exits_early_is_named_where_gloo_ends_the_wait(tmp_path: Path) -> None:

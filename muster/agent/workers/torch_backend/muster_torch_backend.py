@@ -1,8 +1,9 @@
 # ruff: noqa: INP001  # a folder on sys.path of its own, no package
 """What `import torch` calls in the Python programs below a `--no-python` worker: installs `workers.program`'s hook.
 
-This folder is on their PYTHONPATH while the agent watches for hangs; the metadata beside this file name it to torch
-(2.5 and later). Whatever fails leaves the program as it was: torch would refuse to be imported.
+And has the program write its stacks on the agent's signal. This folder is on their PYTHONPATH while the agent watches
+for hangs; the metadata beside this file name it to torch (2.5 and later). Whatever fails leaves the program as it was:
+torch would refuse to be imported.
 """
 
 import os
@@ -10,6 +11,8 @@ import sys
 
 _WATCHED = "MUSTER_WATCHED"
 """`_contract.Env.WATCHED`."""
+_STACK_FILE = "MUSTER_STACK_FILE"
+"""`_contract.Env.STACK_FILE`."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 
 
@@ -23,6 +26,8 @@ def hook() -> None:
         names = {"__name__": "program", "__file__": path, "__loader__": loader}
         exec(loader.get_code("program"), names)  # noqa: S102  # our own code
         names["hook_torch"]()
+        number, _, stack_file = os.environ.get(_STACK_FILE, "0:").partition(":")
+        names["enable_faulthandler"](int(number), stack_file, "")
     except Exception:  # noqa: BLE001, S110  # no sources, another program.py: all goes on without it
         pass
 

@@ -116,7 +116,7 @@ def _check_hang(request: JobRequest) -> None:
         if not 0 <= seconds < float("inf"):  # written so that NaN is refused too
             raise ComponentError(f"--hang_timeout {timeout} is neither auto nor a number of seconds; 0 means off")
         if seconds == 0 and action is not None:
-            raise ComponentError(f"--hang_action {action}: --hang_timeout is needed, too")
+            raise ComponentError(f"--hang_action {action} has no effect with --hang_timeout 0, which is never")
     if action not in (None, *_HANG_ACTIONS):
         raise ComponentError(f"--hang_action {action!r} is not one of {', '.join(_HANG_ACTIONS)}")
 

@@ -340,5 +340,5 @@ def parse_hang_timeout_s(values: FlagValues) -> float | None:
 def _choose_hang_action(values: FlagValues) -> str:
     action = values.choice("hang-action", _HANG_ACTIONS)
     if action is not None and parse_hang_timeout_s(values) is None:
-        raise UsageError(f"--hang-action {action}: --hang-timeout is needed, too")
+        raise UsageError(f"--hang-action {action} has no effect with --hang-timeout 0, which is never")
     return action or ("report" if parse_hang_timeout_s(values) == HANG_TIMEOUT_AUTO else "restart")

@@ -314,6 +314,13 @@ class TestLeader:
         assert job.ask()[0].drain == 2, "late reports of the first one do not count for the second"
         assert job.report(1, report(6, (5, 1)), drain=1) == []
 
+    def test_ranks_that_never_ask_are_named_as_such(self):
+        job = Job()
+        job.ask()
+        for index in range(3):
+            actions = job.report(index, DrainReport(ceiling=0, has_silent=True))
+        assert actions[0].reason == "no rank has called should_stop yet"
+
     def test_a_failure_ends_the_round_and_the_drain_with_it(self):
         job = Job(min_nodes=2)
         job.ask()

@@ -445,10 +445,16 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
     reports = [report for each, report in drain.reports.items() if each not in phase.succeeded]
     step = choose_step(reports)
     if step is None:
-        return _withdraw(state, phase, drain, NO_COMMON_STEP)
+        return _withdraw(state, phase, drain, _explain_no_step(reports, drain.kind))
     commit = CommitDrain(ids=tuple(state.assignments), round_number=state.round_number, drain=drain.number, step=step)
     line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s, drain.kind)
     return replace(state, phase=replace(phase, drain=replace(drain, step=step))), (commit, Notify(text=line))
+
+
+def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
+    from muster.agent.rendezvous.drain_ceiling import ASKING_FUNCTIONS  # only here
+
+    return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank has called {ASKING_FUNCTIONS[kind]} yet"
 
 
 def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str) -> Decision:

@@ -40,6 +40,8 @@ class LateRank:
     """The last that it has reported; None: none."""
     silent_s: float | None
     """Since then."""
+    role: str = ""
+    """Where several roles were asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class RankStack:
 
     global_rank: int
     text: str
+    role: str = ""
+    """Where several roles were asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +128,10 @@ def merge_answers(answers: Mapping[str, Answer]) -> Answer:
         return next(iter(answers.values()))
     worst = max(answers.values(), key=lambda answer: answer.exit_code)
     line = "; ".join(f"{role}: {answer.line}" for role, answer in answers.items())
-    stacks = tuple(stack for answer in answers.values() for stack in answer.stacks)
-    return replace(worst, line=line, stacks=stacks, ranks=sum(answer.ranks for answer in answers.values()))
+    stacks = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.stacks)
+    late = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.late)
+    ranks = sum(answer.ranks for answer in answers.values())
+    return replace(worst, line=line, stacks=stacks, late=late, ranks=ranks)
 
 
 def count_nodes(nodes: int) -> str:

@@ -29,13 +29,13 @@ def print_error(error: ControlError, *, as_json: bool) -> int:
 
 
 def format_stacks(stacks: tuple[RankStack, ...]) -> Iterator[str]:
-    """Stacks by rank, equal ones once. Thread ids, in which all processes differ, do not count."""
-    groups: dict[str, list[RankStack]] = {}
+    """Stacks by role and rank, equal ones once. Thread ids, in which all processes differ, do not count."""
+    groups: dict[tuple[str, str], list[RankStack]] = {}
     for stack in stacks:
-        groups.setdefault(_remove_thread_ids(stack.text), []).append(stack)
-    for group in groups.values():
+        groups.setdefault((stack.role, _remove_thread_ids(stack.text)), []).append(stack)
+    for (role, _), group in groups.items():
         names = ", ".join(str(stack.global_rank) for stack in group)
-        yield f"stacks of {'rank' if len(group) == 1 else 'ranks'} {names}:"
+        yield f"stacks of {f'{role}, ' if role else ''}{'rank' if len(group) == 1 else 'ranks'} {names}:"
         yield from (f"  {line}" for line in group[0].text.splitlines())
 
 

@@ -122,12 +122,12 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
     began_s = time.monotonic()
     folder.write_request("cancel")  # for the next supervisor, if this one dies
-    if not folder.send_request(f"{DRAIN_WORD}{limit_s + DRAIN_MARGIN_S:g}"):
+    jobs = sum(role.runs_agent for role in spec.roles)  # asked one after the other
+    if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
         client.read_app(folder)
     _wait_recorded(folder)
-    has_agents = any(role.runs_agent for role in spec.roles)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
-    asked = ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if has_agents else none
+    asked = ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
     if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
         return replace(asked, line=f"{asked.line}: stopped at a common step")
     folder.send_request("cancel")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from muster._contract import AskOutcome
-from muster._control import Answer, ControlError, ExitCode, RankStack
+from muster._control import Answer, ControlError, ExitCode, LateRank, RankStack, merge_answers
 from muster.cli import answers, operations, prune
 from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options
@@ -130,6 +130,26 @@ def test_equal_stacks_are_printed_once():
         "    a",
         "stacks of rank 2:",
         "  b",
+    ]
+
+
+def test_roles_are_told_apart():
+    """Each has a rank 0."""
+    stack = RankStack(global_rank=0, text="a")
+    late = LateRank(global_rank=0, step=4, silent_s=None)
+    merged = merge_answers(
+        {
+            "actor": Answer(outcome=AskOutcome.LATE, line="rank 0 is late", ranks=1, stacks=(stack,), late=(late,)),
+            "learner": Answer(outcome=AskOutcome.DONE, line="saved", ranks=2, stacks=(stack,)),
+        }
+    )
+    assert (merged.outcome, merged.line) == (AskOutcome.LATE, "actor: rank 0 is late; learner: saved")
+    assert [(each.role, each.global_rank) for each in merged.late] == [("actor", 0)]
+    assert list(answers.format_stacks(merged.stacks)) == [
+        "stacks of actor, rank 0:",
+        "  a",
+        "stacks of learner, rank 0:",
+        "  a",
     ]
 
 

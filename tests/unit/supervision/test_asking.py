@@ -1,10 +1,12 @@
 """An app that is asked for something, while another shell deletes it or its supervisor cannot go on."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from muster._control import ControlError, ExitCode
+from muster._contract import AskOutcome
+from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.machine import Machine
@@ -29,6 +31,21 @@ def folder(tmp_path):
     folder = AppFolder(spec.folder)
     folder.create(spec)
     return folder
+
+
+def test_every_role_has_the_whole_limit(folder, monkeypatch):
+    """Roles are asked one after the other; the supervisor must not end the second while it saves."""
+    two = replace(folder.read_spec(), roles=(PLAN, replace(PLAN, name="s")))
+    record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
+    requests = []
+    monkeypatch.setattr(asking, "read_running", lambda folder: (two, record))
+    monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
+    monkeypatch.setattr(asking, "_wait_recorded", lambda folder: None)
+    done = Answer(outcome=AskOutcome.DONE, line="stopped")
+    monkeypatch.setattr(asking, "ask_roles", lambda *_: done)
+    monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
+    asking.stop_app(folder, 60.0, answer_nothing)
+    assert requests == [f"drain:{120 + asking.DRAIN_MARGIN_S:g}"]
 
 
 def answer_nothing(spec, replica, words, limit_s):

@@ -80,7 +80,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     _check_right(resources, ref, parents)
     began_s = time.monotonic()
     for parent in parents:
-        _record_stop(resources, ref, parent, limit_s)
+        _record_stop(resources, ref, parent, len(parents) * limit_s)  # one role is asked after the other
     try:
         asked = _ask_roles(resources, ref, parents, AskKind.STOP, limit_s)
     except ControlError as error:  # it runs no agents

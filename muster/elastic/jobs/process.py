@@ -216,8 +216,10 @@ class AgentProcess:
 
 def _spawn(start: AgentStart) -> None:
     fds = (start.control.fileno(), start.caller_fd)
+    # debugpy makes every Python process that is started wait for a debugger, and knows it by its first word.
+    disguise = ["env"] if "pydevd" in sys.modules else []
     starter = subprocess.Popen(
-        [*start.python, DRIVEN_FLAG, *map(str, fds), start.folder, *start.flags],
+        [*disguise, *start.python, DRIVEN_FLAG, *map(str, fds), start.folder, *start.flags],
         env=start.environ,
         stdin=subprocess.DEVNULL,
         stdout=start.stdout_fd,

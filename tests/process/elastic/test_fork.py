@@ -74,7 +74,9 @@ def test_tracers_sockets_and_files_are_no_hazard(tmp_path: Path) -> None:
 def test_a_debugger_is_no_hazard(tmp_path: Path) -> None:
     pytest.importorskip("debugpy")
     outcome = run_forks("debugged", "-X", "frozen_modules=off", folder=tmp_path)
-    assert outcome.stdout.splitlines() == ["{0: (0, True), 1: (1, True)}", "{0: 0, 1: 0}"], outcome.explain()
+    assert outcome.stdout.splitlines() == ["{0: (0, True), 1: (1, True)}", "{0: 0, 1: 0}", "2 processes"], (
+        outcome.explain()
+    )
 
 
 def test_hazards_are_one_line(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """What follows each answer to the question at Ctrl-C."""
 
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 
 from muster._contract import AskKind, AskOutcome
-from muster.agent.control.question import Then, choose_next, parse_choice
+from muster.agent.control import question
+from muster.agent.control.question import REQUEST, InterruptQuestion, Then, choose_next, parse_choice
+from muster.agent.rendezvous.consensus.actions import Answer
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,24 @@ def test_a_job_that_is_to_continue_does(outcome):
 )
 def test_what_was_typed(typed, choice):
     assert parse_choice(typed) == choice
+
+
+def test_without_a_process_that_reads_ctrl_c_has_its_ordinary_effect(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise BlockingIOError("no processes left")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    monkeypatch.setattr(question.os, "isatty", lambda _fd: True)
+    calls = []
+    logs = SimpleNamespace(
+        print_line=lambda _line: None,
+        hold_console=lambda: calls.append("hold"),
+        release_console=lambda: calls.append("release"),
+        is_console_held=True,
+    )
+    asked = InterruptQuestion(
+        None, logs, ask=lambda *request: calls.append(request[1]), interrupt=lambda: calls.append("interrupt")
+    )
+    assert asked.handle_interrupt(may_ask=True)
+    asked.handle_answer((REQUEST,), Answer(outcome=AskOutcome.DONE, line="all ranks wait"))
+    assert calls == [AskKind.PAUSE, "hold", "release", "interrupt"]

@@ -139,9 +139,14 @@ class InterruptQuestion:
             self._timer = self._loop.call_later(_HELD_S, self._read_when_held)
             return
         # The agent is in the background of its terminal, and would be stopped if it read. A session of its own may.
-        self._reader = subprocess.Popen(
-            [sys.executable, "-IS", "-c", _READ], stdout=subprocess.PIPE, start_new_session=True
-        )
+        try:
+            self._reader = subprocess.Popen(
+                [sys.executable, "-IS", "-c", _READ], stdout=subprocess.PIPE, start_new_session=True
+            )
+        except OSError:  # no processes or descriptors left: nothing can be typed
+            self.close()
+            self._interrupt()
+            return
         self._loop.watch_readable(self._get_pipe(self._reader).fileno(), self._on_typed)
 
     def _on_typed(self) -> None:

@@ -4,6 +4,7 @@ The agents' side of it is `agent.rendezvous.consensus.actions.Answer`: the same 
 """
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
@@ -120,6 +121,28 @@ def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, non
             why = lines[-1] if lines else f"its command exited with {code}"
             return Answer(outcome=AskOutcome.LOST, line=f"{node} cannot be asked: {why}")
     return Answer(outcome=AskOutcome.LOST, line=none)
+
+
+def call_limited(call: Callable[[], T], limit_s: float) -> T:
+    """Call something that has no limit of its own: a client library whose server may never answer.
+
+    Raises:
+        TimeoutError: it goes on in its thread; what it returns is dropped.
+    """
+    from concurrent.futures import Future, wait  # programs with `Events` import this module, too
+
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised by the thread that waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="muster-ask", daemon=True).start()
+    if not wait([future], limit_s).done:
+        raise TimeoutError(f"no response in {limit_s:g} s")
+    return future.result()
 
 
 def merge_answers(answers: Mapping[str, Answer]) -> Answer:

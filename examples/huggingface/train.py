@@ -20,7 +20,7 @@ from muster import worker  # noqa: E402
 
 
 class Sequences(torch.utils.data.Dataset):
-    """Numbers that count up, from a random one on."""
+    """Numbers that count up, each sequence from another one on."""
 
     def __len__(self) -> int:
         """How many."""

@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=500)
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(options, device)
     gc.collect()  # the model goes before its process group: one that outlives it may wait for ever (torch 2.13, gloo)

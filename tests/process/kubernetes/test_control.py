@@ -116,7 +116,7 @@ def test_a_server_that_does_not_shake_hands_is_given_up():
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(60)
-    assert errors == ["cannot run a command in pod/p: TimeoutError: the API server did not respond within 0.2 s"]
+    assert errors == ["cannot run a command in pod/p: TimeoutError: no response in 0.2 s"]
 
 
 def test_a_stop_is_recorded_before_it_is_asked_for(cluster, scheduler, app):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from muster._control import NO_AGENT
+from muster._control import NO_AGENT, call_limited
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
@@ -22,8 +22,7 @@ class NodeAsker:
         self._engine = engine
 
     def __call__(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
-        """Run the words in the replica's container. The agent's command has a limit of its own, near `limit_s`."""
-        del limit_s
+        """Run the words in the replica's container."""
         request = AppRequest.from_json(spec.details["request"])
         command = next(each.command for each in request.containers if each.key == (replica.role, replica.index))
         labels = {**request.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
@@ -31,6 +30,8 @@ class NodeAsker:
         if not running:
             return NO_AGENT, "", "its container does not run"
         try:
-            return self._engine.run_inside(running[0], build_ask_command(command, words))
+            return call_limited(lambda: self._engine.run_inside(running[0], build_ask_command(command, words)), limit_s)
         except (NotFound, Conflict) as error:  # it has ended meanwhile
             return NO_AGENT, "", str(error)
+        except TimeoutError as error:  # it was paused meanwhile, or the engine hangs
+            return 1, "", str(error)

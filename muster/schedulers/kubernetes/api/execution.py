@@ -6,14 +6,12 @@ where the rest of a TLS record may be in the connection's own buffer already, an
 """
 
 import json
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from muster._control import call_limited
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
@@ -48,14 +46,18 @@ def run_in_pod(
         EngineError: the server accepts neither account nor command; without the right the line names it.
         Unreachable: the container does not run, or there was no response within the limit.
     """
+    from kubernetes.stream.ws_client import create_websocket
     from websocket import WebSocketBadStatusException, WebSocketException
 
     what = f"pod/{pod}"
     path = f"{POD.build_path(namespace, pod)}/exec"
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in command)]
     url = f"ws{connection.host.removeprefix('http')}{path}?{urlencode(query)}"
+    headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
     try:
-        socket = _connect(connection, url, min(limit_s, HANDSHAKE_LIMIT_S))
+        socket = call_limited(
+            lambda: create_websocket(connection.configuration, url, headers), min(limit_s, HANDSHAKE_LIMIT_S)
+        )
     except WebSocketBadStatusException as error:
         refusal = Refusal.parse(error.status_code, error.resp_body or b"")
         explained = explain(refusal, verb="run a command in", what=what, path=path, origin=connection.origin)
@@ -68,26 +70,6 @@ def run_in_pod(
         return _read(socket, what, limit_s)
     finally:
         socket.shutdown()  # `close` does nothing once the server has closed
-
-
-def _connect(connection: Connection, url: str, limit_s: float) -> Any:
-    """The client library's websocket, which has no limit of its own: so it connects in a thread."""
-    from kubernetes.stream.ws_client import create_websocket
-
-    headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
-    future: Future[Any] = Future()
-
-    def connect() -> None:
-        try:
-            future.set_result(create_websocket(connection.configuration, url, headers))
-        except BaseException as error:  # noqa: BLE001  # raised by the thread that waits
-            future.set_exception(error)
-
-    threading.Thread(target=connect, name="muster-exec", daemon=True).start()
-    try:
-        return future.result(limit_s)
-    except FutureTimeout:
-        raise TimeoutError(f"the API server did not respond within {limit_s:g} s") from None
 
 
 def _read(socket: Any, what: str, limit_s: float) -> tuple[int, str, str]:

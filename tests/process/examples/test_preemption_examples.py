@@ -39,6 +39,8 @@ def start(script: str, folder: Path, steps: int) -> Tree:
     command = [
         *agent,
         *PRELOADED.get(script, ()),
+        "--hang-timeout",
+        "auto",
         "--log-dir",
         str(folder / "logs"),
         "--tee",
@@ -58,6 +60,7 @@ def run_to_end(script: str, folders: list[Path], steps: int) -> list[Outcome]:
         trees = [stack.enter_context(start(script, folder, steps)) for folder in folders]
         outcomes = [tree.wait(LIMIT_S) for tree in trees]
     for outcome in outcomes:
+        assert not re.search("hung|did not enter", outcome.stderr), outcome.explain()  # the watch raises no false alarm
         assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     return outcomes
 

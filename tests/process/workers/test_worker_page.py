@@ -51,6 +51,26 @@ def test_a_command_reports_steps_too() -> None:
     expect_step(run_tree(build_command("--no-python", sys.executable, str(PROGRAM), "raise")))
 
 
+NO_MEMORY = """
+import errno, os, sys
+def allocate(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+os.posix_fallocate = allocate
+from muster.agent.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_without_memory_for_a_page_one_line_says_so_and_the_job_runs(start: str) -> None:
+    command = build_command(str(PROGRAM), "where", start=start)
+    outcome = run_tree([sys.executable, "-c", NO_MEMORY, *command[3:]])
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.count("managed False") == 2, outcome.explain()
+    line = "no status page ([Errno 28] No space left on device): steps of muster.worker are not shown or agreed on"
+    assert " ".join(outcome.stderr.split()).count(line) == 1, outcome.explain()
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_stacks_on_request_come_with_the_steps(start: str) -> None:
     with Tree(build_command("--tee", "3", str(PROGRAM), "waits", start=start)) as tree:

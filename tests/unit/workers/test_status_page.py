@@ -1,5 +1,6 @@
 """`muster.worker` and the agent's side of the status page, in one process: what one writes the other reads."""
 
+import errno
 import importlib
 import os
 import random
@@ -324,6 +325,21 @@ def test_a_worker_cannot_cut_the_page(page):
     path = page.build_env(0)[Env.STATUS_PAGE].rsplit(":", 2)[0]
     with open(path, "r+b") as file, pytest.raises(OSError, match="not permitted"):
         file.truncate(0)
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "posix_fallocate"])
+def test_without_memory_there_is_no_page_and_no_descriptor_is_left(monkeypatch, call):
+    """Memory that is missing later would end the worker that touches it (SIGBUS)."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def is_full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, is_full)
+    with pytest.raises(OSError, match="No space left"):
+        StatusPage(nproc=2, round_number=1, attempt=0)
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_page_closes_once_and_frees_its_descriptor(page):

@@ -12,9 +12,10 @@ PROGRAMS = Path(__file__).parents[2] / "programs" / "elastic"
 pytestmark = pytest.mark.timeout(200)
 
 
-def run_forks(scenario: str, *flags: str, folder: Path, program: str = "forks.py") -> Outcome:
+def run_forks(scenario: str, *flags: str, folder: Path, program: str = "forks.py", settle_s: float = 1.0) -> Outcome:
     env = {**os.environ, "TMPDIR": str(folder)}
-    outcome = run_tree([sys.executable, *flags, str(PROGRAMS / program), scenario], env=env, cwd=folder, timeout_s=150)
+    words = [sys.executable, *flags, str(PROGRAMS / program), scenario]
+    outcome = run_tree(words, env=env, cwd=folder, timeout_s=150, settle_s=settle_s)
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     return outcome
@@ -73,7 +74,7 @@ def test_tracers_sockets_and_files_are_no_hazard(tmp_path: Path) -> None:
 
 def test_a_debugger_is_no_hazard(tmp_path: Path) -> None:
     pytest.importorskip("debugpy")
-    outcome = run_forks("debugged", "-X", "frozen_modules=off", folder=tmp_path)
+    outcome = run_forks("debugged", "-X", "frozen_modules=off", folder=tmp_path, settle_s=30.0)  # debugpy's adapter
     assert outcome.stdout.splitlines() == ["{0: (0, True), 1: (1, True)}", "{0: 0, 1: 0}", "2 processes"], (
         outcome.explain()
     )

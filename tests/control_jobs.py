@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from harness import wait_until
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
+from muster import _processes
 from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -73,11 +75,29 @@ class Job:
         found = sorted(self.state.path.rglob("combined.log"))
         return "\n".join(f"--- {path}\n{path.read_text()[-4000:]}" for path in found)
 
-    def wait_for_line(self, text: str) -> None:
-        wait_until(lambda: text in self.read_console(), timeout_s=READY_S, what=f"{text!r}\n{self.read_console()}")
+    def wait_for_line(self, text: str, times: int = 1) -> None:
+        wait_until(
+            lambda: self.read_console().count(text) >= times, timeout_s=READY_S, what=f"{text!r}\n{self.read_console()}"
+        )
+
+    def wait_counting(self, starts: int) -> None:
+        """So many ranks have counted, those of earlier rounds with them."""
+        wait_until(
+            lambda: (
+                sum(path.read_text().count(" counts\n") for path in self.state.path.rglob("combined.log")) >= starts
+            ),
+            timeout_s=END_S,
+            what=f"{starts} starts of ranks\n{self.read_console()}",
+        )
 
     def pid_of(self, rank: int) -> int:
         return int((self.folder / f"pid{rank}").read_text())
+
+    def kill_agent(self, node: int) -> None:
+        """SIGKILL; the supervisor starts the node again."""
+        guard = list(self.state.read_record().handles.values())[node]["pid"]
+        [agent] = [pid for pid, parent in _processes.list_parents().items() if parent == guard]
+        os.kill(agent, signal.SIGKILL)
 
     def count_starts(self) -> list[int]:
         record = self.state.read_record()
@@ -112,6 +132,12 @@ def start_job(tmp_path: Path, *words: str, **more) -> Iterator[Job]:
             scheduler.delete(app_id)
     finally:
         scheduler.close()
+
+
+def continue_process(pid: int) -> None:
+    """Continue a process that was stopped, if the end of its round has not ended it already."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def begin(*words: str) -> "subprocess.Popen[str]":

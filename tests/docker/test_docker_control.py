@@ -23,19 +23,27 @@ def muster(*words):
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=170)
 
 
-def start(apps, *words):
+def start(apps, *words, **more):
     app: AppDef = dist.ddp(
-        *("/tmp", "100000", *words), script="control_steps.py", j="2x2", image=IMAGE, name="job", start="cold"
+        *("/tmp", "100000", *words), script="control_steps.py", j="2x2", image=IMAGE, name="job", start="cold", **more
     )
     app_id = apps.run(app, workspace=str(PROGRAMS))
     role = apps.containers(app_id)[0].labels["io.muster.role"]
 
-    def count_ready():
-        lines = [line for replica in range(2) for line in apps.logs(app_id, role=role, replica=replica)]
-        return sum("counts" in line for line in lines) >= 4
-
-    wait_until(count_ready, timeout_s=120, what="all ranks to count steps")
+    wait_counting(apps, app_id, role, 4)
     return app_id, f"docker://test/{app_id}", role
+
+
+def read_lines(apps, app_id, role):
+    return [line for replica in range(2) for line in apps.logs(app_id, role=role, replica=replica)]
+
+
+def wait_counting(apps, app_id, role, starts):
+    wait_until(
+        lambda: sum("counts" in line for line in read_lines(apps, app_id, role)) >= starts,
+        timeout_s=120,
+        what=f"{starts} ranks to count steps",
+    )
 
 
 def start_elastic(apps, **cfg):
@@ -118,3 +126,31 @@ def test_an_elastic_job_shrinks_and_grows(apps):
     assert apps.wait(app_id).state.name == "SUCCEEDED"  # although a node was taken away
     assert apps.containers(app_id) == []
     assert muster("resize", handle, "2").returncode == 4
+
+
+def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
+    app_id, handle, role = start(apps, max_retries=2)
+
+    program = "import os, signal; os.kill(int(open('/tmp/pid3').read()), signal.SIGSTOP)"
+    apps.inside(app_id, f'python3 -c "{program}"', role=role, replica=1)
+    late = muster("pause", handle, "--limit", "2", "--json")
+    assert late.returncode == 5, show(apps, app_id, role, late)
+    assert 3 in [rank["global_rank"] for rank in json.loads(late.stdout)["late"]], late.stdout
+
+    words = [sys.executable, "-m", "muster", "checkpoint", handle, "--limit", "100"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
+        try:
+            agreed = "muster checkpoint: all ranks"
+            wait_until(lambda: agreed in "".join(read_lines(apps, app_id, role)), timeout_s=120, what=agreed)
+            [leader] = apps.containers(app_id, role=role, replica=0)
+            leader.kill()  # the end of the round ends rank 3, too
+            said, _ = asking.communicate(timeout=150)
+        finally:
+            asking.kill()
+    assert asking.returncode == 6, f"{said}\n{show(apps, app_id, role)}"
+    wait_counting(apps, app_id, role, 8)  # the job goes on with a new leader
+    wait_until(lambda: muster("checkpoint", handle).returncode == 0, timeout_s=120, what=show(apps, app_id, role))
+    deleted = muster("delete", handle)
+    assert (deleted.returncode, deleted.stdout) == (0, ""), deleted.stderr
+    assert apps.containers(app_id) == []
+    assert muster("delete", handle).returncode == 3

@@ -6,10 +6,8 @@ import signal
 import sys
 
 import pytest
-from control_jobs import begin, finish, muster, start_job
+from control_jobs import END_S, begin, continue_process, finish, muster, start_job
 from harness import wait_until
-
-from muster import _processes
 
 pytestmark = [
     pytest.mark.torchx,
@@ -117,14 +115,50 @@ def test_the_leader_is_lost_during_a_stop(tmp_path):
         os.kill(job.pid_of(3), signal.SIGSTOP)
         stopping = begin("stop", job.handle, "--limit", "100")
         job.wait_for_line("muster stop: all ranks stop at step")
-        guard = next(iter(job.state.read_record().handles.values()))["pid"]
-        [agent] = [pid for pid, parent in _processes.list_parents().items() if parent == guard]
-        os.kill(agent, signal.SIGKILL)
+        job.kill_agent(0)
         stopped = finish(stopping)
         assert stopped.code == 0, job.explain(stopped)
         assert "so all replicas got SIGTERM at once and have ended" in stopped.stdout, job.explain(stopped)
         assert re.match(r"the (agent that was asked ended|round ended)", stopped.stdout), job.explain(stopped)
         assert (job.wait_ended(), job.count_starts()) == ("CANCELLED", [1, 1]), job.read_console()
+
+
+@pytest.mark.parametrize("command", ["checkpoint", "pause"])
+def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path, command):
+    """The person is told, nothing of it stays, and the next request is done."""
+    with start_job(tmp_path) as job:
+        hanging = job.pid_of(3)
+        os.kill(hanging, signal.SIGSTOP)
+        try:
+            asking = begin(command, job.handle, "--limit", "100")
+            job.wait_for_line(f"muster {command}: all ranks")
+            job.kill_agent(0)
+        finally:
+            continue_process(hanging)
+        lost = finish(asking)
+        assert (lost.code, lost.stdout) == (6, ""), job.explain(lost)
+        assert re.match(r"the (agent that was asked ended|round ended|leader)", lost.stderr), job.explain(lost)
+        job.wait_counting(8)
+        assert muster("resume", job.handle).code == 1, job.explain(lost)  # it is not paused
+        wait_until(lambda: muster("checkpoint", job.handle).code == 0, timeout_s=END_S, what=job.explain(lost))
+        assert job.describe() == "RUNNING", job.explain(lost)
+
+
+def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
+    with start_job(tmp_path, nodes=1, nproc=1) as job:
+        pid = job.pid_of(0)
+        deleted = muster("delete", job.handle)
+        assert (deleted.code, deleted.stdout, deleted.stderr) == (0, "", ""), deleted.explain()
+        assert not job.state.path.exists()
+        assert not os.path.exists(f"/proc/{pid}")
+        unknown = muster("delete", job.handle)
+        assert (unknown.code, unknown.stderr) == (3, f"muster: detached knows no app {job.app_id!r}\n")
+    (tmp_path / "second").mkdir()
+    with start_job(tmp_path / "second", nodes=1, nproc=1) as job:
+        assert muster("stop", job.handle).code == 0, job.explain()
+        assert job.state.path.exists()
+        assert muster("delete", job.handle, "--json").code == 0
+        assert not job.state.path.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """`muster` on apps of a cluster: over the websocket of `pods/exec`, against the double of the API server."""
 
 import json
+import os
+import signal
 import socket
 import threading
 
 import pytest
+from control_jobs import continue_process, start_job
 from torchx import specs
 
 from muster._contract import AskKind, AskOutcome
@@ -14,6 +17,8 @@ from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
+from muster.schedulers.local.scheduler import ask_node
+from muster.schedulers.supervision.state import ReplicaId
 
 pytestmark = pytest.mark.torchx
 
@@ -197,6 +202,65 @@ def submit_elastic(scheduler):
         name="t", image="i", entrypoint="python3", args=args, num_replicas=3, min_replicas=1, resource=resource
     )
     return scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+
+
+def test_delete(cluster, scheduler, app):
+    handle = f"kubernetes://torchx/{app}"
+    operations.delete(handle)
+    assert [
+        plural for _, _, plural, _ in cluster.objects if plural in ("jobs", "services", "configmaps", "secrets")
+    ] == []
+    with pytest.raises(ControlError, match="kubernetes knows no app") as error:
+        operations.delete(handle)
+    assert error.value.exit_code is ExitCode.UNKNOWN
+
+
+def test_a_running_agent_behind_the_exec(cluster, scheduler, app, tmp_path, monkeypatch):
+    """What passes through the websocket is what agents of a job of two nodes answer."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    cluster.allowed = RIGHTS
+    with start_job(tmp_path) as job:
+        spec = job.state.read_spec()
+
+        def run(pod, command):
+            code, output, errors = ask_node(spec, ReplicaId("r", 0), command[2:], 150.0)
+            return code, output.encode(), errors.encode()
+
+        cluster.run_command = run
+        saved = scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0)
+        assert (saved.outcome, saved.ranks) == (AskOutcome.DONE, 4), f"{saved}\n{job.explain()}"
+        assert job.read_console().count(f"saves at step {saved.step}\n") == 4, job.explain()
+        assert scheduler.ask_app(app, AskKind.PAUSE, 60.0).outcome is AskOutcome.DONE, job.explain()
+        assert scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).exit_code is ExitCode.REFUSED, job.explain()
+        stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
+        assert [stack.global_rank for stack in stacks.stacks] == [0, 1, 2, 3], job.explain()
+        assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
+
+        hanging = job.pid_of(3)
+        os.kill(hanging, signal.SIGSTOP)
+        try:
+            late = scheduler.ask_app(app, AskKind.PAUSE, 2.0)
+            assert late.exit_code is ExitCode.LATE, f"{late}\n{job.explain()}"
+            assert 3 in [rank.global_rank for rank in late.late], f"{late}\n{job.explain()}"
+            answers = []
+            asking = threading.Thread(
+                target=lambda: answers.append(scheduler.ask_app(app, AskKind.CHECKPOINT, 100.0)), daemon=True
+            )
+            asking.start()
+            job.wait_for_line("muster checkpoint: all ranks", times=2)
+            job.kill_agent(0)
+        finally:
+            continue_process(hanging)
+        asking.join(150)
+        assert [answer.exit_code for answer in answers] == [ExitCode.LOST], f"{answers}\n{job.explain()}"
+
+        job.wait_counting(8)
+        stopped = scheduler.stop_app(app, 60.0)
+        assert stopped.line.endswith(": stopped at a common step"), f"{stopped}\n{job.explain()}"
+    assert scheduler.describe(app).state.name == "CANCELLED"
+    with pytest.raises(ControlError, match="has ended already"):
+        scheduler.ask_app(app, AskKind.PAUSE, 60.0)
 
 
 def test_an_unknown_app(cluster):

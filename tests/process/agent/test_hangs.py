@@ -121,10 +121,11 @@ def wait_for(tree: Tree, *texts: str) -> None:
         tree.wait_for_line(re.escape(text), stream="stderr", timeout_s=120)
 
 
-def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(start: str, tmp_path: Path) -> None:
     """Rank 2 is on the other node than the leader, which prints the page; each node prints it on request."""
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "pair"]
-    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", "--nproc-per-node", "2", *where]
+    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", "--nproc-per-node", "2", *where, "--start", start]
     flags = ["--hang-timeout", "4", "--hang-action", "report", "--shutdown-timeout", "2", "--log-dir", str(tmp_path)]
     with contextlib.ExitStack() as stack:
         trees = [

@@ -148,7 +148,8 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
     with start_job(tmp_path, nodes=1, nproc=1) as job:
         pid = job.pid_of(0)
         deleted = muster("delete", job.handle)
-        assert (deleted.code, deleted.stdout, deleted.stderr) == (0, "", ""), deleted.explain()
+        line = f"{job.app_id} is removed, with its logs\n"
+        assert (deleted.code, deleted.stdout, deleted.stderr) == (0, line, ""), deleted.explain()
         assert not job.state.path.exists()
         assert not os.path.exists(f"/proc/{pid}")
         unknown = muster("delete", job.handle)

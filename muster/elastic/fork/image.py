@@ -13,7 +13,7 @@ import sys
 from typing import NoReturn
 
 from muster.agent.workers import program
-from muster.agent.workers.warm import template
+from muster.agent.workers.warm import forking
 from muster.elastic.fork import worker
 from muster.elastic.fork.call import ForkedCall
 from muster.elastic.fork.descriptors import find_kernel_sockets, silence
@@ -21,7 +21,7 @@ from muster.elastic.fork.descriptors import find_kernel_sockets, silence
 
 def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoReturn:
     """Fork workers on demand; in each of them, run it. Ends with the agent."""
-    template.exit_with_agent(agent_pid)
+    forking.exit_with_agent(agent_pid)
     os.setsid()
     _reset_signals()
     silence(find_kernel_sockets())
@@ -29,15 +29,15 @@ def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoRet
     program.rename_process(["muster-image", *sys.orig_argv])
     # No collection visits what exists now, so its pages stay shared with the workers.
     gc.freeze()
-    template.send(control, {"brings_torch": False})
-    template.send(control, {"ready": {"modules": [], "pid": os.getpid(), "memory": {}}})
+    forking.send(control, {"brings_torch": False})
+    forking.send(control, {"ready": {"modules": [], "pid": os.getpid(), "memory": {}}})
     spares = _Spares(call.nproc, agent_pid)
-    parked = spares.own or template.fork_on_demand(control, agent_pid, spares.hand_out)
+    parked = spares.own or forking.fork_on_demand(control, agent_pid, spares.hand_out)
     control.close()
     spares.close()
     if spares.own is not None:
         parked = _wait_for_socket(spares.own)
-    worker.run(call, template.wait_for_release(parked, program.rename_process))
+    worker.run(call, forking.wait_for_release(parked, program.rename_process))
 
 
 class _Spares:
@@ -47,7 +47,7 @@ class _Spares:
         """Fork; returns in each of them, too, with `own`."""
         pairs = [socket.socketpair() for _ in range(count)]
         self._ours = [ours for ours, _ in pairs]
-        answer = template.fork_batch([theirs for _, theirs in pairs], agent_pid)
+        answer = forking.fork_batch([theirs for _, theirs in pairs], agent_pid)
         self.own = answer if isinstance(answer, socket.socket) else None
         """In a spare worker, its socket."""
         self._forked = None if isinstance(answer, socket.socket) else answer
@@ -55,7 +55,7 @@ class _Spares:
             if theirs is not self.own:
                 theirs.close()
 
-    def hand_out(self, sockets: list[socket.socket]) -> template.Forked | None:
+    def hand_out(self, sockets: list[socket.socket]) -> forking.Forked | None:
         """Give each a socket from the agent; None if there are not exactly so many, or they were given away."""
         forked, self._forked = self._forked, None
         if forked is None or forked["error"] or len(forked["forked"]) != len(sockets):

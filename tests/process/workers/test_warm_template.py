@@ -166,6 +166,30 @@ def test_a_parked_worker_that_died_is_replaced(make_agent: Callable[..., Agent],
     assert agent.ways == ["warm", "warm"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_intermediate_waits_for_the_next_forks(make_agent: Callable[..., Agent], script: str, killed: bool) -> None:
+    """It is the template's child, and the workers it forks the agent's; one that was killed costs a fork."""
+    agent = make_agent(script)
+    agent.turn_until(lambda: agent.has("workers_parked"))
+
+    def list_intermediates() -> list[int]:
+        found = list_processes().items()
+        return [pid for pid, (ppid, state, _) in found if ppid == agent.template_pid and state not in "ZX"]
+
+    wait_until(lambda: len(list_intermediates()) == 1, timeout_s=90, what="an intermediate")
+    (intermediate,) = list_intermediates()
+    if killed:
+        os.kill(intermediate, signal.SIGKILL)
+        wait_until(lambda: list_intermediates() == [], timeout_s=90, what="its end")
+    agent.starter.park(4)
+    agent.turn_until(lambda: agent.has("workers_parked", 2))
+    assert intermediate not in list_processes()
+    agent.start(4)
+    assert agent.wait_for_end(4) == [40, 41, 42, 43]
+    assert agent.ways == ["warm"] * 4
+    assert agent.notices == []
+
+
 def test_more_than_were_parked_and_fewer(make_agent: Callable[..., Agent], script: str) -> None:
     agent = make_agent(script)
     agent.turn_until(lambda: agent.has("workers_parked"))

@@ -26,8 +26,9 @@ from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
 if TYPE_CHECKING:  # only a program with torch needs a store, and the template is another process
+    from muster.agent.workers.warm.forking import Forked
     from muster.agent.workers.warm.store_handle import StoreHandle
-    from muster.agent.workers.warm.template import Forked, Imported, TemplateMessage
+    from muster.agent.workers.warm.template import Imported, TemplateMessage
 
 _SESSION = 3
 """Index of the session in `_processes.read_stat`."""

@@ -12,16 +12,10 @@ standard error. One with a single descriptor makes it the store's process instea
 template and parked workers exit.
 """
 
-import ctypes
-import errno
 import gc
-import json
 import os
-import posix
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypedDict, final
@@ -29,6 +23,14 @@ from typing import TYPE_CHECKING, Final, TypedDict, final
 from muster.agent.runtime.records import record
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
+from muster.agent.workers.warm.forking import (
+    Forked,
+    exit_unsafe,
+    exit_with_agent,
+    fork_on_demand,
+    send,
+    wait_for_release,
+)
 
 if TYPE_CHECKING:
     from muster.agent.workers.warm.import_sites import ImportSite
@@ -61,18 +63,6 @@ class Ready(TypedDict):
 
 
 @final
-class Forked(TypedDict):
-    """It has forked, or could not."""
-
-    asked: int
-    forked: list[int]
-    """Process ids."""
-    error: str
-    """Why there are fewer than asked for; empty: there are not."""
-    duration_s: float
-
-
-@final
 class TemplateNotice(TypedDict):
     """One line for the console."""
 
@@ -88,11 +78,7 @@ class Unsafe(TypedDict):
 
 TemplateMessage = BringsTorch | Ready | Forked | TemplateNotice | Unsafe
 
-_MESSAGE_BYTES: Final = 65536
 _LINE_CHARACTERS: Final = 500
-_MAX_SOCKETS: Final = 250
-"""SCM_MAX_FD is 253."""
-_PR_SET_PDEATHSIG: Final = 1
 _PAUSED_THRESHOLD: Final = 1_000_003
 """Hardly any import leaves so many objects; no module sets exactly this, and one that multiplies it can."""
 
@@ -136,7 +122,7 @@ def serve(
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     early_end.record_start(check_late_changes)
-    for name in (*own_modules, "muster.agent.workers.warm.thread_pools"):
+    for name in own_modules:
         sys.modules.pop(name, None)  # the program imports the installed ones
     spec = release.spec
     launch = (
@@ -149,18 +135,6 @@ def serve(
         spec["args"],
     )
     return launch, early_end
-
-
-def exit_with_agent(agent_pid: int) -> None:
-    """Have the kernel kill this process when the agent dies. The check comes second: the agent may have died before."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent_pid:
-        os._exit(1)
-
-
-def send(control: socket.socket, message: TemplateMessage) -> None:
-    """Send one message to the agent."""
-    control.send(json.dumps(message).encode())
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------
@@ -180,7 +154,7 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     sites = ImportSites(kind, target)
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
-        _exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
+        exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
     send(control, {"brings_torch": brings_torch(preload.modules)})
     imported = []
     for name in preload.modules:
@@ -190,14 +164,14 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
             continue
         send(control, {"notice": f"cannot preload {name}: {failure.line}; left to the workers"})
         if failure.partial:
-            _exit_unsafe(control, f"the import of {name} failed half-way")
+            exit_unsafe(control, f"the import of {name} failed half-way")
     _resume_collections(thresholds)
     shadowed = _find_inserted(preload.files)
     if shadowed is not None:
-        _exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and another is imported")
+        exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and another is imported")
     reason = fork_safety.find_hazard(known)
     if reason is not None:
-        _exit_unsafe(control, reason)
+        exit_unsafe(control, reason)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -274,122 +248,3 @@ def _watch_late_changes(modules: Mapping[str, ModuleType], *, says: bool) -> Cal
     from muster.agent.workers.warm.late_changes import LateChanges
 
     return LateChanges(modules, says=says).check_path
-
-
-def _exit_unsafe(control: socket.socket, reason: str) -> None:
-    send(control, {"unsafe": reason})
-    os._exit(0)
-
-
-# -- forking ----------------------------------------------------------------------------------------------------------
-
-
-def fork_on_demand(
-    control: socket.socket, agent_pid: int, hand_out: "Callable[[list[socket.socket]], Forked | None] | None" = None
-) -> socket.socket:
-    """Answer the agent's requests; returns in a worker, with the socket that will receive its release.
-
-    Args:
-        control: to the agent.
-        agent_pid: the workers' parent.
-        hand_out: gives the sockets to workers that were forked before any request, if there are so many; None: none.
-    """
-    while True:
-        message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
-        if not message:
-            os._exit(0)  # the agent has closed its end; exit handlers run in workers only
-        sockets = [socket.socket(fileno=fd) for fd in fds]
-        if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
-            for one in sockets:
-                one.close()
-            _send_fork_error(control, requested, f"cannot fork: {os.strerror(errno.EMFILE)}")
-            continue
-        reason = fork_safety.find_hazard_now()
-        if reason is not None:
-            _exit_unsafe(control, reason)
-        given = None if hand_out is None else hand_out(sockets)
-        answer = given or fork_batch(sockets, agent_pid)
-        if isinstance(answer, socket.socket):
-            return answer
-        send(control, answer)
-        for one in sockets:
-            one.close()
-
-
-def fork_batch(sockets: list[socket.socket], agent_pid: int) -> "socket.socket | Forked":
-    """Fork one worker per socket through an intermediate. Returns its socket in a worker, what it has forked else."""
-    pids_read, pids_write = os.pipe()
-    go_read, go_write = os.pipe()
-    began_s = time.monotonic()
-    try:
-        intermediate = posix.fork()  # a debugger replaces `os.fork`, and is for the workers only
-    except OSError as error:
-        for fd in (pids_read, pids_write, go_read, go_write):
-            os.close(fd)
-        return {"asked": len(sockets), "forked": [], "error": f"cannot fork: {error.strerror}", "duration_s": 0.0}
-    if intermediate == 0:
-        os.close(pids_read)
-        os.close(go_write)
-        own = _fork_workers(sockets, pids_write)
-        _wait_for_adoption(go_read, agent_pid)
-        for one in sockets:
-            if one is not own:
-                one.close()
-        return own
-    os.close(pids_write)
-    os.close(go_read)
-    with os.fdopen(pids_read, "rb") as pipe:
-        answer = json.loads(pipe.read() or b'{"forked": [], "error": "the forking process died"}')
-    # Only once the intermediate has been reaped are its children the agent's.
-    os.waitpid(intermediate, 0)
-    os.close(go_write)
-    duration_s = time.monotonic() - began_s
-    return {"asked": len(sockets), "forked": answer["forked"], "error": answer["error"], "duration_s": duration_s}
-
-
-def _send_fork_error(control: socket.socket, asked: int, error: str) -> None:
-    send(control, {"asked": asked, "forked": [], "error": error, "duration_s": 0.0})
-
-
-def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:
-    """In the intermediate: fork, report the process ids and exit. Returns in a worker."""
-    pids: list[int] = []
-    error = ""
-    for one in sockets:
-        try:
-            pid = os.fork()
-        except OSError as failure:
-            error = f"cannot fork: {failure.strerror}"
-            break
-        if pid == 0:
-            os.close(pids_write)
-            return one
-        pids.append(pid)
-    try:
-        os.write(pids_write, json.dumps({"forked": pids, "error": error}).encode())
-    finally:
-        os._exit(0)
-
-
-def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
-    """Wait until this worker is the agent's child; the death signal may be set only then."""
-    os.read(go_read, 1)
-    os.close(go_read)
-    exit_with_agent(agent_pid)
-
-
-def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
-    """Sleep until the agent sends the release. Does not return in the store's process."""
-    message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
-    if len(fds) == 1:
-        from muster.agent.workers.warm import store  # no other process needs it
-
-        rename_process(["muster-store"])
-        store.serve(parked, int.from_bytes(message, "big"), fds[0])
-    if not message or len(fds) != 3:
-        os._exit(0)  # not needed any more
-    parked.close()
-    with os.fdopen(fds[0], "rb") as file:
-        file.seek(0)
-        spec = json.load(file)
-    return forked_worker.Release(spec=spec, stdout_fd=fds[1], stderr_fd=fds[2])

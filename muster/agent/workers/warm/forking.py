@@ -1,0 +1,236 @@
+"""Forks workers: the part of a template's process that answers the agent's requests. `template` describes the protocol.
+
+An intermediate forks the workers of one request, and is forked itself ahead of it, while nothing else happens: it holds
+page tables and no more, and a restart waits for one fork less. What there is of it ends with the template.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import posix
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NoReturn, TypedDict, final
+
+from muster.agent.runtime.records import record
+from muster.agent.workers.warm import fork_safety, forked_worker
+
+if TYPE_CHECKING:
+    from muster.agent.workers.warm.template import TemplateMessage
+
+_MESSAGE_BYTES: Final = 65536
+_MAX_SOCKETS: Final = 250
+"""SCM_MAX_FD is 253."""
+_AHEAD_AFTER_S: Final = 0.1
+"""So long after a request the next one's intermediate is forked: the workers' own start comes first."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@final
+class Forked(TypedDict):
+    """It has forked, or could not."""
+
+    asked: int
+    forked: list[int]
+    """Process ids."""
+    error: str
+    """Why there are fewer than asked for; empty: there are not."""
+    duration_s: float
+
+
+def exit_with_agent(agent_pid: int) -> None:
+    """Have the kernel kill this process when the agent dies. The check comes second: the agent may have died before."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent_pid:
+        os._exit(1)
+
+
+def send(control: socket.socket, message: "TemplateMessage") -> None:
+    """Send one message to the agent."""
+    control.send(json.dumps(message).encode())
+
+
+def exit_unsafe(control: socket.socket, reason: str) -> NoReturn:
+    """End the template: no worker may be forked."""
+    send(control, {"unsafe": reason})
+    os._exit(0)
+
+
+@record
+class _Ahead:
+    """An intermediate that was forked before it is needed, and waits for the sockets of its workers."""
+
+    pid: int
+    socket: socket.socket
+
+
+def fork_on_demand(
+    control: socket.socket, agent_pid: int, hand_out: "Callable[[list[socket.socket]], Forked | None] | None" = None
+) -> socket.socket:
+    """Answer the agent's requests; returns in a worker, with the socket that will receive its release.
+
+    Args:
+        control: to the agent.
+        agent_pid: the workers' parent.
+        hand_out: gives the sockets to workers that were forked before any request, if there are so many; None: there
+            are none, and intermediates are forked ahead.
+    """
+    ahead: _Ahead | None = None
+    while True:
+        if hand_out is None and ahead is None and not select.select([control], (), (), _AHEAD_AFTER_S)[0]:
+            forked = _fork_ahead(control, agent_pid)
+            if isinstance(forked, socket.socket):
+                return forked
+            ahead = forked
+        message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
+        if not message:
+            os._exit(0)  # the agent has closed its end; exit handlers run in workers only
+        sockets = [socket.socket(fileno=fd) for fd in fds]
+        if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
+            for one in sockets:
+                one.close()
+            _send_fork_error(control, requested, f"cannot fork: {os.strerror(errno.EMFILE)}")
+            continue
+        reason = fork_safety.find_hazard_now()
+        if reason is not None:
+            exit_unsafe(control, reason)
+        given = None if hand_out is None else hand_out(sockets)
+        answer = given or fork_batch(sockets, agent_pid, ahead)
+        ahead = None
+        if isinstance(answer, socket.socket):
+            return answer
+        send(control, answer)
+        for one in sockets:
+            one.close()
+
+
+def _fork_ahead(control: socket.socket, agent_pid: int) -> "_Ahead | socket.socket | None":
+    """Fork the next request's intermediate: a third of the forks' time. Returns a worker's socket in a worker.
+
+    None: it cannot be forked. The next request forks its own, or says why not.
+    """
+    if fork_safety.find_hazard_now() is not None:
+        return None
+    template_pid = os.getpid()
+    ours, theirs = socket.socketpair()
+    try:
+        pid = posix.fork()
+    except OSError:
+        pid = -1
+    if pid:
+        theirs.close()
+        if pid > 0:
+            return _Ahead(pid=pid, socket=ours)
+        ours.close()
+        return None
+    control.close()
+    ours.close()
+    exit_with_agent(template_pid)
+    message, fds, _flags, _address = socket.recv_fds(theirs, 1, _MAX_SOCKETS + 2)
+    theirs.close()
+    if not message:
+        os._exit(0)  # the template has ended
+    pids_write, go_read, *rest = fds
+    return _be_intermediate([socket.socket(fileno=fd) for fd in rest], pids_write, go_read, agent_pid)
+
+
+def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | None = None) -> "socket.socket | Forked":
+    """Fork one worker per socket through an intermediate. Returns its socket in a worker, what it has forked else."""
+    pids_read, pids_write = os.pipe()
+    go_read, go_write = os.pipe()
+    began_s = time.monotonic()
+    intermediate = _hand_over(ahead, [pids_write, go_read, *(one.fileno() for one in sockets)])
+    try:
+        intermediate = intermediate or posix.fork()  # a debugger replaces `os.fork`, and is for the workers only
+    except OSError as error:
+        for fd in (pids_read, pids_write, go_read, go_write):
+            os.close(fd)
+        return {"asked": len(sockets), "forked": [], "error": f"cannot fork: {error.strerror}", "duration_s": 0.0}
+    if intermediate == 0:
+        os.close(pids_read)
+        os.close(go_write)
+        return _be_intermediate(sockets, pids_write, go_read, agent_pid)
+    os.close(pids_write)
+    os.close(go_read)
+    with os.fdopen(pids_read, "rb") as pipe:
+        answer = json.loads(pipe.read() or b'{"forked": [], "error": "the forking process died"}')
+    # Only once the intermediate has been reaped are its children the agent's.
+    os.waitpid(intermediate, 0)
+    os.close(go_write)
+    duration_s = time.monotonic() - began_s
+    return {"asked": len(sockets), "forked": answer["forked"], "error": answer["error"], "duration_s": duration_s}
+
+
+def _hand_over(ahead: _Ahead | None, fds: list[int]) -> int:
+    """Have an intermediate fork; returns its process id, 0 when there is none any more."""
+    if ahead is None:
+        return 0
+    with ahead.socket:
+        try:
+            socket.send_fds(ahead.socket, [b"!"], fds)
+        except OSError:
+            os.waitpid(ahead.pid, 0)
+            return 0
+    return ahead.pid
+
+
+def _be_intermediate(sockets: list[socket.socket], pids_write: int, go_read: int, agent_pid: int) -> socket.socket:
+    """Fork the workers and exit; returns in each, as the agent's child."""
+    own = _fork_workers(sockets, pids_write)
+    _wait_for_adoption(go_read, agent_pid)
+    for one in sockets:
+        if one is not own:
+            one.close()
+    return own
+
+
+def _send_fork_error(control: socket.socket, asked: int, error: str) -> None:
+    send(control, {"asked": asked, "forked": [], "error": error, "duration_s": 0.0})
+
+
+def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:
+    """In the intermediate: fork, report the process ids and exit. Returns in a worker."""
+    pids: list[int] = []
+    error = ""
+    for one in sockets:
+        try:
+            pid = os.fork()
+        except OSError as failure:
+            error = f"cannot fork: {failure.strerror}"
+            break
+        if pid == 0:
+            os.close(pids_write)
+            return one
+        pids.append(pid)
+    try:
+        os.write(pids_write, json.dumps({"forked": pids, "error": error}).encode())
+    finally:
+        os._exit(0)
+
+
+def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
+    """Wait until this worker is the agent's child; the death signal may be set only then."""
+    os.read(go_read, 1)
+    os.close(go_read)
+    exit_with_agent(agent_pid)
+
+
+def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
+    """Sleep until the agent sends the release. Does not return in the store's process."""
+    message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
+    if len(fds) == 1:
+        from muster.agent.workers.warm import store  # no other process needs it
+
+        rename_process(["muster-store"])
+        store.serve(parked, int.from_bytes(message, "big"), fds[0])
+    if not message or len(fds) != 3:
+        os._exit(0)  # not needed any more
+    parked.close()
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)
+        spec = json.load(file)
+    return forked_worker.Release(spec=spec, stdout_fd=fds[1], stderr_fd=fds[2])

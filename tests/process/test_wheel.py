@@ -1,6 +1,7 @@
 """What the built package holds beside modules; built offline, with the setuptools that is installed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,12 +68,12 @@ def test_it_is_marked_as_typed(wheel):
 def test_it_has_its_license(wheel):
     (name,) = [name for name in wheel.namelist() if name.rpartition("/")[2] == "LICENSE"]
     assert wheel.read(name).decode() == (ROOT / "LICENSE").read_text()
-    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    (metadata,) = [name for name in wheel.namelist() if re.fullmatch(r"torchx_muster-[^/]*/METADATA", name)]
     assert message_from_bytes(wheel.read(metadata))["License"] == "BSD-3-Clause"
 
 
 def test_it_has_what_an_index_shows(wheel):
-    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    (name,) = [name for name in wheel.namelist() if re.fullmatch(r"torchx_muster-[^/]*/METADATA", name)]
     metadata = message_from_bytes(wheel.read(name))
     assert metadata["Requires-Python"] == ">=3.10"
     assert "Typing :: Typed" in metadata.get_all("Classifier")

@@ -64,7 +64,8 @@ def test_the_programs_exception_is_not_lost(start: str, setup: str, tmp_path: Pa
     assert outcome.exit_code == 1, outcome.explain()
     assert "muster: cannot record the exception in " in outcome.stderr, outcome.explain()
     report = " ".join(outcome.stderr.partition("JOB FAILED")[2].split())
-    assert "failed in the same way: ValueError: bad batch;" in report, outcome.explain()
+    # Rank 1 fails in the same way, or is stopped before.
+    assert "ValueError: bad batch" in report.partition("Root cause")[0], outcome.explain()
 
 
 @pytest.mark.skipif("warm" not in STARTS, reason="cold workers print what they import themselves")

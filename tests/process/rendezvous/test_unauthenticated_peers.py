@@ -292,6 +292,23 @@ def fail_to_resolve(host: str) -> list[tuple[int, str]]:
     raise RuntimeError("the resolver has a bug")
 
 
+def test_a_refusal_is_named_at_the_end_although_the_last_attempt_found_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([fail_to_resolve])
+    monkeypatch.setattr(
+        addresses, "resolve", lambda host: next(answers, lambda _: [(socket.AF_INET, "127.0.0.1")])(host)
+    )
+    node = Job(1, host="a-name", join_timeout_s=5.0)
+    try:
+        node.member.join()
+        for _ in range(100):
+            node.turn(10)
+            node.pass_time(0.1)
+        assert next(answers, None) is None
+        assert "the resolver has a bug" in node.find(RendezvousFailed).reason
+    finally:
+        node.close()
+
+
 def test_an_error_of_the_resolver_becomes_a_line_at_once_and_the_reason_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

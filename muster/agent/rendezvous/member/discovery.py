@@ -10,7 +10,7 @@ from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
 from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, LeaderQuery, QueryReply
 from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
-from muster.agent.rendezvous.transport.links import Cause, Link, Network
+from muster.agent.rendezvous.transport.links import Cause, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import record
 
@@ -81,7 +81,9 @@ class Discovery:
         self._owner = owner
         self._search: Search | None = None
         self._deadline: Timer | None = None
-        self._has_reported_refusal = self._has_reported_rules = False
+        self._has_reported_rules = False
+        self._refusal: LinkEnd | None = None
+        """The first failure that waiting cannot repair: it says more than a refused connection after it."""
         self.first_target: Target | None = None
         """The address to ask first."""
         self.promise_until_s = -NEVER
@@ -196,8 +198,8 @@ class Discovery:
     def _report_refusal(self) -> None:
         """Post at once a failure that waiting cannot repair, not only at the join timeout."""
         failure = self._search.last_failure if self._search is not None else None
-        if failure is not None and failure.cause is not Cause.BROKEN and not self._has_reported_refusal:
-            self._has_reported_refusal = True
+        if failure is not None and failure.cause is not Cause.BROKEN and self._refusal is None:
+            self._refusal = failure
             self._owner.post_notice(f"cannot join the job at {failure.reason}")
 
     # -- join timeout ------------------------------------------------------------------------------------------------
@@ -209,12 +211,13 @@ class Discovery:
 
     def cancel_deadline(self) -> None:
         """A leader was found. Idempotent."""
+        self._refusal = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        failure = self._search.last_failure if self._search is not None else None
+        failure = self._refusal or (self._search.last_failure if self._search is not None else None)
         why = "" if failure is None else f" ({failure.reason})"
         host, port = self._options.endpoint
         self._owner.fail(f"found no leader at {host}:{port} within {self._options.join_timeout_s:g} s{why}")

@@ -137,3 +137,15 @@ def test_a_program_that_never_asks_gets_the_stop_signal_at_once(tmp_path: Path) 
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
     assert "received SIGTERM: stopping, up to 20 s" in " ".join(outcome.stderr.split()), outcome.explain()
     assert not list(tmp_path.glob("rank*.json"))
+
+
+def test_the_workers_of_a_dataloader_live_until_the_grace_is_over(tmp_path: Path) -> None:
+    """They get no polite signal: a rank that saves may still need a batch."""
+    script = [str(PROGRAMS / "drain_ignores.py"), str(tmp_path)]
+    flags = ["--standalone", "--shutdown-timeout", "6"]
+    with Tree([sys.executable, "-m", "muster.agent", *flags, *script], cwd=tmp_path) as tree:
+        tree.wait_for_line("trains", timeout_s=LIMIT_S)
+        tree.send(signal.SIGTERM)
+        outcome = tree.wait(LIMIT_S)
+    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loads", "saved"], outcome.explain()

@@ -294,9 +294,11 @@ def fail_to_resolve(host: str) -> list[tuple[int, str]]:
 
 def test_a_refusal_is_named_at_the_end_although_the_last_attempt_found_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([fail_to_resolve])
-    monkeypatch.setattr(
-        addresses, "resolve", lambda host: next(answers, lambda _: [(socket.AF_INET, "127.0.0.1")])(host)
-    )
+
+    def resolve(host: str) -> list[tuple[int, str]]:
+        return next(answers, lambda _: [(socket.AF_INET, "127.0.0.1")])(host)
+
+    monkeypatch.setattr(addresses, "resolve", resolve)
     node = Job(1, host="a-name", join_timeout_s=5.0)
     try:
         node.member.join()

@@ -80,16 +80,6 @@ class Job:
             lambda: self.read_console().count(text) >= times, timeout_s=READY_S, what=f"{text!r}\n{self.read_console()}"
         )
 
-    def wait_counting(self, starts: int) -> None:
-        """So many ranks have counted, those of earlier rounds with them."""
-        wait_until(
-            lambda: (
-                sum(path.read_text().count(" counts\n") for path in self.state.path.rglob("combined.log")) >= starts
-            ),
-            timeout_s=END_S,
-            what=f"{starts} starts of ranks\n{self.read_console()}",
-        )
-
     def pid_of(self, rank: int) -> int:
         return int((self.folder / f"pid{rank}").read_text())
 

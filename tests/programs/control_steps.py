@@ -18,7 +18,8 @@ for i in range(TOTAL):
     time.sleep(0.02)
     worker.step(i, total=TOTAL)
     if i == 3:
-        (FOLDER / f"pid{RANK}").write_text(str(os.getpid()))
+        (FOLDER / f".pid{RANK}").write_text(str(os.getpid()))
+        (FOLDER / f".pid{RANK}").replace(FOLDER / f"pid{RANK}")  # a reader sees all of it
         print(f"rank {RANK} counts", flush=True)
     if "quiet" in sys.argv:
         continue

@@ -255,13 +255,6 @@ def test_a_running_agent_behind_the_exec(cluster, scheduler, app, tmp_path, monk
         asking.join(150)
         assert [answer.exit_code for answer in answers] == [ExitCode.LOST], f"{answers}\n{job.explain()}"
 
-        job.wait_counting(8)
-        stopped = scheduler.stop_app(app, 60.0)
-        assert stopped.line.endswith(": stopped at a common step"), f"{stopped}\n{job.explain()}"
-    assert scheduler.describe(app).state.name == "CANCELLED"
-    with pytest.raises(ControlError, match="has ended already"):
-        scheduler.ask_app(app, AskKind.PAUSE, 60.0)
-
 
 def test_an_unknown_app(cluster):
     with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:

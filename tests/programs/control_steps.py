@@ -13,24 +13,31 @@ from muster import worker
 FOLDER, TOTAL = Path(sys.argv[1]), int(sys.argv[2])
 RANK = int(os.environ["RANK"])
 
-print(f"rank {RANK} begins", flush=True)
+
+def say(text):
+    sys.stdout.write(f"{text}\n")  # in one piece: other ranks write to the same pipe
+    sys.stdout.flush()
+
+
+
+say(f"rank {RANK} begins")
 for i in range(TOTAL):
     time.sleep(0.02)
     worker.step(i, total=TOTAL)
     if i == 3:
         (FOLDER / f".pid{RANK}").write_text(str(os.getpid()))
         (FOLDER / f".pid{RANK}").replace(FOLDER / f"pid{RANK}")  # a reader sees all of it
-        print(f"rank {RANK} counts", flush=True)
+        say(f"rank {RANK} counts")
     if "quiet" in sys.argv:
         continue
     before_s = time.monotonic()
     worker.wait_while_paused()
     if time.monotonic() - before_s > 0.5:
-        print(f"rank {RANK} has waited at step {i}", flush=True)
+        say(f"rank {RANK} has waited at step {i}")
     if worker.should_checkpoint(i):
-        print(f"rank {RANK} saves at step {i}", flush=True)
+        say(f"rank {RANK} saves at step {i}")
         worker.saved(i, FOLDER)
     if worker.should_stop(i):
         worker.saved(i, FOLDER)
-        print(f"rank {RANK} stops at step {i}", flush=True)
+        say(f"rank {RANK} stops at step {i}")
         break

@@ -578,7 +578,7 @@ def test_nothing_outlives_an_agent_that_is_killed(moment: str, tmp_path: Path) -
         "hold": moment == "parked",
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
-    expected = {"importing": 2, "parked": 4, "running": 4}[moment]
+    expected = {"importing": 2, "parked": 5, "running": 5}[moment]  # an intermediate waits for the next forks
     with Tree([sys.executable, str(DRIVER), str(tmp_path / "request.json")], env=build_env({}), cwd=PROBES) as tree:
         if moment == "running":
             outs = [tmp_path / f"0.{rank}.out" for rank in (0, 1)]

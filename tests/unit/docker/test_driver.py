@@ -121,7 +121,7 @@ def driver(engine, event_queue, tmp_path, monkeypatch, runs_agent):
     yield driver
     driver._closing.set()
     engine.happens.put(_GOES_AWAY)
-    driver.close()
+    driver.close(succeeded=True)
     if driver._watcher is not None:
         driver._watcher.join()
 

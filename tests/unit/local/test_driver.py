@@ -40,5 +40,5 @@ def test_an_agent_is_told_how_often_it_was_started_before(
     for start_number in (1, 2, 3):
         with pytest.raises(StartError):
             driver.start(ReplicaId("r", 0), start_number)
-    driver.close()
+    driver.close(succeeded=True)
     assert [launch.env.get(Env.INCARNATION) for launch in launches] == ([None, "1", "2"] if runs_agent else [None] * 3)

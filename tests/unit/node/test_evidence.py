@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from muster.agent.node.evidence import TEXTS_LIMIT_S, Evidence
 from muster.agent.round import Round
 from muster.agent.workers.memory import MemoryWatch
+from muster.agent.workers.spec import ProgramKind
 
 ROUND = Round(
     number=3,
@@ -57,7 +58,8 @@ class Node:
         workers = SimpleNamespace(
             memory=MemoryWatch(), live=self.live, streams=streams, read_views=lambda _round, _host, then: then({})
         )
-        evidence = Evidence(SimpleNamespace(node_name="host"), loop, logs, workers)
+        config = SimpleNamespace(node_name="host", program=SimpleNamespace(kind=ProgramKind.SCRIPT))
+        evidence = Evidence(config, loop, logs, workers)
         rendezvous = SimpleNamespace(report_stacks=lambda *sent: self.reported.append(sent))
         evidence.send_stacks(ROUND, 5, rendezvous)
 

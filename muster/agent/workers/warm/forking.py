@@ -80,8 +80,10 @@ def fork_on_demand(
             are none, and intermediates are forked ahead.
     """
     ahead: _Ahead | None = None
+    is_due = hand_out is None
     while True:
-        if hand_out is None and ahead is None and not select.select([control], (), (), _AHEAD_AFTER_S)[0]:
+        if is_due and not select.select([control], (), (), _AHEAD_AFTER_S)[0]:
+            is_due = False  # once per request: what keeps it from forking may stay
             forked = _fork_ahead(control, agent_pid)
             if isinstance(forked, socket.socket):
                 return forked
@@ -100,7 +102,7 @@ def fork_on_demand(
             exit_unsafe(control, reason)
         given = None if hand_out is None else hand_out(sockets)
         answer = given or fork_batch(sockets, agent_pid, ahead)
-        ahead = None
+        ahead, is_due = None, hand_out is None
         if isinstance(answer, socket.socket):
             return answer
         send(control, answer)

@@ -21,7 +21,7 @@ def torchx(state_home, tmp_path, apps):
 
     def start(*words):
         command = [Path(sys.executable).with_name("torchx"), *words]
-        env = {**os.environ, "TORCHX_CONFIG": "", "PYTHONWARNINGS": ""}
+        env = {**os.environ, "TORCHX_CONFIG": "", "PYTHONWARNINGS": "", "PYTHONUNBUFFERED": "1"}  # the handle is read
         process = subprocess.Popen(
             command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -3,9 +3,9 @@
 `router` is what the supervisor uses. `routing` decides from the flags where each stream goes (`torch_logs_specs`: a
 torch plug-in decides), `files` names and owns the files of a run, `line_filter` writes filtered copies. `pump` reads
 the pipe of one stream. `opening` opens a round's files in a thread of its own, where a disk that hangs keeps nothing
-else waiting. `console` prints on the console: `lines` cuts bytes into prefixed lines and recognises progress bars,
-`console_queue` defines what is queued for it, `console_writer` is the thread that writes it, which draws live rows
-at the bottom of a terminal. `terminal_loan` holds the console back while the debugger of a worker has the terminal.
+else waiting. `console` prints on the console: `lines` cuts bytes into prefixed lines, recognises progress
+bars, and defines what is queued; `console_writer` is the thread that writes it, which draws live rows at the bottom of
+a terminal. `terminal_loan` holds the console back while the debugger of a worker has the terminal.
 
 From outside, import `Console`, `LogRouter` and `WorkerStreams`, and when a worker asks for it `terminal_loan`.
 """

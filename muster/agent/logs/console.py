@@ -8,9 +8,8 @@ import os
 from collections.abc import Iterable
 
 from muster.agent.config import Std
-from muster.agent.logs.console_queue import AgentLine, End, Gap, Hold, Span
 from muster.agent.logs.console_writer import ConsoleWriter
-from muster.agent.logs.lines import LineAssembler
+from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span
 from muster.agent.runtime.clock import Clock, SystemClock
 
 BACKLOG_BYTES = 4 << 20

@@ -3,13 +3,14 @@
 A thread, because a non-blocking descriptor would be non-blocking for every process that shares it.
 """
 
+import contextlib
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from muster.agent.logs.console_queue import AgentLine, Gap, Hold, Piece, Source, Span, merge_output, read_span
+from muster.agent.logs.lines import AgentLine, Gap, Hold, Piece, Source, Span
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # needed on a terminal only
@@ -249,7 +250,7 @@ class ConsoleWriter:
             output += self._print_due_bars(now_s)
         else:
             output = self._redraw(self._screen, output, now_s)
-        for fd, data in merge_output(output):
+        for fd, data in _merge_output(output):
             self._write(fd, data)
 
     def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[bytes]:
@@ -261,7 +262,7 @@ class ConsoleWriter:
         if isinstance(piece, bytes):
             yield source.assembler.push(piece)
         elif isinstance(piece, Span):
-            yield source.assembler.push(read_span(piece))
+            yield source.assembler.push(_read_span(piece))
         else:
             yield source.assembler.finish()
             if isinstance(piece, Gap) and piece.lines:
@@ -361,3 +362,27 @@ def _wait_writable(fd: int) -> None:
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
     poller.poll()
+
+
+def _merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Join neighbours with the same descriptor: one write instead of many."""
+    start = 0
+    for index in range(1, len(output) + 1):
+        if index == len(output) or output[index][0] != output[start][0]:
+            yield output[start][0], b"".join(data for _, data in output[start:index])
+            start = index
+
+
+def _read_span(part: Span) -> bytes:
+    """Read the part's bytes; closes the descriptor after the last part."""
+    try:
+        return os.pread(part.fd, part.end - part.start, part.start)
+    except OSError as error:
+        return b"\n[muster] %d bytes of output cannot be read again: %s\n" % (
+            part.end - part.start,
+            (error.strerror or "").encode(),
+        )
+    finally:
+        if not part.queued:
+            with contextlib.suppress(OSError):
+                os.close(part.fd)

@@ -1,10 +1,13 @@
-"""Cuts bytes into whole prefixed lines, a chunk at a time, and recognises progress bars. Pure.
+"""Cuts bytes into whole prefixed lines, a chunk at a time, and recognises progress bars; what is queued of them. Pure.
 
 Work is done per chunk (one `replace` for all its lines), not per line: 400,000 lines cost milliseconds. Only chunks
 with a carriage return, the sign of a progress bar, are processed line by line.
 """
 
+from typing import Protocol
+
 from muster.agent.round import Round
+from muster.agent.runtime.records import record
 
 LINE_LIMIT_BYTES = 16 << 20
 """A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""
@@ -174,3 +177,58 @@ def _fill_template(template: str, *, role: str, local_rank: int, global_rank: in
         )
         .encode("utf-8", "surrogateescape")
     )
+
+
+# -- what is queued for the console, in order -------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """What the device needs of a stream: `console.Feed`."""
+
+    assembler: LineAssembler
+    printed_bar: bytes
+    order: tuple[int, bytes]
+    """Of its row among the live rows: by the prefix, [w2] before [w10]."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor its lines are written to."""
+        ...
+
+
+class Span:
+    """A part of a log file that must still be printed; the device closes `fd`. `end` may grow while it is queued."""
+
+    def __init__(self, *, fd: int, start: int, end: int) -> None:
+        self.fd = fd
+        self.start = start
+        self.end = end
+        self.queued = True
+
+
+class Gap:
+    """Lines that were dropped here; the count may grow while it is queued."""
+
+    def __init__(self, *, lines: int) -> None:
+        self.lines = lines
+        self.queued = True
+
+
+@record
+class AgentLine:
+    """Lines of the agent: kept when all else is discarded."""
+
+    data: bytes
+
+
+@record
+class End:
+    """The stream has ended."""
+
+
+@record
+class Hold:
+    """Print nothing from here on until `ConsoleWriter.release`: a debugger has the terminal."""
+
+
+Piece = bytes | Span | Gap | AgentLine | End | Hold

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster.agent.logs.console_queue import AgentLine, Hold
 from muster.agent.logs.console_writer import ConsoleWriter
+from muster.agent.logs.lines import AgentLine, Hold
 from muster.agent.runtime.clock import SystemClock
 
 

@@ -86,6 +86,7 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
 
 @pytest.mark.torch
 def test_the_status_names_the_rank_that_keeps_the_others_waiting(scheduler, tmp_path) -> None:
+    pytest.importorskip("torch", reason="no torch in this environment")
     (tmp_path / "train.py").write_text(HANGS)
     app_id = scheduler.submit(dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=5), {})
     wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=180, what="the end")

@@ -12,7 +12,11 @@ LOOPS = int(os.environ.get("MUSTER_FORK_LOOPS", "1"))
 """More with `make nightly`."""
 
 MATRIX = Path(__file__).parents[2] / "programs" / "elastic" / "fork_matrix.py"
-CALLERS = (pytest.param("script", marks=pytest.mark.soak), "thread", "pytest", "child", "kernel")
+OFTEN, RARELY = [pytest.mark.soak], [pytest.mark.soak, pytest.mark.slow]
+CALLERS = [
+    pytest.param(caller, marks=OFTEN if caller == "script" else RARELY)
+    for caller in ("script", "thread", "pytest", "child", "kernel")
+]
 ENDS = ("success", "exception", "crash", "interrupt")
 
 pytestmark = pytest.mark.timeout(300 * LOOPS)

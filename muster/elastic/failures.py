@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from muster._contract import ExitCode
+from muster._contract import ExitCode, name_signal
 from muster.agent.diagnosis.report import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
@@ -45,7 +45,7 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
     if outcome.error is not None:
         raise AgentLost(outcome.error)
     if outcome.code is not None and outcome.code > 128:
-        ended = signal.Signals(outcome.code - 128).name
+        ended = name_signal(outcome.code - 128)
         raise AgentLost(f"the agent was ended by {ended}; no process of the job is left on this node")
     how = "the guard was killed" if outcome.code is None else f"the agent ended with exit code {outcome.code}"
     raise AgentLost(f"{how}; no process of the job is left on this node")

@@ -1,0 +1,13 @@
+"""What a program that has started a job gets when the agent itself has gone."""
+
+import pytest
+
+from muster.elastic.failures import raise_for_outcome
+from muster.elastic.jobs.errors import AgentLost
+from muster.elastic.jobs.job import Outcome
+
+
+@pytest.mark.parametrize(("code", "ended"), [(137, "SIGKILL"), (168, "signal 40"), (255, "signal 127")])
+def test_an_agent_that_was_ended_by_a_signal_is_lost(code: int, ended: str) -> None:
+    with pytest.raises(AgentLost, match=f"the agent was ended by {ended}; no process of the job is left"):
+        raise_for_outcome(Outcome(code=code), name="train")

@@ -50,11 +50,8 @@ def build_rendezvous_config(
     host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
     if backend == "static" and port == 0 and max_nodes > 1:
         raise UsageError(f"{values.origin('master-port')} 0: must be 1 to {_PORT_LIMIT} with more than one node")
-    conf = parse_conf(values.text("rdzv-conf") or "", origin=values.origin("rdzv-conf"))
     is_torchs = backend not in ("static", "muster", "standalone")
-    if not is_torchs:
-        _refuse_unknown_keys(conf, origin=values.origin("rdzv-conf"))
-    read = _ConfReader({} if is_torchs else conf, values.origin("rdzv-conf"))
+    conf, read = _read_conf(values, is_torchs=is_torchs)
     is_host = read.truth("is_host")
     default_join_s = _STATIC_TIMEOUT_S if backend == "static" else 600.0
     return RendezvousConfig(
@@ -85,6 +82,15 @@ def build_rendezvous_config(
         master_addr=host if backend == "static" else "127.0.0.1",
         master_port=port if backend == "static" else _STATIC_PORT,
     )
+
+
+def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str], _ConfReader]":
+    """The keys and values of --rdzv-conf, and what reads ours; torch's backends read them themselves."""
+    origin = values.origin("rdzv-conf")
+    conf = parse_conf(values.text("rdzv-conf") or "", origin=origin)
+    if not is_torchs:
+        _refuse_unknown_keys(conf, origin=origin)
+    return conf, _ConfReader({} if is_torchs else conf, origin)
 
 
 def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int | None:

@@ -124,14 +124,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_round_formed(state, event)
         case GlobalRank0Started():
             return _on_global_rank0_started(state, event)
-        case RoundBroken():
-            state, answers = _end_requests(state, f"the round ended: {event.reason}")
-            state, actions = _on_round_broken(state, event)
-            return state, (*answers, *actions)
-        case JobEnded():
-            state, answers = _end_requests(state, "the job has ended")
-            state, actions = _on_job_ended(state, event)
-            return state, (*answers, *actions)
+        case RoundBroken() | JobEnded():
+            return _on_round_ended(state, event)
         case RendezvousFailed():
             return _on_rendezvous_failed(state, event)
         case Notice():
@@ -172,6 +166,17 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
         case _:
             assert_never(event)
+
+
+def _on_round_ended(state: NodeState, event: RoundBroken | JobEnded) -> Decision:
+    """Whatever was asked of the round is answered first."""
+    if isinstance(event, JobEnded):
+        state, answers = _end_requests(state, "the job has ended")
+        state, actions = _on_job_ended(state, event)
+    else:
+        state, answers = _end_requests(state, f"the round ended: {event.reason}")
+        state, actions = _on_round_broken(state, event)
+    return state, (*answers, *actions)
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from control_jobs import begin, continue_process, finish, muster, start_job
@@ -176,6 +177,14 @@ def test_unknown_apps(handle, code, line):
     assert (shell.code, shell.stdout, shell.stderr) == (code, "", f"muster: {line}\n")
 
 
+def read_command(pid):
+    """The command line of a process; "" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def test_a_request_without_the_token_is_refused(tmp_path):
     import json
     import socket
@@ -183,8 +192,10 @@ def test_a_request_without_the_token_is_refused(tmp_path):
     with start_job(tmp_path, nodes=1, nproc=1) as job:
 
         def list_names():
+            """This job's: other jobs of this machine have sockets, too."""
             with open("/proc/net/unix") as file:
-                return [line.split()[-1] for line in file if "@muster-control-" in line]
+                names = [line.split()[-1] for line in file if "@muster-control-" in line]
+            return [name for name in names if str(job.folder) in read_command(name.rpartition("-")[2])]
 
         wait_until(list_names, timeout_s=90, what="the agent's socket")
         answers = []
@@ -196,5 +207,5 @@ def test_a_request_without_the_token_is_refused(tmp_path):
                 lines.readline()
                 link.sendall(json.dumps({"kind": "stop", "limit_s": 5.0, "signature": "00"}).encode() + b"\n")
                 answers.append(json.loads(lines.readline())["line"])
-        assert "not a request: it is not signed with the job's token" in answers
+        assert answers == ["not a request: it is not signed with the job's token"]
         assert job.describe() == "RUNNING"

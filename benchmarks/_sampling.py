@@ -9,6 +9,7 @@ import os
 import signal
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -54,22 +55,40 @@ def describe(series: Series, unit: str) -> str:
 
 
 def sample_in_turn(
-    count: int, samplers: Mapping[str, Callable[[], Sample]], *, warmups: int = 1
+    count: int, samplers: Mapping[str, Callable[[], Sample]], *, warmups: int = 1, at_least: int = 0
 ) -> dict[str, Samples[Sample]]:
-    """Call each sampler `count` times, in turn, after uncounted warm-ups."""
+    """Call each sampler `count` times, in turn, after uncounted warm-ups; standard error says how each sample went.
+
+    Args:
+        count: samples of each, those that fail included.
+        samplers: by launcher.
+        warmups: samples before, of each.
+        at_least: a launcher with fewer good samples gets up to twice as many turns.
+    """
     sampled: dict[str, Samples[Sample]] = {name: Samples() for name in samplers}
     for number in range(-warmups, count):
         for name, sample in samplers.items():
-            samples, load = sampled[name], os.getloadavg()[0]
-            try:
-                value = sample()
-            except SampleFailed:
-                samples.failures += number >= 0
-                continue
-            if number >= 0:
-                samples.values.append(value)
-                samples.loads.append(load)
+            add_sample(sampled[name] if number >= 0 else Samples(), name, sample)
+    for name, sample in samplers.items():
+        for _ in range(count):
+            if len(sampled[name].values) < at_least:
+                add_sample(sampled[name], name, sample)
     return sampled
+
+
+def add_sample(samples: Samples[Sample], name: str, sample: Callable[[], Sample]) -> None:
+    """Call a sampler once, and print to standard error how long it took."""
+    load, began_s = os.getloadavg()[0], time.monotonic()
+    try:
+        value = sample()
+    except SampleFailed:
+        samples.failures += 1
+        end = "failed after"
+    else:
+        samples.values.append(value)
+        samples.loads.append(load)
+        end = "done in"
+    print(f"  {name}: {end} {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
 
 
 def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: float | None = None) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +40,13 @@ class Shell:
         return f"exit {self.code}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
-def build_app(folder: Path, *words: str, nodes: int = 2, nproc: int = 2, least: int | None = None) -> AppDef:
+def build_app(
+    folder: Path, *words: str, nodes: int = 2, nproc: int = 2, least: int | None = None, flags: Sequence[str] = ()
+) -> AppDef:
     size = str(nodes) if least is None else f"{least}:{nodes}"
     args = ["-m", "muster.agent", "--nnodes", size, "--nproc-per-node", str(nproc)]
     args += ["--rank0-env", macros.rank0_env, "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id]
-    args += ["--start", "cold", "--shutdown-timeout", "4", str(PROGRAM), str(folder), "100000", *words]
+    args += ["--start", "cold", "--shutdown-timeout", "4", *flags, str(PROGRAM), str(folder), "100000", *words]
     role = Role(
         name="r", image="", entrypoint="python3", args=args, num_replicas=nodes, max_retries=2, min_replicas=least
     )
@@ -83,11 +85,17 @@ class Job:
     def pid_of(self, rank: int) -> int:
         return int((self.folder / f"pid{rank}").read_text())
 
-    def kill_agent(self, node: int) -> None:
-        """SIGKILL; the supervisor starts the node again."""
+    def signal_agent(self, node: int, signum: int = signal.SIGKILL) -> None:
+        """One that is killed, or fenced because it was stopped, is started again by the supervisor."""
         guard = list(self.state.read_record().handles.values())[node]["pid"]
         [agent] = [pid for pid, parent in _processes.list_parents().items() if parent == guard]
-        os.kill(agent, signal.SIGKILL)
+        os.kill(agent, signum)
+
+    def wait_healed(self, *shells: Shell) -> None:
+        """Wait until a checkpoint succeeds after the loss of node 0: the round may be formed more than once."""
+        wait_until(lambda: muster("checkpoint", self.handle).code == 0, timeout_s=2 * END_S, what=self.explain(*shells))
+        assert self.describe() == "RUNNING", self.explain(*shells)
+        assert self.count_starts()[1:] == [1] * (len(self.count_starts()) - 1), self.explain(*shells)
 
     def count_starts(self) -> list[int]:
         record = self.state.read_record()

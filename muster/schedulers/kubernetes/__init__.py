@@ -1,6 +1,6 @@
 """Kubernetes: an AppDef becomes a Job (or a JobSet, or a Volcano Job) and what its pods need.
 
-`scheduler` is what TorchX calls, `__main__` adds `resize` and `delete`. `options` declares and checks its `-cfg`
+`scheduler` is what TorchX and the `muster` command call. `options` declares and checks its `-cfg`
 options, `names` builds and checks every name, `labels` are the keys by which objects are found again, `kinds` the
 kinds of objects and their API versions. `app_id` parses app ids, `syntax` has the patterns of Kubernetes' names and
 values, `schema` checks documents against the published fields. `manifests` builds the documents (pure), `api` sends

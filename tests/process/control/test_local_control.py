@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_the_leader_is_lost_during_a_stop(tmp_path):
         os.kill(job.pid_of(3), signal.SIGSTOP)
         stopping = begin("stop", job.handle, "--limit", "100")
         job.wait_for_line("muster stop: all ranks stop at step")
-        job.kill_agent(0)
+        job.signal_agent(0)
         stopped = finish(stopping)
         assert stopped.code == 0, job.explain(stopped)
         assert "so all replicas got SIGTERM at once and have ended" in stopped.stdout, job.explain(stopped)
@@ -126,20 +127,54 @@ def test_the_leader_is_lost_during_a_stop(tmp_path):
 
 @pytest.mark.parametrize("command", ["checkpoint", "pause"])
 def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path, command):
-    """The person is told, and the job is not ended by it."""
+    """The person is told, nothing of it stays, and the job heals and saves the next checkpoint."""
     with start_job(tmp_path) as job:
         hanging = job.pid_of(3)
         os.kill(hanging, signal.SIGSTOP)
         try:
             asking = begin(command, job.handle, "--limit", "100")
             job.wait_for_line(f"muster {command}: all ranks")
-            job.kill_agent(0)
+            job.signal_agent(0)
         finally:
             continue_process(hanging)
         lost = finish(asking)
         assert (lost.code, lost.stdout) == (6, ""), job.explain(lost)
         assert re.match(r"the (agent that was asked ended|round ended|leader)", lost.stderr), job.explain(lost)
-        assert job.describe() == "RUNNING", job.explain(lost)
+        job.wait_healed(lost)
+
+
+@pytest.mark.parametrize("command", ["resume", "stacks"])
+def test_the_leader_is_lost_while_it_is_asked_to_resume_or_for_stacks(tmp_path, command):
+    """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
+    with start_job(tmp_path) as job:
+        if command == "resume":
+            assert muster("pause", job.handle).code == 0, job.explain()
+        job.signal_agent(0, signal.SIGSTOP)  # so that it has not answered yet
+        asking = begin(command, job.handle)
+        time.sleep(2)
+        job.signal_agent(0)
+        asked = finish(asking)
+        lines = {
+            0: "the stacks of 4 of 4 ranks",
+            1: "nothing was changed",
+            5: r"the stacks of \d of 4 ranks",
+            6: "(the (agent that was asked ended|round ended|leader)|no agent of r answers)",
+        }
+        assert re.search(lines[asked.code], asked.stdout + asked.stderr), job.explain(asked)
+        job.wait_healed(asked)
+        assert muster("resume", job.handle).code == 1, job.explain(asked)  # the new round is not paused
+
+
+def test_hang_limits_stand_still_during_a_pause(tmp_path):
+    with start_job(tmp_path, nodes=1, flags=("--hang-timeout", "3")) as job:
+        assert muster("pause", job.handle).code == 0, job.explain()
+        time.sleep(7)
+        resumed = muster("resume", job.handle)
+        assert resumed.code == 0, job.explain(resumed)
+        stopped = muster("stop", job.handle)
+        assert "stopped at a common step" in stopped.stdout, job.explain(stopped)
+        assert "hang-timeout" not in job.read_console(), job.explain(stopped)
+        assert job.count_starts() == [1]
 
 
 def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):

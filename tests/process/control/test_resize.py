@@ -90,6 +90,21 @@ def test_of_two_resizes_at_once_the_second_is_carried_out_after_the_first(tmp_pa
         assert wanted[0], job.explain(one, two)
 
 
+def test_the_leader_is_lost_while_a_resize_is_under_way(tmp_path, monkeypatch):
+    with start_elastic(tmp_path, monkeypatch) as job:
+        wait_for_world(job, 3, 1)
+        asking = begin("resize", job.handle, "2")
+        wait_until(lambda: job.state.read_record().app.sizes, timeout_s=END_S, what=job.explain())
+        job.signal_agent(0)
+        fewer = finish(asking)
+        assert fewer.code == 0, job.explain(fewer)
+        assert f"{job.app_id} has 2 nodes from now on: r/2 was ended" in fewer.stdout, job.explain(fewer)
+        wait_until(lambda: read_begins(job)[-1][0] == 2, timeout_s=END_S, what=job.explain(fewer))
+        (job.folder / "finish").touch()
+        assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
+        assert job.count_starts()[1:] == [1, 1], job.explain(fewer)
+
+
 def test_a_job_of_a_fixed_size_and_an_unknown_one_are_refused(tmp_path):
     with start_job(tmp_path, nodes=1, nproc=1) as job:
         refused = muster("resize", job.handle, "2")

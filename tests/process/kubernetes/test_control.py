@@ -1,22 +1,27 @@
 """`muster` on apps of a cluster: over the websocket of `pods/exec`, against the double of the API server."""
 
+import copy
 import json
 import os
+import re
 import signal
 import socket
 import threading
 
 import pytest
 from control_jobs import continue_process, start_job
+from harness import wait_until
 from torchx import specs
 
 from muster._contract import AskKind, AskOutcome
 from muster._control import ControlError, ExitCode
 from muster.cli import operations
+from muster.cli.commands import main
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.local.scheduler import ask_node
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -243,17 +248,54 @@ def test_a_running_agent_behind_the_exec(cluster, scheduler, app, tmp_path, monk
             late = scheduler.ask_app(app, AskKind.PAUSE, 2.0)
             assert late.exit_code is ExitCode.LATE, f"{late}\n{job.explain()}"
             assert 3 in [rank.global_rank for rank in late.late], f"{late}\n{job.explain()}"
-            answers = []
-            asking = threading.Thread(
-                target=lambda: answers.append(scheduler.ask_app(app, AskKind.CHECKPOINT, 100.0)), daemon=True
-            )
-            asking.start()
+            answers, asking = begin_asking(scheduler, app, AskKind.PAUSE)
+            job.wait_for_line("muster pause: all ranks pause at step", times=3)
+            refused = scheduler.ask_app(app, AskKind.CHECKPOINT, 100.0)
+            assert re.fullmatch(r"muster pause of \d+\.\d s ago is not done yet: nothing was changed", refused.line)
+            assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
+            asking.join(150)
+            assert [each.line for each in answers] == ["the job is resumed instead (muster resume)"], job.explain()
+            answers, asking = begin_asking(scheduler, app, AskKind.CHECKPOINT)
             job.wait_for_line("muster checkpoint: all ranks", times=2)
-            job.kill_agent(0)
+            job.signal_agent(0)
         finally:
             continue_process(hanging)
         asking.join(150)
         assert [answer.exit_code for answer in answers] == [ExitCode.LOST], f"{answers}\n{job.explain()}"
+        wait_until(
+            lambda: scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).outcome is AskOutcome.DONE,
+            timeout_s=240,
+            what=job.explain(),
+        )
+
+
+def begin_asking(scheduler, app, kind):
+    """Ask in a thread; the list that the answer comes to, and the thread."""
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(scheduler.ask_app(app, kind, 100.0)), daemon=True)
+    asking.start()
+    return answers, asking
+
+
+@pytest.mark.parametrize("text", [None, "x", "eJyLNowFAAHTAOo=", "eJyrVirKz0ktVrJSiK5WykvMTQWylCqUamNrAXOaCGc="])
+def test_a_damaged_annotation_is_one_line_and_the_app_can_be_deleted(cluster, scheduler, app, text, capsys):
+    """Another program has changed it; the commands printed a traceback."""
+    annotations = find_job(cluster, app)["metadata"]["annotations"]
+    annotations[APPDEF_ANNOTATION] = text
+    before = copy.deepcopy(find_job(cluster, app))
+    handle = f"kubernetes://torchx/{app}"
+    start = f"annotation muster.torchx/appdef of Job {before['metadata']['name']} is missing or malformed ("
+    for words in (["pause", handle], ["stop", handle], ["resize", handle, "2"]):
+        assert main(words) == ExitCode.LOST
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"muster: {start}"), line
+        assert line.endswith("); `muster delete` removes the app"), line
+    assert find_job(cluster, app) == before
+    status = scheduler.describe(app)
+    assert status.msg.startswith(start)
+    assert status.state.name == "RUNNING"
+    assert main(["delete", handle]) == 0
+    assert cluster.find("jobs") == []
 
 
 def test_an_unknown_app(cluster):

@@ -15,8 +15,8 @@ import pytest
 from torchx import specs
 from torchx.specs.api import AppState
 
+from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.__main__ import main
 
 pytestmark = pytest.mark.torchx
 
@@ -811,13 +811,13 @@ def test_list_shows_running_jobs_as_running(cluster, scheduler, flavor):
     assert {app.state for app in scheduler.list()} <= {AppState.PENDING, AppState.SUBMITTED}
 
 
-def test_resize_is_one_patch_within_the_bounds(cluster, scheduler, capsys):
+def test_resize_is_one_patch_within_the_bounds(cluster, scheduler):
     app_id = submit(scheduler, build_app(nodes=4, least=2))
-    assert main(["resize", f"kubernetes://session/{app_id}", "3"]) == 0
+    assert run_muster(["resize", f"kubernetes://session/{app_id}", "3"]) == 0
     (job,) = cluster.find("jobs")
     assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (3, 3)
-    assert main(["resize", app_id, "5"]) == 1
-    assert "can have 2 to 4 nodes, not 5" in capsys.readouterr().err
+    with pytest.raises(SchedulerError, match="can have 2 to 4 nodes, not 5"):
+        scheduler.resize(app_id, 5)
     fixed = submit(scheduler)
     with pytest.raises(
         SchedulerError,
@@ -841,16 +841,18 @@ def test_resize_takes_the_only_elastic_role_or_the_one_it_is_given(cluster, sche
         "echo": 1,
         "eval": 3,
     }
-    assert main(["resize", app_id, "1", "--role", "echo"]) == 1
-    assert "has a fixed number of nodes (role 'echo': 1)" in capsys.readouterr().err
-    assert main(["resize", app_id, "3", "--role", "nope"]) == 1
-    assert "has no role 'nope'; it has: trainer, echo, eval" in capsys.readouterr().err
-    assert main(["resize", app_id, "5", "--role", "eval"]) == 1
-    assert "role 'eval' of " in capsys.readouterr().err
+    for nodes, role, line in (
+        (1, "echo", r"has a fixed number of nodes \(role 'echo': 1\)"),
+        (3, "nope", "has no role 'nope'; it has: trainer, echo, eval"),
+        (5, "eval", "role 'eval' of "),
+    ):
+        with pytest.raises(SchedulerError, match=line):
+            scheduler.resize(app_id, nodes, role)
     both = submit(scheduler, build_app(nodes=4, least=2, extra=[rename(build_app(nodes=3, least=1).roles[0], "eval")]))
-    assert main(["resize", both, "2"]) == 1
+    handle = f"kubernetes://session/{both}"
+    assert run_muster(["resize", handle, "2"]) == 1
     assert "has several elastic roles: choose one of trainer, eval with --role" in capsys.readouterr().err
-    assert main(["resize", both, "2", "--role", "eval"]) == 0
+    assert run_muster(["resize", handle, "2", "--role", "eval"]) == 0
     sizes = {job["metadata"]["name"]: job["spec"]["completions"] for job in cluster.find("jobs")}
     name = both.partition(":")[2]
     assert (sizes[f"{name}-trainer"], sizes[f"{name}-eval"]) == (4, 2)

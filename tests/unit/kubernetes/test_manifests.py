@@ -242,7 +242,7 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
         validate_strictly(document, options["kube_version"])
         check_create(document)
     # `describe` gives back what was submitted, field by field; secrets are masked
-    described = decode_app(request.parent["metadata"]["annotations"][APPDEF_ANNOTATION])
+    described = decode_app(request.parent)
     for role in before.roles:
         role.env = mask_env(role.env)
     assert described == before
@@ -833,7 +833,7 @@ def test_the_appdef_comes_back_whole():
     )
     app = specs.AppDef(name="app", roles=[role, plain_role()], metadata={"team": "a"})
     request = build_request(app, {}, name="app-x1")
-    back = decode_app(request.parent["metadata"]["annotations"][APPDEF_ANNOTATION])
+    back = decode_app(request.parent)
     expected = copy.deepcopy(app)
     expected.roles[0].env["MY_SECRET"] = "***"
     assert back == expected

@@ -26,7 +26,6 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
 from muster.schedulers.kubernetes.labels import (
-    APPDEF_ANNOTATION,
     CANCEL_ANNOTATION,
     LABEL_COMPONENT,
     LABEL_INSTANCE,
@@ -156,7 +155,7 @@ def _build_askers(
     resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], limit_s: float
 ) -> "dict[str, _PodAsker]":
     """By role that runs agents: what asks its running pods."""
-    roles = decode_app(parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]).roles
+    roles = decode_app(parents[0]).roles
     labels = label_roles([role.name for role in roles])
     pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
     running = [pod for pod in pods if pod["status"].get("phase") == "Running"]

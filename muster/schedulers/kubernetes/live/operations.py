@@ -145,7 +145,7 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
     parents = find_parents(resources, ref)
     if not parents:
         raise UnknownAppError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
-    app = decode_app(parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION])
+    app = decode_app(parents[0])
     roles = [build_role_plan(role) for role in app.roles]
     role = find_elastic_role(ref.name, roles, role_name, nodes)
     label = label_roles([each.name for each in roles])[roles.index(role)]

@@ -22,9 +22,10 @@ from muster.schedulers.kubernetes.live import asking, kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
-from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state, read_app
+from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.options import Options
@@ -184,7 +185,7 @@ def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[
 
 
 def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str, index: int) -> str:
-    replicas = {item.name: item.num_replicas for item in read_app(parents[0]).roles}
+    replicas = {item.name: item.num_replicas for item in decode_app(parents[0]).roles}
     if role not in replicas:
         raise SchedulerError(f"{app_id} has no role {role!r}; it has: {', '.join(replicas)}")
     last = replicas[role] - 1

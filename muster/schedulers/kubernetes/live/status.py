@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse
-from torchx.specs.api import NONE, AppState, ReplicaStatus, RoleStatus
+from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus, RoleStatus
 
+from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, LABEL_COMPONENT
+from muster.schedulers.kubernetes.labels import LABEL_COMPONENT
 from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
@@ -60,8 +61,12 @@ class Observation:
 
 
 def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
-    """The response to TorchX's `describe`."""
-    app = read_app(observation.parents[0])
+    """The response to TorchX's `describe`; also of an app with a damaged annotation, to cancel and delete it."""
+    damage = ""
+    try:
+        app = decode_app(observation.parents[0])
+    except EngineError as error:
+        app, damage = AppDef(name=""), str(error)
     state = decide_state(observation)
     report = find_report(observation.pods) if state is not AppState.SUCCEEDED else None
     extra: dict[str, Any] = {}
@@ -72,7 +77,7 @@ def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
         state=state,
         # pods that were replaced; workers that failed were restarted in place
         num_restarts=count_replaced_pods(observation) + _count_attempts(report),
-        msg=build_message(observation, state, report) or NONE,
+        msg="; ".join(filter(None, (damage, build_message(observation, state, report)))) or NONE,
         structured_error_msg=NONE if report is None else json.dumps(_build_torch_error(report)),
         roles=app.roles,
         roles_statuses=_build_replicas(app, observation, state),
@@ -84,11 +89,6 @@ def _count_attempts(report: Mapping[str, Any] | None) -> int:
     """How often workers had been restarted in place when the job failed; 0 while it has not."""
     attempt = (report or {}).get("attempt")
     return attempt if isinstance(attempt, int) else 0
-
-
-def read_app(parent: Mapping[str, Any]) -> Any:
-    """The AppDef that was submitted."""
-    return decode_app(parent["metadata"]["annotations"][APPDEF_ANNOTATION])
 
 
 def count_replaced_pods(observation: Observation) -> int:

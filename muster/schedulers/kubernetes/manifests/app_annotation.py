@@ -3,9 +3,10 @@
 import base64
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.runner.app_codec import dump_app, load_app
 
@@ -28,14 +29,19 @@ def encode_app(app: Any) -> str:
     return encoded
 
 
-def decode_app(text: str) -> Any:
-    """The inverse of `encode_app`. Drops fields that this version of TorchX does not have.
+def decode_app(parent: Mapping[str, Any]) -> Any:
+    """The AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
+
+    Args:
+        parent: the app's first Job, its JobSet or its Volcano Job.
 
     Raises:
-        ValueError: the annotation is malformed.
+        EngineError: the annotation is missing or malformed; another program has changed it.
     """
+    metadata = parent["metadata"]
     try:
-        document = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
-    except zlib.error as error:
-        raise ValueError(f"annotation {APPDEF_ANNOTATION} is malformed: {error}") from error
-    return load_app(document)
+        text = metadata["annotations"][APPDEF_ANNOTATION]
+        return load_app(json.loads(zlib.decompress(base64.b64decode(text, validate=True))))
+    except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+        what = f"annotation {APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
+        raise EngineError(f"{what} ({type(error).__name__}: {error}); `muster delete` removes the app") from error

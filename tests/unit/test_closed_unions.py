@@ -13,6 +13,8 @@ import muster
 AGENT = Path(muster.__file__).parent / "agent"
 FILES = (
     "node/decisions",
+    "node/drain_decisions",
+    "node/request_decisions",
     "node/round_workers",
     "node/state",
     "node/supervisor",
@@ -27,6 +29,7 @@ FILES = (
 )
 TAKEN_OUT = {
     "node/decisions": "GlobalRank0Started",
+    "node/request_decisions": "PersonChose",
     "node/round_workers": "KillWorkers",
     "node/supervisor": "LeaveJob",
     "rendezvous/consensus/decisions": "ProcessEnded",

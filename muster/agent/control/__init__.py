@@ -1,8 +1,8 @@
 """What persons ask of a running job, through the agent of any of its nodes. Loaded when a round has run for a second.
 
 `server` listens in the agent, and posts each request as an event of the node; the answer comes from the leader.
-`client` is `muster-agent ask job`, which the adapters run on a node; `address` is what the two agree on. `question` is
-asked at the terminal of the agent at Ctrl-C.
+`client` is `muster-agent ask job`, which the adapters run on a node; `address` is what the two agree on. `question`
+asks at the terminal of the agent, at Ctrl-C.
 
 No file is used: the socket's name is in Linux's abstract name space, and goes with the agent however it ends. Two
 checks replace a file's permissions: the user id of the process that connects, and a signature with the job's token,

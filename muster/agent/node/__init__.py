@@ -2,12 +2,12 @@
 
 `decisions.decide` is pure: state and event in, new state and actions out. `worker_decisions` is its part about one
 round's workers: starts, failures, stops with their grace period (whether a failure ends the round is decided in
-`rendezvous.consensus.failures`); `drain_decisions` its part about stopping all ranks of the job at one step; `events`,
-`actions` and `state` are its data.
+`rendezvous.consensus.failures`); `drain_decisions` its part about stopping all ranks of the job at one step,
+`request_decisions` that about what persons ask for, also at Ctrl-C; `events`, `actions` and `state` are its data.
 
 `supervisor` passes events to it and carries out its actions: `round_workers` those on workers, and starts and ends the
 round's store if this node hosts it. `evidence` reads why workers failed, and their stacks; `transition_log` records
-what happens, `outcome` reports how the job ended, `summary` in one last line.
+what happens, `outcome` reports how the job ended.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`). From outside, import
 `supervisor.Supervisor`.

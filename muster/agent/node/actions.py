@@ -337,6 +337,16 @@ class AnswerPerson:
 
 
 @record
+class AskPerson:
+    """Ask the person at the terminal what Ctrl-C is to do; `PersonChose` follows. The console waits."""
+
+
+@record
+class EndQuestion:
+    """The question at the terminal is over: release the console."""
+
+
+@record
 class RecordJobFailure:
     """The job has failed, as every agent of it learns now: some of them must exit at the same moment."""
 
@@ -351,7 +361,16 @@ class Finish:
 
 
 AgentAction: TypeAlias = (
-    StartTimer | BeginRound | RecordFencing | KeepCheckpoint | PrintLine | AnswerPerson | RecordJobFailure | Finish
+    StartTimer
+    | BeginRound
+    | RecordFencing
+    | KeepCheckpoint
+    | PrintLine
+    | AnswerPerson
+    | AskPerson
+    | EndQuestion
+    | RecordJobFailure
+    | Finish
 )
 
 Action: TypeAlias = WorkerAction | DiagnosisAction | RendezvousAction | AgentAction

@@ -10,7 +10,9 @@ Nothing here reads a clock, a process or a socket, and nothing outside decides: 
        |                                      v                               |
        +---------- no worker is left ----- STOPPING <---------RoundBroken-----+
 
-`worker_decisions` has the decisions about one round's workers, and the steps of a stop.
+`worker_decisions` has the decisions about one round's workers, and the steps of a stop; `drain_decisions` those about a
+common step of all ranks, `request_decisions` those about what persons ask for. Both are loaded when needed.
+Over 400 lines: every event of a node is here, in the order of a round.
 """
 
 import signal
@@ -18,8 +20,8 @@ import signal
 from muster._contract import ExitCode, name_signal
 from muster.agent.node.actions import (
     Action,
-    AnswerPerson,
     BeginRound,
+    EndQuestion,
     Finish,
     InterruptWorker,
     JoinJob,
@@ -39,6 +41,7 @@ from muster.agent.node.events import (
     CheckpointSaved,
     Event,
     FailureSettled,
+    PersonChose,
     Requested,
     RoundTimer,
     SignalReceived,
@@ -72,6 +75,7 @@ from muster.agent.node.state import (
 )
 from muster.agent.node.worker_decisions import (
     Decision,
+    RequestDecision,
     begin_stop,
     end_stacks_wait,
     kill_now,
@@ -121,11 +125,12 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             has_joined = not isinstance(state.phase, Starting)
             return replace(state, is_prepared=True), (ReportPrepared(),) if has_joined else ()
         case RoundFormed():
-            return _on_round_formed(state, event)
+            is_new = state.round is None or event.round.number > state.round.number
+            return _on_round_changed(state, event) if is_new else (state, ())
         case GlobalRank0Started():
             return _on_global_rank0_started(state, event)
         case RoundBroken() | JobEnded():
-            return _on_round_ended(state, event)
+            return _on_round_changed(state, event)
         case RendezvousFailed():
             return _on_rendezvous_failed(state, event)
         case Notice():
@@ -156,10 +161,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_signal(state, event)
         case DrainBegun() | DrainCommitted() | DrainWithdrawn() | SlotsRead():
             return _on_drain(state, event)
-        case Requested() | RequestAnswered() | StacksWanted():
-            from muster.agent.node.drain_decisions import on_request  # most jobs end without one
-
-            return on_request(state, event)
+        case Requested() | RequestAnswered() | StacksWanted() | PersonChose():
+            return _on_request(state, event)
         case CheckpointSaved():
             return _on_checkpoint_saved(state, event)
         case CheckpointCompleted():
@@ -168,27 +171,30 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             assert_never(event)
 
 
-def _on_round_ended(state: NodeState, event: RoundBroken | JobEnded) -> Decision:
+def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken | JobEnded) -> Decision:
     """Whatever was asked of the round is answered first."""
-    if isinstance(event, JobEnded):
-        state, answers = _end_requests(state, "the job has ended")
-        state, actions = _on_job_ended(state, event)
-    else:
-        state, answers = _end_requests(state, f"the round ended: {event.reason}")
-        state, actions = _on_round_broken(state, event)
-    return state, (*answers, *actions)
+    match event:
+        case JobEnded():
+            state, answers = _end_requests(state, "the job has ended")
+            state, actions = _on_job_ended(state, event)
+            return state, (*answers, *actions)
+        case RoundBroken():
+            state, answers = _end_requests(state, f"the round ended: {event.reason}")
+            state, question, interrupt = _end_round_of_question(state)
+            state, actions = _on_round_broken(state, event)
+        case RoundFormed():
+            state, lines = _print_held(state)
+            state, answers = _end_requests(state, "the leader was lost")
+            state, question, interrupt = _end_round_of_question(state)
+            state, actions = _enter_round(state, event)
+            answers = (*lines, *answers)
+        case _:
+            assert_never(event)
+    state, stop = (state, ()) if interrupt is None else _stop_on_signal(state, interrupt)
+    return state, (*answers, *question, *actions, *stop)
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------
-
-
-def _on_round_formed(state: NodeState, event: RoundFormed) -> Decision:
-    if state.round is not None and event.round.number <= state.round.number:
-        return state, ()
-    state, lines = _print_held(state)
-    state, answers = _end_requests(state, "the leader was lost")
-    state, actions = _enter_round(state, event)
-    return state, (*lines, *answers, *actions)
 
 
 def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
@@ -357,13 +363,26 @@ def _end_requests(state: NodeState, line: str) -> Decision:
     """No leader answers them any more."""
     if not state.requests:
         return state, ()
-    from muster.agent.node.drain_decisions import build_lost
+    from muster.agent.node.request_decisions import end_requests
 
-    answer = AnswerPerson(requests=tuple(sorted(state.requests)), answer=build_lost(line))
-    return replace(state, requests=frozenset()), (answer,)
+    return end_requests(state, line)
+
+
+def _on_request(state: NodeState, event: Requested | RequestAnswered | StacksWanted | PersonChose) -> Decision:
+    from muster.agent.node.request_decisions import decide_request  # most jobs end without one
+
+    state, actions, interrupt = decide_request(state, event)
+    state, stop = (state, ()) if interrupt is None else _stop_on_signal(state, interrupt)
+    return state, (*actions, *stop)
 
 
 def _end_with(state: NodeState, finish: Finish) -> Decision:
+    state, question = _close_question(state)
+    state, actions = _end_workers_with(state, finish)
+    return state, (*question, *actions)
+
+
+def _end_workers_with(state: NodeState, finish: Finish) -> Decision:
     phase = state.phase
     if isinstance(phase, Running | Succeeded):
         return begin_stop(state, phase, kill=True, then=finish)
@@ -445,13 +464,45 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing.
-
-    While a debugger has the terminal, Ctrl-C is for it alone.
-    """
-    phase = state.phase
-    if event.debugged is not None and event.signum == signal.SIGINT and isinstance(phase, Running):
+    """What a signal does. The first Ctrl-C at the terminal may ask, and while a debugger has it, Ctrl-C is for it."""
+    is_ctrl_c = event.signum == signal.SIGINT and not event.guard_died and not event.is_quit
+    is_running = isinstance(state.phase, Running)
+    if is_ctrl_c and is_running and event.debugged is not None:
         return state, (InterruptWorker(local_rank=event.debugged),)
+    if not is_ctrl_c or not state.rules.asks_at_interrupt:
+        return _stop_on_signal(state, event)
+    if state.interrupt is not None:
+        state, actions = _stop_on_signal(state, event)
+        state, kill = _stop_on_signal(state, event)  # it is the second one
+        return state, (*actions, *kill)
+    if not is_running or not event.is_at_terminal:
+        return _stop_on_signal(state, event)
+    from muster.agent.node.request_decisions import begin_question
+
+    return begin_question(state, event)
+
+
+def _close_question(state: NodeState) -> Decision:
+    return (state, ()) if state.interrupt is None else (replace(state, interrupt=None), (EndQuestion(),))
+
+
+def _end_round_of_question(state: NodeState) -> RequestDecision:
+    if state.interrupt is None:
+        return state, (), None
+    from muster.agent.node.request_decisions import end_round_of_question
+
+    return end_round_of_question(state, state.interrupt)
+
+
+def _stop_on_signal(state: NodeState, event: SignalReceived) -> Decision:
+    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing."""
+    state, question = _close_question(state)
+    state, actions = _leave_on_signal(state, event)
+    return state, (*question, *actions)
+
+
+def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
+    phase = state.phase
     if isinstance(phase, Stopping) and isinstance(phase.then, Finish):
         again = event.signum == signal.SIGINT or event.guard_died
         return kill_now(state, phase) if again else (state, ())

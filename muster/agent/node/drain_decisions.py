@@ -14,25 +14,21 @@ which of its ranks are late, and of a pause also when all of them wait.
 
 from typing import TypeAlias
 
-from muster._contract import AskOutcome, name_signal
 from muster._contract import StatusPageLayout as Layout
+from muster._contract import name_signal
 from muster.agent.node.actions import (
     Action,
-    AnswerPerson,
     AskDrain,
     PrintLine,
-    PrintStacks,
     ReadSlots,
     ReportDrain,
     ReportFollowed,
-    SendRequest,
-    SendStacks,
     StartTimer,
     WithdrawCommand,
     WriteCommand,
     WriteDeadline,
 )
-from muster.agent.node.events import Requested, RoundTimer, SignalReceived, SlotsRead, TimerPurpose
+from muster.agent.node.events import RoundTimer, SignalReceived, SlotsRead, TimerPurpose
 from muster.agent.node.state import (
     Delaying,
     NodeDrain,
@@ -43,8 +39,7 @@ from muster.agent.node.state import (
     Stopping,
     Succeeded,
 )
-from muster.agent.node.worker_decisions import OWN_REQUEST, Decision
-from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.node.worker_decisions import Decision
 from muster.agent.rendezvous.drain_ceiling import (
     LOOK_S,
     Ceiling,
@@ -60,8 +55,6 @@ from muster.agent.rendezvous.interface import (
     DrainCommitted,
     DrainReport,
     DrainWithdrawn,
-    RequestAnswered,
-    StacksWanted,
 )
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, replace
@@ -126,7 +119,7 @@ def decide_drain(
             assert_never(event)
 
 
-def _find_round(state: NodeState, number: int) -> Round | None:
+def find_round(state: NodeState, number: int) -> Round | None:
     """The round of this number, if this node takes part in it. Its workers may not be started yet."""
     phase = state.phase
     if isinstance(phase, Stopping) and isinstance(phase.then, StartNext):
@@ -140,7 +133,7 @@ def _find_round(state: NodeState, number: int) -> Round | None:
 
 def _refuse(state: NodeState, event: DrainBegun) -> tuple[Action, ...]:
     """Without a report of this node the ranks of all others would wait for ever."""
-    waiting = _find_round(state, event.round_number)
+    waiting = find_round(state, event.round_number)
     if waiting is None:
         return ()
     report = DrainReport(ceiling=0, refusal="a node has not started its workers yet")
@@ -270,47 +263,3 @@ def _on_time_over(state: NodeState, phase: Running | Succeeded, timer: RoundTime
         return state, (*reads, line) if state.preemption is not None else reads, True
     grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
     return state, (*reads, StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s)), False
-
-
-# -- what persons ask for ---------------------------------------------------------------------------------------------
-
-
-def on_request(state: NodeState, event: Requested | RequestAnswered | StacksWanted) -> Decision:
-    """Pass a person's request on to the leader, and its answer back."""
-    phase = state.phase
-    match event:
-        case Requested():
-            if not isinstance(phase, Running | Succeeded):
-                line = "no workers run: they are being started, or stopped; nothing was changed"
-                refused = Answer(outcome=AskOutcome.REFUSED, line=line)
-                return state, (AnswerPerson(requests=(event.request,), answer=refused),)
-            send = SendRequest(round=phase.round, request=event.request, kind=event.kind, limit_s=event.limit_s)
-            return replace(state, requests=state.requests | {event.request}), (send,)
-        case RequestAnswered():
-            if event.request not in state.requests:
-                return state, ()
-            state = replace(state, requests=state.requests - {event.request})
-            if event.request == OWN_REQUEST:
-                return _print_stacks(state, event.answer)
-            return state, (AnswerPerson(requests=(event.request,), answer=event.answer),)
-        case StacksWanted():
-            asked = _find_round(state, event.round_number)
-            return state, () if asked is None else (SendStacks(round=asked, number=event.number),)
-        case _:
-            assert_never(event)
-
-
-def build_lost(line: str) -> Answer:
-    """The answer to a person when no leader can give it."""
-    return Answer(outcome=AskOutcome.LOST, line=line)
-
-
-def _print_stacks(state: NodeState, answer: Answer) -> Decision:
-    """Print what all ranks do, as the leader has collected it."""
-    if answer.outcome is AskOutcome.REFUSED:
-        phase = state.phase
-        return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
-    from muster.agent.diagnosis.report_text import format_stacks  # only this needs it
-
-    texts = {stack.global_rank: stack.text for stack in answer.stacks}
-    return state, tuple(PrintLine(text=line) for line in (*format_stacks(texts, missing=0), answer.line))

@@ -166,6 +166,23 @@ class SignalReceived:
     """The local rank whose debugger has the terminal."""
     is_quit: bool = False
     """It is no signal: a debugger was quit, which ends the whole job."""
+    is_at_terminal: bool = False
+    """The agent's standard input is a terminal: a person can be asked."""
+
+
+class Choice(Enum):
+    """What the person at the terminal chooses after Ctrl-C, with `--interrupt-action ask`."""
+
+    SAVE = "save and stop"
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
+@record
+class PersonChose:
+    """After `AskPerson`: the choice; None: what was typed is none."""
+
+    choice: Choice | None
 
 
 @record
@@ -212,6 +229,7 @@ Event: TypeAlias = (
     | WorkersGone
     | WorkersNotEnded
     | SignalReceived
+    | PersonChose
     | SlotsRead
     | Requested
     | CheckpointSaved

@@ -12,6 +12,7 @@ from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, record
 
 if TYPE_CHECKING:
+    from muster.agent.node.events import SignalReceived
     from muster.agent.rendezvous.drain_ceiling import Ceiling
 
 
@@ -35,6 +36,8 @@ class NodeRules:
     """What announces a preemption."""
     is_elastic: bool = False
     """The job goes on with fewer nodes, as long as `min` of them are left."""
+    asks_at_interrupt: bool = False
+    """The person at the terminal is asked what the first Ctrl-C is to do."""
     backoff_share: float = 1.0
     """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
     not restart together."""
@@ -102,6 +105,32 @@ class Preemption:
     signum: int
     """The signal that said so."""
     at_s: float
+
+
+class InterruptStep(Enum):
+    """How far the question at the terminal is; an answer of the leader is awaited, or the choice of the person."""
+
+    PAUSE = "pause"
+    PERSON = "person"
+    """The ranks wait, and the person is being asked."""
+    CONTINUE = "continue"
+    """The ranks are told to go on, and the question is over."""
+    RESUME = "resume"
+    """The ranks are told to go on, and will be asked to stop."""
+    STOP = "stop"
+    CHECKPOINT = "checkpoint"
+    """The ranks save, but do not stop by themselves."""
+    END = "end"
+    """The ranks have agreed to save and end; only another Ctrl-C is awaited."""
+
+
+@record
+class Interrupt:
+    """A Ctrl-C at the terminal, until the person's choice is carried out."""
+
+    signal: "SignalReceived"
+    """It has its ordinary effect if what is asked of the job is refused, late or lost."""
+    step: InterruptStep = InterruptStep.PAUSE
 
 
 @record
@@ -234,6 +263,8 @@ class NodeState:
     """A drain was asked for, because this node must leave soon."""
     requests: frozenset[int] = frozenset()
     """Of persons, that the leader has not answered."""
+    interrupt: Interrupt | None = None
+    """The question at the terminal, while it is open."""
 
     @property
     def round(self) -> Round | None:

@@ -20,7 +20,7 @@ from muster.agent.node import actions, events
 from muster.agent.node.actions import LocalFailure
 from muster.agent.node.decisions import decide
 from muster.agent.node.round_workers import RoundWorkers, WorkerParts
-from muster.agent.node.state import NodeRules, NodeState, Running
+from muster.agent.node.state import NodeRules, NodeState
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.interface import Rendezvous, RendezvousEvent
 from muster.agent.runtime.event_log import EventLog
@@ -32,7 +32,7 @@ from muster.agent.workers.spec import WorkerStarter
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._contract import AskKind
     from muster.agent.control import ControlServer
-    from muster.agent.control.question import InterruptQuestion
+    from muster.agent.control.question import TerminalQuestion
     from muster.agent.diagnosis.report import Failure
     from muster.agent.node.evidence import Evidence
     from muster.agent.placement.affinity import WorkerPlacement
@@ -100,7 +100,7 @@ class Supervisor:
         self._rendezvous = parts.connect(self._events.append)
         self._evidence: Evidence | None = None
         self._control: ControlServer | None = None
-        self._question: InterruptQuestion | None = None
+        self._question: TerminalQuestion | None = None
         self._state = NodeState(rules=_build_rules(config))
         self._code: int | None = None
         self._job_failed_s: float | None = None
@@ -151,38 +151,18 @@ class Supervisor:
         return self._code
 
     def _on_signal(self, signum: int) -> None:
-        if not (signum == signal.SIGINT and self._config.asks_at_interrupt and self._ask_person()):
-            self._post_signal(signum)
-
-    def _ask_person(self) -> bool:
-        """Whether the person at the terminal is asked what this Ctrl-C is to do."""
-        if self._question is None:
-            from muster.agent.control.question import InterruptQuestion
-
-            self._question = InterruptQuestion(
-                self._loop, self._logs, ask=self._post_request, interrupt=lambda: self._post_signal(signal.SIGINT)
-            )
-        is_running = isinstance(self._state.phase, Running) and self._workers.debugged is None
-        return self._question.handle_interrupt(may_ask=is_running)
-
-    def _post_request(self, request: int, kind: "AskKind", limit_s: float) -> None:
-        self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
-
-    def _close_question(self) -> None:
-        if self._question is not None:
-            self._question.close()
-
-    def _post_signal(self, signum: int) -> None:
-        if self._workers.debugged is None:
-            self._logs.mute_notices()
         received = events.SignalReceived(
             signum=signum,
             guard_died=os.getppid() != self._guard_pid,
             is_asked=self._workers.is_asked(),
             at_s=self._loop.clock.now_s(),
             debugged=self._workers.debugged,
+            is_at_terminal=os.isatty(0),
         )
         self._events.append(received)
+
+    def _post_request(self, request: int, kind: "AskKind", limit_s: float) -> None:
+        self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
 
     def _on_guard_gone(self) -> None:
         if self._lease.guard_fd is not None:
@@ -192,6 +172,8 @@ class Supervisor:
     def _close(self) -> None:
         if self._control is not None:
             self._control.close()
+        if self._question is not None:
+            self._question.close()
         self._rendezvous.close()
         self._workers.close()
         self._event_log.close()
@@ -306,6 +288,7 @@ class Supervisor:
             case actions.ReportStopped():
                 self._report_stopped(action)
             case actions.AskDrain():
+                self._logs.mute_notices()
                 rendezvous.ask_drain(action.round.number, action.reason, action.limit_s)
             case actions.ReportDrain():
                 rendezvous.report_drain(action.round.number, action.drain, action.report)
@@ -316,6 +299,7 @@ class Supervisor:
             case actions.ReportSaved():
                 rendezvous.report_saved(action.round.number, action.step, action.path)
             case actions.LeaveJob():
+                self._logs.mute_notices()
                 rendezvous.report_leaving(action.reason, ends_job=action.ends_job)
             case _:
                 assert_never(action)
@@ -339,13 +323,12 @@ class Supervisor:
 
         self._rendezvous.report_stopped(action.round.number, failures, build_stacks(action.round, action.stacks))
 
-    def _act_alone(self, action: actions.AgentAction) -> None:
+    def _act_alone(self, action: actions.AgentAction) -> None:  # noqa: C901  # one case for each
         match action:
             case actions.StartTimer():
                 expired = events.TimerExpired(timer=action.timer)
                 self._loop.call_later(action.delay_s, lambda: self._events.append(expired))
             case actions.BeginRound():
-                self._close_question()
                 self._workers.begin_round(action.round)
                 self._logs.open_round(action.round)
                 self._transition_log.open_file(self._logs.run_dir)
@@ -359,14 +342,16 @@ class Supervisor:
             case actions.AnswerPerson():
                 if self._control is not None:
                     self._control.answer(action.requests, action.answer)
+            case actions.AskPerson():
+                self._ask_person()
+            case actions.EndQuestion():
                 if self._question is not None:
-                    self._question.handle_answer(action.requests, action.answer)
+                    self._question.close()
             case actions.RecordJobFailure():
                 self._job_failed_s = self._loop.clock.now_s()
             case actions.Finish():
                 from muster.agent.node import outcome
 
-                self._close_question()
                 if action.ended is not None and action.ended.succeeded and self._logs.run_dir is not None:
                     self._remove_checkpoint(self._logs.run_dir)
                 self._code = outcome.report_outcome(
@@ -374,6 +359,18 @@ class Supervisor:
                 )
             case _:
                 assert_never(action)
+
+    def _ask_person(self) -> None:
+        if self._question is None:
+            from muster.agent.control.question import TerminalQuestion
+
+            self._question = TerminalQuestion(self._loop, self._logs, self._on_typed)
+        self._question.ask()
+
+    def _on_typed(self, typed: str | None) -> None:
+        from muster.agent.node.request_decisions import parse_choice
+
+        self._events.append(events.PersonChose(choice=parse_choice(typed)))
 
     def _keep_checkpoint(self, checkpoint: "Checkpoint") -> None:
         from muster.agent import checkpoint_file  # most jobs end without one
@@ -406,6 +403,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         node_index=config.rendezvous.node_index,
         drain_limit_s=config.drain_limit_s,
         preempt_signals=frozenset(signal.Signals[name] for name in ("SIGTERM", config.preempt_signal) if name),
+        asks_at_interrupt=config.asks_at_interrupt,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
         backoff_share=share,

@@ -34,6 +34,7 @@ from muster.agent.node.actions import (
 from muster.agent.node.events import (
     FailureSettled,
     RoundTimer,
+    SignalReceived,
     SpawnFailed,
     StacksCollected,
     StoreLost,
@@ -57,6 +58,9 @@ from muster.agent.node.state import (
 from muster.agent.runtime.records import replace
 
 Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
+
+RequestDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], SignalReceived | None]
+"""As `Decision`, and the Ctrl-C that has its ordinary effect now."""
 
 OWN_REQUEST = 0
 """The number of this agent's own request for the stacks of all nodes; persons' begin with 1."""

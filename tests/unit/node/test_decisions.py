@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from muster._contract import AskKind, AskOutcome, ExitCode
 from muster.agent.node.actions import (
     Action,
+    AskPerson,
+    EndQuestion,
     Finish,
     JoinJob,
     KillWorkers,
@@ -26,8 +28,10 @@ from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
     AgentStarted,
     CheckpointSaved,
+    Choice,
     Event,
     FailureSettled,
+    PersonChose,
     Requested,
     RoundTimer,
     SignalReceived,
@@ -46,6 +50,7 @@ from muster.agent.node.events import (
     WorkersPrepared,
     WorkerStarted,
 )
+from muster.agent.node.request_decisions import TERMINAL_REQUEST
 from muster.agent.node.state import (
     Delaying,
     Ended,
@@ -651,8 +656,9 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(expired, st.sampled_from(TimerPurpose), number),
         st.sampled_from([StacksRequested(), WorkersPrepared(), Notice(text="x"), RendezvousFailed(reason="x")]),
         st.builds(
-            lambda s, g, a, t: SignalReceived(signum=s, guard_died=g, is_asked=a, at_s=t),
+            lambda s, g, a, p, t: SignalReceived(signum=s, guard_died=g, is_asked=a, is_at_terminal=p, at_s=t),
             st.sampled_from([signal.SIGTERM, signal.SIGINT]),
+            st.booleans(),
             st.booleans(),
             st.booleans(),
             st.floats(0.0, 3.0),
@@ -665,8 +671,11 @@ def any_event() -> st.SearchStrategy[Event]:
         ),
         st.builds(lambda k: Requested(request=1, kind=k, limit_s=5.0), st.sampled_from(AskKind)),
         st.builds(
-            lambda o: RequestAnswered(request=1, answer=Answer(outcome=o, line="x")), st.sampled_from(AskOutcome)
+            lambda n, o: RequestAnswered(request=n, answer=Answer(outcome=o, line="x")),
+            st.sampled_from([1, TERMINAL_REQUEST]),
+            st.sampled_from(AskOutcome),
         ),
+        st.builds(lambda c: PersonChose(choice=c), st.none() | st.sampled_from(Choice)),
         st.builds(lambda n: StacksWanted(round_number=n, number=1), number),
         st.builds(lambda n, s: DrainCommitted(round_number=n, drain=1, step=s), number, st.integers(0, 3)),
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
@@ -818,3 +827,18 @@ def test_only_node_0_tells_that_a_failure_restarts_the_workers() -> None:
     assert lines(second, started(0), started(1), broken()) == []
     first = RoundFormed(round=replace(make_round(attempt=1), group_world_size=2))
     assert lines(first, started(0), started(1), broken()) == ["why; restart 2 of 4"]
+
+
+@settings(max_examples=500)
+@given(st.lists(any_event(), max_size=40))
+def test_the_question_at_the_terminal_is_open_only_while_workers_run_and_always_ends(events: list[Event]) -> None:
+    state, is_open = new_state(asks_at_interrupt=True), False
+    for event in events:
+        state, actions = decide(state, event)
+        for action in actions:
+            if isinstance(action, AskPerson | EndQuestion):
+                is_open = isinstance(action, AskPerson)
+        assert state.interrupt is None or isinstance(state.phase, Running | Succeeded)
+        assert not is_open or state.interrupt is not None
+    state, _ = run(ctrl_c := SignalReceived(signum=signal.SIGINT), ctrl_c, state=state)
+    assert isinstance(state.phase, Ended | Stopping)

@@ -4,7 +4,7 @@ import pytest
 
 from muster.agent.cli.arguments import parse_args
 from muster.agent.diagnosis.report import format_size
-from muster.agent.node.summary import describe_logs, format_duration
+from muster.agent.node.outcome import describe_logs, format_duration
 from muster.agent.runtime.event_log import RunTimes
 
 

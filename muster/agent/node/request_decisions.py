@@ -1,0 +1,205 @@
+"""What one node does about what persons ask for. Pure, a part of `decisions`; imported when one asks.
+
+A request is passed on to the leader, and its answer back. With `--interrupt-action ask`, Ctrl-C at the terminal asks,
+too, as ice-learn's launcher does:
+
+    Ctrl-C --pause--> all ranks wait at one step --AskPerson--> save: resume, stop: ranks that ask `should_stop` save
+                                                                stop: the signal, as without the option
+                                                                continue: resume
+
+Ranks that never ask `should_stop` save a checkpoint instead, and get the signal then. Whatever is refused, late or
+lost, the job ends as without the option. A second Ctrl-C kills the workers, as always.
+"""
+
+from muster._contract import AskKind, AskOutcome
+from muster.agent.node.actions import (
+    Action,
+    AnswerPerson,
+    AskPerson,
+    EndQuestion,
+    PrintLine,
+    PrintStacks,
+    SendRequest,
+    SendStacks,
+)
+from muster.agent.node.drain_decisions import find_round
+from muster.agent.node.events import Choice, PersonChose, Requested, SignalReceived
+from muster.agent.node.state import Interrupt, InterruptStep, NodeState, Running, Stopping, Succeeded
+from muster.agent.node.worker_decisions import OWN_REQUEST, Decision, RequestDecision
+from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.interface import RequestAnswered, StacksWanted
+from muster.agent.runtime.records import assert_never, replace
+
+TERMINAL_REQUEST = 1 << 40
+"""The number of the terminal's requests; other persons' begin with 1."""
+
+TERMINAL_LIMIT_S = 60.0
+"""How long the ranks may take for each of them."""
+
+_CHOICES = {
+    **dict.fromkeys(("", "y", "yes"), Choice.SAVE),
+    **dict.fromkeys(("n", "no"), Choice.STOP),
+    **dict.fromkeys(("c", "continue"), Choice.CONTINUE),
+}
+"""Nothing, or the end of the terminal, saves: what can be saved is."""
+
+_KINDS = {
+    InterruptStep.PAUSE: AskKind.PAUSE,
+    InterruptStep.CONTINUE: AskKind.RESUME,
+    InterruptStep.RESUME: AskKind.RESUME,
+    InterruptStep.STOP: AskKind.STOP,
+    InterruptStep.CHECKPOINT: AskKind.CHECKPOINT,
+}
+
+
+def decide_request(
+    state: NodeState, event: Requested | RequestAnswered | StacksWanted | PersonChose
+) -> RequestDecision:
+    """Decide what follows. An answer to no open request, and a choice after the question, change nothing."""
+    match event:
+        case Requested():
+            return *_send(state, event), None
+        case RequestAnswered():
+            return _on_answered(state, event)
+        case StacksWanted():
+            asked = find_round(state, event.round_number)
+            return state, () if asked is None else (SendStacks(round=asked, number=event.number),), None
+        case PersonChose():
+            interrupt = state.interrupt
+            if interrupt is None or interrupt.step is not InterruptStep.PERSON:
+                return state, (), None
+            return _on_choice(state, interrupt, event.choice)
+        case _:
+            assert_never(event)
+
+
+def _send(state: NodeState, event: Requested) -> Decision:
+    phase = state.phase
+    if not isinstance(phase, Running | Succeeded):
+        line = "no workers run: they are being started, or stopped; nothing was changed"
+        refused = Answer(outcome=AskOutcome.REFUSED, line=line)
+        return state, (AnswerPerson(requests=(event.request,), answer=refused),)
+    send = SendRequest(round=phase.round, request=event.request, kind=event.kind, limit_s=event.limit_s)
+    return replace(state, requests=state.requests | {event.request}), (send,)
+
+
+def _on_answered(state: NodeState, event: RequestAnswered) -> RequestDecision:
+    if event.request not in state.requests:
+        return state, (), None
+    state = replace(state, requests=state.requests - {event.request})
+    if event.request == OWN_REQUEST:
+        return *_print_stacks(state, event.answer), None
+    if event.request == TERMINAL_REQUEST:
+        return _follow_answer(state, event.answer)
+    return state, (AnswerPerson(requests=(event.request,), answer=event.answer),), None
+
+
+def end_requests(state: NodeState, line: str) -> Decision:
+    """Answer all persons, because no leader can any more."""
+    asked = tuple(sorted(state.requests - {OWN_REQUEST, TERMINAL_REQUEST}))
+    lost = AnswerPerson(requests=asked, answer=Answer(outcome=AskOutcome.LOST, line=line))
+    return replace(state, requests=frozenset()), (lost,) if asked else ()
+
+
+def _print_stacks(state: NodeState, answer: Answer) -> Decision:
+    """Print what all ranks do, as the leader has collected it."""
+    if answer.outcome is AskOutcome.REFUSED:
+        phase = state.phase
+        return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
+    from muster.agent.diagnosis.report_text import format_stacks  # only this needs it
+
+    texts = {stack.global_rank: stack.text for stack in answer.stacks}
+    return state, tuple(PrintLine(text=line) for line in (*format_stacks(texts, missing=0), answer.line))
+
+
+# -- Ctrl-C at the terminal -------------------------------------------------------------------------------------------
+
+
+def begin_question(state: NodeState, event: SignalReceived) -> Decision:
+    """Pause the job first: what is saved after the answer is of the step at which the person asked."""
+    line = PrintLine(text="pausing all ranks at one step; Ctrl-C again kills")
+    state, actions, _ = _ask_leader(state, Interrupt(signal=event), InterruptStep.PAUSE)
+    return state, (line, *actions)
+
+
+def parse_choice(typed: str | None) -> Choice | None:
+    """What the person chooses; None: it is none of yes, no and continue.
+
+    Args:
+        typed: one line; None: nothing can be typed, and Ctrl-C is as without the option.
+    """
+    return Choice.STOP if typed is None else _CHOICES.get(typed.strip().lower())
+
+
+def _ask_leader(state: NodeState, interrupt: Interrupt, step: InterruptStep) -> RequestDecision:
+    if not isinstance(state.phase, Running | Succeeded):  # another signal stops the workers already
+        return _stop(state, interrupt)
+    state = replace(state, interrupt=replace(interrupt, step=step))
+    return *_send(state, Requested(request=TERMINAL_REQUEST, kind=_KINDS[step], limit_s=TERMINAL_LIMIT_S)), None
+
+
+def _stop(state: NodeState, interrupt: Interrupt) -> RequestDecision:
+    """Ctrl-C has its ordinary effect, which ends the question."""
+    return state, (), interrupt.signal
+
+
+def _follow_answer(state: NodeState, answer: Answer) -> RequestDecision:
+    interrupt = state.interrupt
+    if interrupt is None:
+        return state, (), None
+    # Of the others that were done the leader tells; a node that leaves would not print it.
+    is_printed = interrupt.step in (InterruptStep.PAUSE, InterruptStep.CHECKPOINT)
+    is_printed = is_printed or answer.outcome is not AskOutcome.DONE
+    told = (PrintLine(text=answer.line),) if is_printed else ()
+    state, actions, stop = _find_next(state, interrupt, answer.outcome)
+    return state, (*told, *actions), stop
+
+
+def _find_next(state: NodeState, interrupt: Interrupt, outcome: AskOutcome) -> RequestDecision:
+    is_done = outcome is AskOutcome.DONE
+    match interrupt.step:
+        case InterruptStep.PAUSE if is_done:
+            return replace(state, interrupt=replace(interrupt, step=InterruptStep.PERSON)), (AskPerson(),), None
+        case InterruptStep.CONTINUE:
+            return replace(state, interrupt=None), (EndQuestion(),), None
+        case InterruptStep.RESUME:  # also when the pause has ended by itself
+            return _ask_leader(state, interrupt, InterruptStep.STOP)
+        case InterruptStep.STOP if is_done:
+            return replace(state, interrupt=replace(interrupt, step=InterruptStep.END)), (), None
+        case InterruptStep.STOP if outcome is AskOutcome.REFUSED:
+            return _ask_leader(state, interrupt, InterruptStep.CHECKPOINT)
+        case InterruptStep.PAUSE | InterruptStep.STOP | InterruptStep.CHECKPOINT:
+            return _stop(state, interrupt)
+        case InterruptStep.PERSON | InterruptStep.END:  # no answer is awaited
+            return state, (), None
+        case _:
+            assert_never(interrupt.step)
+
+
+def _on_choice(state: NodeState, interrupt: Interrupt, choice: Choice | None) -> RequestDecision:
+    match choice:
+        case None:
+            return state, (AskPerson(),), None
+        case Choice.SAVE:
+            return _ask_leader(state, interrupt, InterruptStep.RESUME)
+        case Choice.STOP:
+            return _stop(state, interrupt)
+        case Choice.CONTINUE:
+            return _ask_leader(state, interrupt, InterruptStep.CONTINUE)
+        case _:
+            assert_never(choice)
+
+
+def end_round_of_question(state: NodeState, interrupt: Interrupt) -> RequestDecision:
+    """The round has ended, and the pause with it: what was chosen holds; a person that is being asked is told."""
+    told: tuple[Action, ...] = ()
+    match interrupt.step:
+        case InterruptStep.PERSON:
+            told = (PrintLine(text="the round has ended, and the pause with it; Ctrl-C asks again"),)
+        case InterruptStep.CONTINUE | InterruptStep.END:
+            pass
+        case InterruptStep.PAUSE | InterruptStep.RESUME | InterruptStep.STOP | InterruptStep.CHECKPOINT:
+            return _stop(state, interrupt)
+        case _:
+            assert_never(interrupt.step)
+    return replace(state, interrupt=None), (EndQuestion(), *told), None

@@ -1,0 +1,292 @@
+"""`--interrupt-action ask`: histories of one node, from a Ctrl-C at the terminal to what the person has chosen."""
+
+import signal
+
+import pytest
+
+from muster._contract import AskKind, AskOutcome
+from muster.agent.node.actions import (
+    AnswerPerson,
+    AskPerson,
+    EndQuestion,
+    Finish,
+    InterruptWorker,
+    KillWorkers,
+    LeaveJob,
+    PrintLine,
+    SendRequest,
+    SignalWorkers,
+)
+from muster.agent.node.decisions import decide
+from muster.agent.node.events import Choice, PersonChose, SignalReceived, WorkersGone
+from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
+from muster.agent.node.state import NodeRules, NodeState, Running, Stopping
+from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.interface import BreakKind, JobEnded, RequestAnswered, RoundBroken, RoundFormed
+from muster.agent.round import Round
+from muster.agent.runtime.records import replace
+
+ROUND = Round(
+    number=3,
+    attempt=0,
+    restarts_left=1,
+    group_rank=0,
+    group_world_size=1,
+    rank_offset=0,
+    world_size=2,
+    role_rank_offset=0,
+    role_world_size=2,
+    master_addr="a",
+    master_port=1,
+)
+CTRL_C = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)
+SAVE, STOP, CONTINUE = (PersonChose(choice=each) for each in Choice)
+BROKEN = RoundBroken(round_number=3, kind=BreakKind.FAILURE, reason="rank 1 exited with code 1")
+
+
+class Node:
+    """A node whose two workers run."""
+
+    def __init__(self, **rules) -> None:
+        phase = Running(round=ROUND, awaited=frozenset(), alive=frozenset({0, 1}))
+        self.state = NodeState(rules=NodeRules(nproc=2, asks_at_interrupt=True, **rules), phase=phase)
+
+    def send(self, *events):
+        found = []
+        for event in events:
+            self.state, actions = decide(self.state, event)
+            found += actions
+        return found
+
+    def answer(self, outcome: AskOutcome):
+        return self.send(RequestAnswered(request=TERMINAL_REQUEST, answer=Answer(outcome=outcome, line=outcome.value)))
+
+    def pause(self):
+        """Until the person is asked."""
+        self.send(CTRL_C)
+        return self.answer(AskOutcome.DONE)
+
+
+def request(kind: AskKind) -> SendRequest:
+    return SendRequest(round=ROUND, request=TERMINAL_REQUEST, kind=kind, limit_s=60.0)
+
+
+def list_kinds(actions):
+    """Without lines: their words are tested where they matter."""
+    return [type(each) for each in actions if not isinstance(each, PrintLine)]
+
+
+STOPS = [EndQuestion, LeaveJob, SignalWorkers]
+"""What an ordinary Ctrl-C does, and the end of the question before it."""
+
+
+def start_stopping(actions) -> bool:
+    return list_kinds(actions)[:3] == STOPS
+
+
+def test_ctrl_c_pauses_the_job_and_then_asks():
+    node = Node()
+    line, pause = node.send(CTRL_C)
+    assert line == PrintLine(text="pausing all ranks at one step; Ctrl-C again kills")
+    assert pause == request(AskKind.PAUSE)
+    assert node.answer(AskOutcome.DONE) == [PrintLine(text="done"), AskPerson()]
+
+
+@pytest.mark.parametrize("outcome", [each for each in AskOutcome if each is not AskOutcome.DONE])
+def test_a_pause_that_fails_makes_it_an_ordinary_ctrl_c(outcome):
+    node = Node()
+    node.send(CTRL_C)
+    actions = node.answer(outcome)
+    assert actions[0] == PrintLine(text=outcome.value)
+    assert start_stopping(actions)
+    assert isinstance(node.state.phase, Stopping)
+    [finish] = node.send(WorkersGone(round_number=3)) or [node.state.phase.then]
+    assert finish.code == 128 + signal.SIGINT
+
+
+def test_save_resumes_and_stops_at_one_step():
+    node = Node()
+    node.pause()
+    assert node.send(SAVE) == [request(AskKind.RESUME)]
+    assert node.answer(AskOutcome.DONE) == [request(AskKind.STOP)]
+    assert node.answer(AskOutcome.DONE) == []
+    assert isinstance(node.state.phase, Running), "the ranks end by themselves"
+
+
+def test_save_stops_also_when_the_pause_has_ended_by_itself():
+    node = Node()
+    node.pause()
+    node.send(SAVE)
+    assert node.answer(AskOutcome.REFUSED)[-1] == request(AskKind.STOP)
+
+
+def test_ranks_that_never_stop_save_a_checkpoint_and_get_the_signal():
+    node = Node()
+    node.pause()
+    node.send(SAVE)
+    node.answer(AskOutcome.DONE)
+    assert node.answer(AskOutcome.REFUSED)[-1] == request(AskKind.CHECKPOINT)
+    saved = node.answer(AskOutcome.DONE)
+    assert saved[0] == PrintLine(text="done"), "a node that leaves prints no notice of the leader"
+    assert start_stopping(saved)
+
+
+@pytest.mark.parametrize("outcome", [AskOutcome.LATE, AskOutcome.LOST])
+def test_a_stop_that_is_late_makes_it_an_ordinary_ctrl_c(outcome):
+    node = Node()
+    node.pause()
+    node.send(SAVE)
+    node.answer(AskOutcome.DONE)
+    assert start_stopping(node.answer(outcome))
+
+
+def test_stop_is_an_ordinary_ctrl_c():
+    node = Node()
+    node.pause()
+    assert start_stopping(node.send(STOP))
+
+
+@pytest.mark.parametrize("outcome", AskOutcome)
+def test_continue_resumes_whatever_the_answer_is(outcome):
+    node = Node()
+    node.pause()
+    assert node.send(CONTINUE) == [request(AskKind.RESUME)]
+    assert list_kinds(node.answer(outcome)) == [EndQuestion]
+    assert isinstance(node.state.phase, Running)
+    assert request(AskKind.PAUSE) in node.send(CTRL_C), "the next Ctrl-C asks again"
+
+
+def test_what_is_no_choice_asks_again():
+    node = Node()
+    node.pause()
+    assert node.send(PersonChose(choice=None)) == [AskPerson()]
+    assert node.send(CONTINUE) == [request(AskKind.RESUME)]
+
+
+def test_a_choice_after_the_question_changes_nothing():
+    node = Node()
+    assert node.send(STOP) == []
+    node.pause()
+    node.send(CONTINUE)
+    assert node.send(STOP) == []
+
+
+@pytest.mark.parametrize("history", [(), (SAVE,), (None,)], ids=["pausing", "saving", "asked"])
+def test_a_second_ctrl_c_kills(history):
+    node = Node()
+    node.send(CTRL_C)
+    if history:
+        node.answer(AskOutcome.DONE)
+        node.send(*filter(None, history))
+    actions = node.send(CTRL_C)
+    assert start_stopping(actions)
+    assert KillWorkers in list_kinds(actions)
+
+
+def test_a_second_ctrl_c_kills_also_while_the_ranks_save_and_end():
+    node = Node()
+    node.pause()
+    node.send(SAVE)
+    node.answer(AskOutcome.DONE)
+    node.answer(AskOutcome.DONE)
+    assert KillWorkers in list_kinds(node.send(CTRL_C))
+
+
+def test_another_signal_ends_the_question():
+    node = Node()
+    node.pause()
+    assert start_stopping(node.send(SignalReceived(signum=signal.SIGTERM)))
+    assert node.send(STOP) == []
+
+
+def test_a_round_that_ends_while_the_person_is_asked_ends_the_question_and_the_job_goes_on():
+    node = Node()
+    node.pause()
+    actions = node.send(BROKEN)
+    assert actions[:2] == [
+        EndQuestion(),
+        PrintLine(text="the round has ended, and the pause with it; Ctrl-C asks again"),
+    ]
+    assert not isinstance(node.state.phase.then, Finish)
+    assert node.send(SAVE) == []
+
+
+@pytest.mark.parametrize("history", [(), (SAVE,)], ids=["pausing", "saving"])
+def test_a_round_that_ends_while_the_job_is_asked_makes_it_an_ordinary_ctrl_c(history):
+    node = Node()
+    node.send(CTRL_C)
+    if history:
+        node.answer(AskOutcome.DONE)
+        node.send(*history)
+    actions = node.send(BROKEN)
+    assert AnswerPerson not in list_kinds(actions), "the terminal's request has no other person"
+    assert isinstance(node.state.phase.then, Finish)
+    assert node.state.phase.then.code == 128 + signal.SIGINT
+
+
+def test_a_round_of_another_leader_ends_the_question():
+    node = Node()
+    node.pause()
+    assert EndQuestion in list_kinds(node.send(RoundFormed(round=replace(ROUND, number=4))))
+    assert node.state.interrupt is None
+
+
+def test_a_round_that_ends_after_continue_goes_on():
+    node = Node()
+    node.pause()
+    node.send(CONTINUE)
+    node.send(BROKEN)
+    assert not isinstance(node.state.phase.then, Finish)
+
+
+def test_ranks_that_have_saved_end_the_job_with_its_own_code():
+    node = Node()
+    node.pause()
+    node.send(SAVE)
+    node.answer(AskOutcome.DONE)
+    node.answer(AskOutcome.DONE)
+    actions = node.send(JobEnded(succeeded=False, is_drained=True))
+    assert EndQuestion in list_kinds(actions)
+    assert node.state.phase.then.code == 143
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        replace(CTRL_C, is_at_terminal=False),
+        replace(CTRL_C, is_quit=True),
+        replace(CTRL_C, guard_died=True),
+        replace(CTRL_C, signum=signal.SIGHUP),
+    ],
+)
+def test_what_does_not_ask(received):
+    assert LeaveJob in list_kinds(Node().send(received))
+
+
+def test_without_the_option_nothing_is_asked():
+    node = Node()
+    node.state = replace(node.state, rules=NodeRules(nproc=2))
+    assert LeaveJob in list_kinds(node.send(CTRL_C))
+
+
+def test_a_debugger_that_has_the_terminal_gets_ctrl_c():
+    assert Node().send(replace(CTRL_C, debugged=1)) == [InterruptWorker(local_rank=1)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "choice"),
+    [
+        ("\n", Choice.SAVE),
+        ("", Choice.SAVE),
+        ("Yes\n", Choice.SAVE),
+        ("n\n", Choice.STOP),
+        (" NO ", Choice.STOP),
+        (None, Choice.STOP),
+        ("c", Choice.CONTINUE),
+        ("continue\n", Choice.CONTINUE),
+        ("q", None),
+        ("not at all\n", None),
+    ],
+)
+def test_what_was_typed(typed, choice):
+    assert parse_choice(typed) is choice

@@ -240,11 +240,19 @@ def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()
     return replace(state, phase=phase), (*before, StartWorkers(round=new))
 
 
+def _end_delay(state: NodeState, phase: Delaying) -> Decision:
+    """Start the workers; without their store they would only wait, so its loss is the round's failure at once."""
+    state, start = _start_workers(state, phase.round)
+    if not phase.store_problem:
+        return state, start
+    return on_store_lost(state, StoreLost(round_number=phase.round.number, reason=phase.store_problem))
+
+
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
     phase = state.phase
     state = replace(state, rank0_started=max(state.rank0_started, event.round_number))
     if isinstance(phase, Delaying) and phase.is_held and phase.round.number == event.round_number:
-        return _start_workers(state, phase.round)
+        return _end_delay(state, phase)
     return state, ()
 
 
@@ -405,7 +413,7 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
         return state, ()
     match timer.purpose:
         case TimerPurpose.START:
-            return _start_workers(state, phase.round) if isinstance(phase, Delaying) else (state, ())
+            return _end_delay(state, phase) if isinstance(phase, Delaying) else (state, ())
         case TimerPurpose.STACKS:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:

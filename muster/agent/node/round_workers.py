@@ -83,8 +83,6 @@ class RoundWorkers:
         self._watched_round = 0
         self._fencings = 0
         """The guard's count when the workers were started."""
-        self._store_problem = ""
-        """Why there is no store; "" while nothing is wrong with it."""
         self._page_failed = False
         self._is_draining = False
         """A command was written for this round."""
@@ -127,17 +125,15 @@ class RoundWorkers:
         """End the last round's store, and open this one's if this agent hosts it: other nodes' workers may come now."""
         self.end_store()
         if formed.hosts_store:
+            number = formed.number
             self._starter.start_store(
-                formed.master_port, formed.world_size, lambda reason: self._on_store_lost(formed, reason)
+                formed.master_port,
+                formed.world_size,
+                lambda reason: self._post(events.StoreLost(round_number=number, reason=reason)),
             )
-
-    def _on_store_lost(self, formed: Round, reason: str) -> None:
-        self._store_problem = reason
-        self._post(events.StoreLost(round_number=formed.number, reason=reason))
 
     def end_store(self) -> None:
         """End the store of the round, if this agent hosts it."""
-        self._store_problem = ""
         self._starter.end_store()
 
     def act(self, action: actions.WorkerAction) -> None:
@@ -186,9 +182,6 @@ class RoundWorkers:
         self._opening = None
         local_rank = 0
         specs: list[WorkerSpec] = []
-        if self._store_problem:  # it was lost before the round's workers could fail of it
-            self._on_spawn_failed(formed.number, local_rank, SpawnError(self._store_problem))
-            return
         try:
             for local_rank in range(self._config.nproc):
                 specs.append(self._build_spec(formed, local_rank))

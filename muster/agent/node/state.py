@@ -169,6 +169,8 @@ class Delaying:
     round: Round
     is_held: bool
     """Until global rank 0 of the round has been started on another node; else until the back-off is over."""
+    store_problem: str = ""
+    """Why the round's store is lost; "" while it is not."""
 
 
 @record

@@ -45,6 +45,7 @@ from muster.agent.node.events import (
     WorkerStarted,
 )
 from muster.agent.node.state import (
+    Delaying,
     FailureBook,
     NodeDrain,
     NodeState,
@@ -157,8 +158,10 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
     """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it otherwise."""
     phase = state.phase
-    if not isinstance(phase, Running) or event.round_number != phase.round.number:
+    if not isinstance(phase, Delaying | Running) or event.round_number != phase.round.number:
         return state, ()
+    if isinstance(phase, Delaying):
+        return replace(state, phase=replace(phase, store_problem=event.reason)), ()
     failure = LocalFailure(local_rank=0, reason=event.reason)
     phase = replace(phase, failures=_add_failure(phase.failures, failure))
     return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)

@@ -98,10 +98,11 @@ def clean_env(**extra: str) -> dict[str, str]:
     return {**env, "PYTHONUNBUFFERED": "1", **extra}
 
 
-def start(argv: Sequence[str], **env: str) -> "subprocess.Popen[bytes]":
+def start(argv: Sequence[str], *, cwd: Path | None = None, **env: str) -> "subprocess.Popen[bytes]":
     """Start a launcher and discard its output."""
     return subprocess.Popen(
         argv,
+        cwd=cwd,
         env=clean_env(**env),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The gain of a warm start: one import per node at launch, none at restart, shared pages. Two and four workers, gloo.
 
-    python benchmarks/warm.py [--count N] [import] [crash] [apart] [train] [memory]
+    python benchmarks/warm.py [--count N] [import] [crash] [apart] [train] [memory] [cpu [--against FOLDER]]
 
 The crash is `os._exit(1)` in one worker of a formed process group, timed from the call until the last rank has finished
 its first all-reduce of the next attempt, 1.5 s after its first one; the agent's event records give a breakdown of it.
@@ -8,15 +8,18 @@ its first all-reduce of the next attempt, 1.5 s after its first one; the agent's
 an all-reduce, beside a fork that hosts the store. torchrun gets up to twice as many turns, until five samples are good.
 "apart" is the crash with ranks that reach the process group up to two seconds apart, on one node and on two, timed from
 the last rank that reaches it. "train" is the crash with a first step of DistributedDataParallel and Adam, which make
-torch import its compiler, in place of the all-reduce.
+torch import its compiler, in place of the all-reduce. "cpu" is the whole tree's CPU time, user and system, of a job of
+eight workers and one all-reduce; FOLDER is another version of muster, unpacked, to compare with in place of torchrun.
 """
 
+import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from pathlib import Path
 import _launching
 from _launching import LAUNCHERS, MUSTER, MUSTER_COLD, TORCHRUN, Command, Job, build_standalone_flags, launched
 from _sampling import SampleFailed, Samples, build_parser, sample_in_turn, show
+from start import ALL_REDUCE
 
 STOP = ("detect", "decide", "stop")
 """Parts of a restart that end the old workers."""
@@ -194,6 +198,26 @@ def bare_s() -> float:
     return max(map(float, run.stdout.split()))
 
 
+def tree_cpu_s(command: Command, folder: Path, **env: str) -> float:
+    """CPU seconds of the whole tree: each process of it is waited for by its parent, the launcher by us."""
+    marks, script = folder / "marks", folder / "script.py"
+    marks.unlink(missing_ok=True)
+    script.write_text(ALL_REDUCE)
+    process = _launching.start([*command, *build_standalone_flags(8), str(script)], cwd=folder, MARKS=str(marks), **env)
+    try:
+        _launching.wait_for(
+            lambda: os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, 60.0
+        )
+        _pid, status, usage = os.wait4(process.pid, 0)
+    except SampleFailed:
+        _launching.stop(process)
+        raise
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0 or len(_launching.read_marks(marks)) != 8:
+        raise SampleFailed
+    return usage.ru_utime + usage.ru_stime
+
+
 def list_times(job: Job, what: str, attempt: int) -> list[float]:
     """Times of this mark by the ranks of an attempt."""
     return [m["t"] for m in _launching.read_marks(job.marks) if (m["what"], m["attempt"]) == (what, attempt)]
@@ -288,17 +312,33 @@ def show_memory(count: int, folder: Path) -> None:
     show("memory of the whole tree, 4 workers (PSS)", series, unit="MB", limit=0.7)
 
 
-PARTS = {"import": show_imports, "crash": show_crash, "apart": show_apart, "train": show_train, "memory": show_memory}
+def show_cpu(count: int, folder: Path, against: Path | None) -> None:
+    """Gain of one import, and of an end that does not tear down what the template had imported."""
+    samplers = {"muster": lambda: tree_cpu_s(MUSTER, folder)}
+    if against is None:
+        samplers["torchrun"] = lambda: tree_cpu_s(TORCHRUN, folder)
+    else:
+        samplers["muster there"] = lambda: tree_cpu_s(MUSTER, folder, PYTHONPATH=str(against))
+    show("CPU of the whole tree, 8 workers, one all-reduce", sample_in_turn(count, samplers), limit=0.6)
 
 
 def main() -> None:
     parser = build_parser(__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all when none is named")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="see above; all when none is named")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="a folder with another version's package muster")
     options = parser.parse_args()
-    if not PARTS.keys() >= set(options.parts):
-        parser.error(f"the parts are {', '.join(PARTS)}")
+    parts: Mapping[str, Callable[[int, Path], None]] = {
+        "import": show_imports,
+        "crash": show_crash,
+        "apart": show_apart,
+        "train": show_train,
+        "memory": show_memory,
+        "cpu": functools.partial(show_cpu, against=options.against),
+    }
+    if not parts.keys() >= set(options.parts):
+        parser.error(f"the parts are {', '.join(parts)}")
     with _launching.scratch() as folder:
-        for name, part in PARTS.items():
+        for name, part in parts.items():
             if name in options.parts or not options.parts:
                 part(options.count, folder)
 

@@ -231,6 +231,7 @@ class FakeStarter:
         self.parked = 0
         self.stores: list[tuple[int, int]] = []
         """Port and number of workers, of the one there is."""
+        self.store_checks = 0
         self.lose_store: Callable[[str], None] | None = None
         self._batch = itertools.count()
         self._current = -1
@@ -248,6 +249,9 @@ class FakeStarter:
     def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
         self.stores.append((port, world_size))
         self.lose_store = on_lost
+
+    def check_store(self) -> None:
+        self.store_checks += 1
 
     def end_store(self) -> None:
         self.stores.clear()

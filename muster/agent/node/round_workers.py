@@ -148,12 +148,14 @@ class RoundWorkers:
                 self._pool.cancel_starts()
                 self._close_child_ends()
             case actions.SignalWorkers():
+                self._starter.check_store()
                 self._pool.send(action.signum)
             case actions.InterruptWorker():
                 for worker in self._pool.live:
                     if worker.local_rank == action.local_rank:
                         os.kill(worker.pid, signal.SIGINT)  # not reaped, so the number is its own
             case actions.KillWorkers():
+                self._starter.check_store()
                 self._kill(action.round_number)
             case actions.ReadSlots():
                 number, drain = action.round_number, action.drain

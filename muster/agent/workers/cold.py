@@ -48,6 +48,9 @@ class CommandStarter:
         """Not called, because of `can_host_store`."""
         raise NotImplementedError
 
+    def check_store(self) -> None:
+        """Do nothing: there is none."""
+
     def end_store(self) -> None:
         """Do nothing: there is none."""
 

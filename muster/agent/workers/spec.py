@@ -101,6 +101,10 @@ class WorkerStarter(Protocol):
         """
         ...
 
+    def check_store(self) -> None:
+        """Have the store's process look now at what it else sees within a second: the workers are about to end."""
+        ...
+
     def end_store(self) -> None:
         """End the store's process, if there is one: no worker of its round is left on any node."""
         ...

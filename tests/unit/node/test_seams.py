@@ -283,17 +283,19 @@ def test_held_workers_start_with_global_rank_0(build: Build) -> None:
 def test_the_store_is_there_before_the_workers_and_until_the_next_round(build: Build) -> None:
     bench = build()
     seen: list[list[tuple[int, int]]] = []
+    checks: list[int] = []
 
     def look() -> None:
         seen.append(list(bench.starter.stores))
 
     bench.on("join", None, lambda: bench.form(hosts_store=True))
     bench.at(0.0, look)
-    bench.on("started", 1, lambda: (look(), bench.break_round(1)))
-    bench.on("stopped", 1, lambda: (look(), bench.form(2)))
+    bench.on("started", 1, lambda: (look(), checks.append(bench.starter.store_checks), bench.break_round(1)))
+    bench.on("stopped", 1, lambda: (look(), checks.append(bench.starter.store_checks), bench.form(2)))
     bench.on("started", 2, lambda: (look(), bench.at(1.0, send_to_self(signal.SIGTERM))))
     assert bench.run() == 143
     assert seen == [[(29500, 2)]] * 3 + [[]]
+    assert checks[0] == 0 < checks[1]  # before its workers are stopped
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -200,6 +200,11 @@ class TemplateStarter:
         else:
             self._release_store()
 
+    def check_store(self) -> None:
+        """See `spec.WorkerStarter`. A job that fails of a store that is used twice needs the line."""
+        if self._store is not None:
+            self._store.check()
+
     def end_store(self) -> None:
         """See `spec.WorkerStarter`."""
         store, self._store = self._store, None

@@ -6,7 +6,7 @@ the agent closes its socket or kills it, or dies.
 
 Protocol, over the socket that the worker was parked on: the agent sends the number of workers, four bytes in network
 order, with the listening socket attached; the process answers with one byte when more clients have come than there are
-workers.
+workers. It looks each second, and at once when the agent sends a byte.
 """
 
 import ctypes
@@ -55,7 +55,8 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
         if store is not None:
             with suppress(OSError):
                 _watch(control, store.port, world_size)
-            control.recv(1)  # until the agent closes it
+            while control.recv(1):
+                pass  # until the agent closes it
         code = 0
     finally:
         os._exit(code)  # the template's exit handlers are the workers' alone
@@ -116,7 +117,7 @@ def _watch(control: socket.socket, port: int, world_size: int) -> None:
     """
     with socket.create_connection(("127.0.0.1", port), _ASK_LIMIT_S) as connection:
         connection.sendall(_VALIDATE)
-        while not select.select([control], (), (), _POLL_S)[0]:
+        while not select.select([control], (), (), _POLL_S)[0] or control.recv(1):
             connection.sendall(_COUNT)
             (count,) = struct.unpack("=q", connection.recv(8, socket.MSG_WAITALL).ljust(8, b"\0"))
             if count > world_size:

@@ -124,6 +124,12 @@ class StoreHandle:
         else:
             self._close_control()  # `ChildWatch` says how it ended
 
+    def check(self) -> None:
+        """Have the process look now whether workers have connected again."""
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.send(b"?")
+
     def _handle_end(self, status: int) -> None:
         """A store that ended by itself has found no torch: no worker can need it."""
         if not self._closed:

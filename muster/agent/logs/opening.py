@@ -32,7 +32,7 @@ class WorkerFiles:
 
     route: WorkerRoute
     logs: dict[Std, LogFile]
-    """The worker's pumps close them."""
+    """The worker's pumps close them; the opener those that get none."""
     filtered: dict[Std, LogFile]
     """Shared by the ranks of an attempt; the opener closes them."""
 
@@ -106,6 +106,7 @@ class FileOpener:
         """Begin to open the round's files. A round of the same attempt appends to the same ones."""
         if self._opening is not None:
             self._opening.is_over = True
+        self._close_unused()
         opening = self._opening = _Opening()
         layout = self._layout
         if isinstance(layout, FolderLayout) and layout.run_dir is None:
@@ -130,15 +131,20 @@ class FileOpener:
         else:
             self._opening.thens.append(then)
 
-    def get_worker(self, local_rank: int) -> WorkerFiles:
-        """The worker's files of the open round.
+    def hand_out(self, local_rank: int) -> WorkerFiles:
+        """The worker's files of the open round, once.
 
         Raises:
             InternalError: they are not open yet.
         """
         if local_rank not in self._workers or self._opening is not None:
             raise InternalError("a worker is started before its files are open")
-        return self._workers[local_rank]
+        return self._workers.pop(local_rank)
+
+    def take_back(self, files: list[LogFile]) -> None:
+        """Close log files that got no pump."""
+        for file in files:
+            self.thread.submit(file.close)
 
     def call(self, read: Callable[[], T], limit_s: float = _READ_LIMIT_S) -> T | None:
         """Call what may block, in the thread; None when it takes longer, or when an earlier call still hangs."""
@@ -148,6 +154,7 @@ class FileOpener:
 
     def close(self, limit_s: float) -> bool:
         """Write what is waiting and release everything; False when the disk hangs. Idempotent."""
+        self._close_unused()
         self.thread.submit(self._close_filtered)
         self.thread.submit(self._layout.close)
         return self.thread.close(limit_s)
@@ -157,7 +164,7 @@ class FileOpener:
             opening.timer.cancel()
         if opening.is_over:
             if not isinstance(opened, OSError):
-                self._close_unused(opened)
+                self.take_back(_list_logs(opened))
             return
         opening.is_over = True
         if isinstance(opened, OSError):
@@ -169,10 +176,10 @@ class FileOpener:
         for then in opening.thens:
             then()
 
-    def _close_unused(self, opened: dict[int, WorkerFiles]) -> None:
-        logs = [file for worker in opened.values() for file in worker.logs.values()]
-        for file in logs:
-            self.thread.submit(file.close)
+    def _close_unused(self) -> None:
+        """Close the files of workers that were never started: a round may be over before."""
+        self.take_back(_list_logs(self._workers))
+        self._workers = {}
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
@@ -211,6 +218,10 @@ class FileOpener:
         for file in self._filtered.values():
             file.close()
         self._filtered = {}
+
+
+def _list_logs(workers: dict[int, WorkerFiles]) -> list[LogFile]:
+    return [file for worker in workers.values() for file in worker.logs.values()]
 
 
 def raise_broken() -> None:

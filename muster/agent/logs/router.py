@@ -89,6 +89,10 @@ class LogRouter:
     def open_round(self, round: Round) -> None:  # noqa: A002
         """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
         self._pumps = {}
+        if self._thread is not None and self._group is not None:
+            # Its streams have ended, unless the disk hung: their limit, when it is due, is not this round's.
+            self._thread.submit(self._group.close)
+            self._group = PumpGroup(self._thread.loop)
         self._files.open_round(round)
 
     def run_when_open(self, then: Callable[[], None]) -> None:
@@ -99,9 +103,9 @@ class LogRouter:
         """Make one worker's pipes. The round is the one whose files are open.
 
         Raises:
-            SpawnError: too many open files.
+            SpawnError: too many open files, or too many threads.
         """
-        files = self._files.get_worker(local_rank)
+        files = self._files.hand_out(local_rank)
         plan = files.route
         template = self._config.prefix_template
         source = _Source(
@@ -112,8 +116,11 @@ class LogRouter:
         self._child_fds[local_rank] = []
         try:
             fds = {std: self._open_stream(source, std, files) for std in plan.streams}
-        except OSError as error:
+        except (OSError, SpawnError) as error:
             self.close_child_ends(local_rank)
+            self._files.take_back([file for std, file in files.logs.items() if (local_rank, std) not in self._pumps])
+            if isinstance(error, SpawnError):
+                raise
             raise SpawnError(f"cannot make pipes for local rank {local_rank}: {error.strerror}", error.errno) from error
         return WorkerStreams(
             stdout_fd=fds[Std.OUT],
@@ -183,7 +190,8 @@ class LogRouter:
         if not has_prefix:
             return None if has_prefix is None else ""
         template = self._config.prefix_template
-        return build_prefix(role=self._role, local_rank=local_rank, round=of, template=template).decode().rstrip(": ")
+        prefix = build_prefix(role=self._role, local_rank=local_rank, round=of, template=template)
+        return prefix.decode("utf-8", "replace").rstrip(": ")
 
     def count_captured_bytes(self, local_rank: int) -> int:
         """How many bytes of the worker's output were captured in this round."""
@@ -292,6 +300,7 @@ class LogRouter:
             return child_fds[-1]
         if not plan.captured:
             return None
+        self._start_thread()  # first: if that fails, no pipe is left
         read_fd, write_fd = open_pipe()
         child_fds.append(write_fd)
         self._start_pump(source, std, files, read_fd)

@@ -1,5 +1,6 @@
 """Real children write through the router: nothing is lost or mixed, and no child is blocked."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from muster.agent.config import LogConfig, Std, StdChoice
-from muster.agent.errors import InternalError, UsageError
-from muster.agent.logs import Console, LogRouter, WorkerStreams
+from muster.agent.errors import InternalError, SpawnError, UsageError
+from muster.agent.logs import Console, LogRouter, WorkerStreams, router
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
@@ -284,6 +285,63 @@ def test_a_disk_that_hangs_does_not_hang_the_agent(tmp_path: Path) -> None:
     node.close()
     reader.join()
     os.close(fifo)
+
+
+def test_what_a_disk_that_hung_has_kept_of_one_round_does_not_end_the_output_of_the_next(tmp_path: Path) -> None:
+    log = tmp_path / "job/attempt_0/0/stdout.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    node = Node(str(tmp_path), nproc=1, tee=TEE)
+    node.start(spew(20_000), number=2)
+    node.turn_until(lambda: node.router.count_captured_bytes(0) > 64 << 10)
+    for child in node.children:
+        child.kill()
+    node.finish(limit_s=0.05)
+    node.start(["sh", "-c", "for i in $(seq 40); do echo $i || exit; sleep 0.02; done"], number=3, attempt=1)
+    fifo = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(fifo, True)
+    reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(fifo, 1 << 16), b"")])
+    reader.start()
+    node.finish()
+    node.close()
+    reader.join()
+    os.close(fifo)
+    assert (tmp_path / "job/attempt_1/0/stdout.log").read_text().split() == [str(number) for number in range(1, 41)]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+)
+def test_without_a_thread_for_the_output_no_pipe_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    node = Node(str(tmp_path), nproc=1, tee=TEE)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    node.open(make_round(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(router, "LoopThread", fail)
+        with pytest.raises(SpawnError):
+            node.router.open_worker(make_round(1), 0)
+    node.close()
+
+
+def test_a_round_that_is_over_before_its_workers_start_leaves_no_open_file(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), tee=TEE)
+    node.open(make_round(2))
+    after_one = len(os.listdir("/proc/self/fd"))
+    for number in range(2, 6):
+        node.open(make_round(2, number=number))
+    node.turn_until(lambda: len(os.listdir("/proc/self/fd")) == after_one)
+    node.close()
+
+
+def test_a_prefix_that_is_not_utf_8_is_readable_in_the_report(tmp_path: Path) -> None:
+    node = Node(str(tmp_path), nproc=1, tee=TEE, prefix_template="\udcff${rank}")
+    assert node.router.find_stderr_prefix(0, make_round(1)) == "\ufffd0"
+    node.close()
 
 
 def test_lines_that_match_go_to_the_filtered_log_too(tmp_path: Path) -> None:

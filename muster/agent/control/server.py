@@ -18,14 +18,18 @@ from muster.agent.control.address import (
 )
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 
 PEERS = 16
 """How many persons are answered at once."""
 REQUEST_LIMIT_S = 5.0
 """How long the other side may take to send its request."""
+ANSWER_LIMIT_S = 30.0
+"""How long the other side may take to read the answer."""
 FLUSH_S = 0.5
-"""How long the end of the agent may wait for a person to read the answer."""
+"""How long the end of the agent may wait, in all, for persons to read their answers."""
+ACCEPT_PAUSE_S = 0.25
+"""Without a descriptor left: the kernel would report in each turn that a connection waits."""
 _ANSWER_LIMIT_BYTES = 15 << 20
 
 
@@ -57,12 +61,20 @@ class ControlServer:
         except OSError:
             self._listener.close()
             raise
-        loop.watch_readable(self._listener.fileno(), self._accept)
+        self._pause: Timer | None = None
+        self._resume()
+
+    def _resume(self) -> None:
+        self._loop.watch_readable(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
-        except OSError:  # it has gone again, or no descriptors are left
+        except BlockingIOError:  # it has gone again
+            return
+        except OSError:
+            self._loop.unwatch_readable(self._listener.fileno())
+            self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
             return
         if len(self._peers) >= PEERS or not is_same_user(link):
             link.close()
@@ -90,6 +102,11 @@ class ControlServer:
         lost = Answer(outcome=AskOutcome.LOST, line="the agent that was asked has ended")
         for peer in list(self._peers.values()):
             peer.end(lost)
+        deadline_s = self._loop.clock.now_s() + FLUSH_S
+        for peer in list(self._peers.values()):
+            peer.close(max(0.0, deadline_s - self._loop.clock.now_s()))
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.unwatch(self._listener.fileno())
         self._listener.close()
 
@@ -162,14 +179,19 @@ class _Peer:
     def send_answer(self, answer: Answer) -> None:
         """Send it, and close when it has been sent."""
         self._has_answer = True
+        self._timer.cancel()
+        self._timer = self._loop.call_later(ANSWER_LIMIT_S, self._close)
         self._send(encode(answer, _ANSWER_LIMIT_BYTES))
 
     def end(self, answer: Answer) -> None:
-        """Send what is unsent, and `answer` if there was none, within `FLUSH_S`; close."""
+        """Send `answer` if there was a request and no answer yet. It may not be sent when this returns."""
         if self._has_request and not self._has_answer:
-            self._unsent += encode(answer, _ANSWER_LIMIT_BYTES).encode() + b"\n"
+            self.send_answer(answer)
+
+    def close(self, limit_s: float) -> None:
+        """Close it; what is unsent may take `limit_s`."""
         with contextlib.suppress(OSError):
-            self._link.settimeout(FLUSH_S)
+            self._link.settimeout(limit_s)
             self._link.sendall(self._unsent)
         self._close()
 

@@ -1,13 +1,22 @@
 """The agent's socket for persons' requests: connections that come to nothing cost nothing."""
 
+import contextlib
+import errno
+import json
 import os
 import socket
 import sys
+import time
 
 import pytest
 
+from muster._contract import AskKind, AskOutcome
 from muster.agent.control import address
-from muster.agent.control.server import PEERS, ControlServer
+from muster.agent.control.address import SignedRequest
+from muster.agent.control.server import ANSWER_LIMIT_S, FLUSH_S, PEERS, ControlServer
+from muster.agent.diagnosis.report import Stack
+from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.protocol.codec import encode
 from muster.agent.runtime.loop import Loop
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract names of sockets")
@@ -34,9 +43,39 @@ class Agent:
             self.loop.call_soon(lambda: None)
             self.loop.turn()
 
+    def ask(self, link: socket.socket) -> None:
+        """Ask for a checkpoint, as a person does."""
+        self.turn()
+        nonce = json.loads(link.recv(4096))["nonce"]
+        kind, limit_s = AskKind.CHECKPOINT, 5.0
+        request = SignedRequest(kind=kind, limit_s=limit_s, signature=address.sign(TOKEN, nonce, kind, limit_s))
+        link.sendall(encode(request, 4096).encode() + b"\n")
+        self.turn()
+
     def close(self) -> None:
         self.server.close()
         self.loop.close()
+
+
+class StandingClock:
+    """Only limits and tests let its time pass."""
+
+    def __init__(self) -> None:
+        self.seconds = time.monotonic()
+
+    def now_s(self) -> float:
+        return self.seconds
+
+    @property
+    def pass_limit(self):
+        """What to call instead of `settimeout`: the whole limit passes, at once."""
+        set_blocking = socket.socket.setblocking
+
+        def pass_limit(link: socket.socket, limit_s: float) -> None:
+            self.seconds += limit_s
+            set_blocking(link, False)
+
+        return pass_limit
 
 
 @pytest.fixture
@@ -66,6 +105,52 @@ def test_what_is_no_request_is_refused(agent, line):
             answer += part
         assert b'"refused"' in answer
     assert agent.asked == []
+
+
+def test_peers_that_do_not_read_share_one_limit_at_the_end(agent, monkeypatch):
+    """The end runs on the loop. Those that read get their answers all the same."""
+    stacks = tuple(Stack(global_rank=rank, node=0, local_rank=rank, text="x" * 60_000) for rank in range(64))
+    with contextlib.ExitStack() as opened:
+        links = [opened.enter_context(agent.connect()) for _ in range(4)]
+        for link in links:
+            agent.ask(link)
+        agent.server.answer((1, 2, 3), Answer(outcome=AskOutcome.DONE, line="here they are", stacks=stacks))
+        clock = agent.loop.clock = StandingClock()
+        began_s = clock.seconds
+        monkeypatch.setattr(socket.socket, "settimeout", clock.pass_limit)
+        agent.server.close()
+        monkeypatch.undo()
+        assert clock.seconds - began_s <= FLUSH_S
+        assert b"the agent that was asked has ended" in links[3].recv(4096)
+
+
+def test_a_peer_that_does_not_read_its_answer_keeps_no_place(agent):
+    stacks = tuple(Stack(global_rank=rank, node=0, local_rank=rank, text="x" * 60_000) for rank in range(64))
+    clock = agent.loop.clock = StandingClock()
+    with agent.connect() as link:
+        agent.ask(link)
+        agent.server.answer((1,), Answer(outcome=AskOutcome.DONE, line="here they are", stacks=stacks))
+        clock.seconds += ANSWER_LIMIT_S + 1.0
+        agent.turn()
+        assert not agent.server._peers
+
+
+def test_without_a_descriptor_left_the_agent_does_not_spin(agent, monkeypatch):
+    clock = agent.loop.clock = StandingClock()
+    tried = []
+
+    def accept(_):
+        tried.append(1)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with agent.connect() as link:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", accept)
+            agent.turn()
+        assert len(tried) == 1
+        clock.seconds += 1.0
+        agent.turn()
+        assert b"nonce" in link.recv(4096)
 
 
 def test_without_abstract_names_there_are_no_agents(monkeypatch, tmp_path):

@@ -95,7 +95,7 @@ def fork_on_demand(
         if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
             for one in sockets:
                 one.close()
-            _send_fork_error(control, requested, f"cannot fork: {os.strerror(errno.EMFILE)}")
+            send(control, _build_failed(requested, OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
             continue
         reason = fork_safety.find_hazard_now()
         if reason is not None:
@@ -118,7 +118,10 @@ def _fork_ahead(control: socket.socket, agent_pid: int) -> "_Ahead | socket.sock
     if fork_safety.find_hazard_now() is not None:
         return None
     template_pid = os.getpid()
-    ours, theirs = socket.socketpair()
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError:  # no descriptors left
+        return None
     try:
         pid = posix.fork()
     except OSError:
@@ -142,8 +145,10 @@ def _fork_ahead(control: socket.socket, agent_pid: int) -> "_Ahead | socket.sock
 
 def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | None = None) -> "socket.socket | Forked":
     """Fork one worker per socket through an intermediate. Returns its socket in a worker, what it has forked else."""
-    pids_read, pids_write = os.pipe()
-    go_read, go_write = os.pipe()
+    try:
+        pids_read, pids_write, go_read, go_write = *os.pipe(), *os.pipe()
+    except OSError as error:
+        return _build_failed(len(sockets), error)
     began_s = time.monotonic()
     intermediate = _hand_over(ahead, [pids_write, go_read, *(one.fileno() for one in sockets)])
     try:
@@ -151,7 +156,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | Non
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)
-        return {"asked": len(sockets), "forked": [], "error": f"cannot fork: {error.strerror}", "duration_s": 0.0}
+        return _build_failed(len(sockets), error)
     if intermediate == 0:
         os.close(pids_read)
         os.close(go_write)
@@ -190,8 +195,8 @@ def _be_intermediate(sockets: list[socket.socket], pids_write: int, go_read: int
     return own
 
 
-def _send_fork_error(control: socket.socket, asked: int, error: str) -> None:
-    send(control, {"asked": asked, "forked": [], "error": error, "duration_s": 0.0})
+def _build_failed(asked: int, error: OSError) -> Forked:
+    return {"asked": asked, "forked": [], "error": f"cannot fork: {error.strerror}", "duration_s": 0.0}
 
 
 def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:

@@ -153,9 +153,8 @@ def build_prefix(*, role: str, local_rank: int, round: Round, template: str | No
     global_rank = round.rank_offset + local_rank
     if template:
         return _fill_template(template, role=role, local_rank=local_rank, global_rank=global_rank, round=round)
-    if round.group_world_size > 1:
-        return f"[{role}{local_rank}|n{round.group_rank}.r{global_rank}]:".encode()
-    return f"[{role}{local_rank}]:".encode()
+    node = f"|n{round.group_rank}.r{global_rank}" if round.group_world_size > 1 else ""
+    return f"[{role}{local_rank}{node}]:".encode("utf-8", "surrogateescape")
 
 
 def _fill_template(template: str, *, role: str, local_rank: int, global_rank: int, round: Round) -> bytes:  # noqa: A002

@@ -40,7 +40,9 @@ def make_round(nproc: int, **changes: Any) -> Round:
 class Node:
     """One agent's loop, router and children; the console is two pipes, with or without a reader."""
 
-    def __init__(self, base_dir: str | None, *, nproc: int = 2, reads: bool = True, **config: Any) -> None:
+    def __init__(
+        self, base_dir: str | None, *, nproc: int = 2, reads: bool = True, role: str = "w", **config: Any
+    ) -> None:
         self.nproc = nproc
         self.loop = Loop()
         self.console_fds = {"out": os.pipe(), "err": os.pipe()}
@@ -52,7 +54,7 @@ class Node:
             config=LogConfig(base_dir=base_dir, **config),
             loop=self.loop,
             run_id="job",
-            role="w",
+            role=role,
             nproc=nproc,
             console=Console(stdout_fd=self.console_fds["out"][1], stderr_fd=self.console_fds["err"][1]),
         )
@@ -338,10 +340,13 @@ def test_a_round_that_is_over_before_its_workers_start_leaves_no_open_file(tmp_p
     node.close()
 
 
-def test_a_prefix_that_is_not_utf_8_is_readable_in_the_report(tmp_path: Path) -> None:
-    node = Node(str(tmp_path), nproc=1, tee=TEE, prefix_template="\udcff${rank}")
-    assert node.router.find_stderr_prefix(0, make_round(1)) == "\ufffd0"
-    node.close()
+@pytest.mark.parametrize("template", [None, "[${role_name}${rank}]: "])
+def test_a_prefix_that_is_not_utf_8_ends_no_agent(tmp_path: Path, template: str | None) -> None:
+    """The role's name and the template are bytes of the command line and the environment."""
+    node = Node(str(tmp_path), nproc=1, tee=TEE, role="\udcff", prefix_template=template)
+    assert node.router.find_stderr_prefix(0, make_round(1)) == "[\ufffd0]"
+    node.run(["echo", "line"])
+    assert node.printed["out"].startswith(b"[\xff0]:")
 
 
 def test_lines_that_match_go_to_the_filtered_log_too(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
 from muster import _processes
-from muster._contract import Env
+from muster._contract import Env, name_signal
 
 FORWARDED_SIGNALS = (
     signal.SIGTERM,
@@ -238,9 +238,16 @@ class _Pauses:
 class Guard:
     """Waits for its process, passes signals on, fences, and sweeps at the end. One use."""
 
-    def __init__(self, lease: GuardLease, caller_fd: int | None = None) -> None:
-        """`caller_fd` becomes readable when the program that the job belongs to ends; None: there is none."""
+    def __init__(self, lease: GuardLease, caller_fd: int | None = None, reported_as: str = "") -> None:
+        """Fork nothing yet.
+
+        Args:
+            lease: the job's.
+            caller_fd: becomes readable when the program that the job belongs to ends; None: there is none.
+            reported_as: what the guarded process is in the line that says which signal has killed it; "": no line.
+        """
         self._lease = lease
+        self._reported_as = reported_as
         self._caller_fd = caller_fd
         self._parent = os.getppid()
         self._ends_with_parent = _processes.read_death_signal() != 0
@@ -250,6 +257,7 @@ class Guard:
         self._stop_limit_s = parse_stop_limit_s(os.environ) or STOP_LIMIT_S
         self._guarded_pid = 0
         self._code: int | None = None
+        self._killed_by = 0
         self._fencing: _Pauses | None = None
         self._poller = select.poll()
         self._wake_read, self._wake_write = os.pipe()
@@ -299,6 +307,8 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_SETMASK, {*old_mask, signal.SIGCONT} if self._waits_suspended else old_mask)
         self._wait()
         code = self._sweep()
+        if self._killed_by and self._reported_as:
+            self._report_killed(self._killed_by)
         if terminal is not None and self._lease.is_terminal_lent():
             _processes.restore_terminal(0, terminal)
         for signum in forwarded:
@@ -334,7 +344,7 @@ class Guard:
             self._caller_fd = None
             if self._code is None:
                 # No grace period: no process waits for results any more.
-                _processes.send_signal([self._guarded_pid], signal.SIGKILL)
+                self._kill_guarded()
 
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
@@ -345,9 +355,20 @@ class Guard:
             self._suspend()
         elif self._ends_with_parent and os.getppid() != self._parent:
             # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
-            _processes.send_signal([self._guarded_pid], signal.SIGKILL)
+            self._kill_guarded()
         else:
             _processes.send_signal([self._guarded_pid], signum)
+
+    def _kill_guarded(self) -> None:
+        self._reported_as = ""  # it is this process that kills it
+        _processes.send_signal([self._guarded_pid], signal.SIGKILL)
+
+    def _report_killed(self, signum: int) -> None:
+        if signum not in FORWARDED_SIGNALS:  # that is the end that a person asked for
+            hint = "; the kernel does so when memory runs out" if signum == signal.SIGKILL else ""
+            _processes.write_stderr(
+                f"muster: {self._reported_as} was ended by {name_signal(signum)}{hint}: its workers were killed, too\n"
+            )
 
     def _suspend(self) -> None:
         """Stop the whole job, then this process; after SIGCONT continue it."""
@@ -403,6 +424,7 @@ class Guard:
             if pid == self._guarded_pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
+                self._killed_by = max(0, -code)
 
     def _sweep(self) -> int:
         """Kill what is left of the job until no process is left, or what is left cannot be ended; the exit code."""
@@ -461,7 +483,7 @@ def _open_standard_descriptors() -> None:
     os.close(fd)
 
 
-def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = None) -> int:
+def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = None, reported_as: str = "") -> int:
     """Run `body` under a guard; its exit code.
 
     Call it early and from a single-threaded process: what has been imported stays in the guard's memory.
@@ -469,11 +491,12 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
     Args:
         body: gets the lease; runs in the guarded process.
         caller_fd: a pidfd of the program that the job belongs to, whose end ends the job; None: there is none.
+        reported_as: see `Guard`.
     """
     try:
         _open_standard_descriptors()
         lease = GuardLease()
-        guard = Guard(lease, caller_fd)
+        guard = Guard(lease, caller_fd, reported_as)
     except OSError as error:
         return _report_shortage(error)
     return guard.run(lambda: body(lease))

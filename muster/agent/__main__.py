@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         from muster.agent import adopted
 
         return adopted.main(args[1:])
-    return _guard.run_guarded(lambda lease: _run_agent(args, lease))
+    return _guard.run_guarded(lambda lease: _run_agent(args, lease), reported_as="the agent of this node")
 
 
 def _run_agent(args: list[str], lease: "GuardLease") -> int:

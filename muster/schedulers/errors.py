@@ -4,6 +4,7 @@ TorchX turns only `ComponentValidationException` and two related exceptions into
 traceback.
 """
 
+import errno
 from collections.abc import Mapping
 
 from torchx.specs.api import InvalidRunConfigException
@@ -37,3 +38,10 @@ class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[mi
         Exception.__init__(self, message)
         self.cfg_key = cfg_key
         self.cfg = dict(cfg or {})
+
+
+def describe_os_error(error: OSError, folder: str) -> str:
+    """What the system refuses, with the file; `folder` where a full disk's error names none."""
+    where = error.filename or (folder if error.errno in (errno.ENOSPC, errno.EDQUOT) else None)
+    reason = error.strerror or str(error)
+    return f"{where}: {reason}" if where else reason

@@ -113,6 +113,8 @@ def test_sigkill(agent: list[str], victim: str, words: str) -> None:
         outcome = tree.wait()
     expected = -9 if victim == "guard" else 137
     assert (outcome.exit_code, outcome.leftovers) == (expected, ()), outcome.explain()
+    line = "the agent of this node was ended by SIGKILL; the kernel does so when memory runs out"
+    assert (line in outcome.stderr) is (victim == "agent"), outcome.explain()
 
 
 @pytest.mark.parametrize(

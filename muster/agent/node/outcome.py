@@ -193,6 +193,8 @@ def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) 
         return f"logs: {config.log_command}"
     nothing = StdChoice()
     writes_files = (config.logs.redirects, config.logs.tee) != (nothing, nothing)
+    if run_dir is None and config.logs.base_dir:
+        return "no log files"  # none were asked for, or an earlier line says why
     if run_dir is None or not (writes_files or config.logs.base_dir or not succeeded):
         return "no log files (--log-dir and --tee 3 keep them)"
     return f"logs: {run_dir}"

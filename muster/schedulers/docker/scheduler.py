@@ -33,7 +33,7 @@ from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.docker.users import build_user_id, list_user_ids
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
@@ -130,11 +130,9 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace; the submission copies it into the containers or builds it into an image."""
         path = get_workspace_path(workspace)
-        try:
+        with _translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
             left_out = describe_left_out(path)
-        except BundleError as error:
-            raise SchedulerError(str(error)) from error
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
@@ -422,6 +420,10 @@ def _translate_errors() -> Iterator[None]:
         raise EngineError(str(error)) from error
     except FileExistsError as error:
         raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
+    except BundleError as error:
+        raise SchedulerError(str(error)) from error
+    except OSError as error:
+        raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
 
 
 def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder) -> Iterator[str]:

@@ -21,7 +21,7 @@ from muster._contract import AGENT_MODULE, AskKind, Env
 from muster._control import Answer
 from muster._programs import explain_missing
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.local.agent_files import count_restarts
 from muster.schedulers.local.devices import list_devices, needs_sharing
@@ -119,8 +119,10 @@ class LocalScheduler(PluginScheduler):
         )
         try:
             client.submit(spec, self._registry())
-        except (client.SupervisorError, OSError) as error:
+        except client.SupervisorError as error:
             raise EngineError(f"cannot start {request.app_id}: {error}") from error
+        except OSError as error:
+            raise EngineError(f"cannot start {request.app_id}: {describe_os_error(error, request.folder)}") from error
         if not request.detach:
             self._attached[request.app_id] = AppFolder(request.folder)
             follow_suspension(self._tell_attached)

@@ -54,3 +54,8 @@ def test_what_restarts_cost() -> None:
 def test_where_the_logs_are(flags: str, environ: dict[str, str], succeeded: bool, text: str) -> None:
     config = parse_args([*flags.split(), "main.py"], environ)
     assert describe_logs(config, "/run", succeeded=succeeded) == text
+
+
+def test_a_folder_that_could_not_be_made_is_not_recommended() -> None:
+    config = parse_args(["--log-dir", "/l", "--tee", "3", "main.py"], {})
+    assert describe_logs(config, None, succeeded=False) == "no log files"

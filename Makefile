@@ -19,7 +19,7 @@ BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
 # collecting all files 20 times takes minutes
 SOAK = $(shell grep -rlE 'mark\.soak' tests --include='test_*.py')
 
-.PHONY: help run check test soak nightly bench docs package environments
+.PHONY: help run check test test-processes test-nightly test-docker soak nightly bench docs package environments
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,13 +33,29 @@ check: $(STABLE)/.ready ## lint, types, unit tests
 	$(STABLE)/mypy
 	$(PYTEST) -q --numprocesses 2 tests/unit
 
-test: check $(NIGHTLY)/.ready ## all tests, on both TorchX lines
-	$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m torchx $(BOTH_LINES)
-	$(NIGHTLY)/python -m pytest -q tests/docker
-	$(PYTEST) -q --numprocesses 3 tests/process tests/fault tests/conformance
-	$(PYTEST) -q tests/docker tests/kubernetes
+# Most tests wait most of the time, and those of Docker take little of our own processors: so two parts run at a time.
+test: check $(NIGHTLY)/.ready ## all tests but those marked long, on both TorchX lines
+	$(MAKE) --no-print-directory --jobs 2 test-processes test-nightly test-docker
 
-soak: $(STABLE)/.ready ## the tests marked soak, 20 times (those with torch or namespaces twice), with all cores busy
+test-processes: $(STABLE)/.ready
+	$(PYTEST) -q --numprocesses 3 -m 'not long' tests/process tests/fault tests/conformance
+
+test-nightly: $(NIGHTLY)/.ready
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m torchx $(BOTH_LINES))
+
+test-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'not alone' tests/docker)
+	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'not alone' tests/docker tests/kubernetes)
+	$(call print_at_its_end,$(PYTEST) -q -m alone tests/docker)
+
+# beside test-processes, which prints as it goes
+define print_at_its_end
+	said=$$($(1) 2>&1) && code=0 || code=$$?; printf '%s\n' "$$said"; exit $$code
+endef
+
+soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 20 times, with all cores busy, those marked soak (twice with torch or namespaces)
+	$(PYTEST) -q --numprocesses 4 -m long tests/process tests/fault tests/conformance
+	$(NIGHTLY)/python -m pytest -q -m alone tests/docker
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
 	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \

@@ -4,8 +4,8 @@ Where torchrun passes we pass. Where it fails the test carries `@pytest.mark.fau
 fault in the compatibility notes, or a short name for one that is not in them. torchrun is then expected to fail, or,
 with `recorded=True`, is not run at all, because it would hang for a minute or fails only now and then; the text records
 what it did when last measured. MUSTER_MEASURE_TORCHRUN=1 (`make bench`) runs those as well, and is strict: a test that
-torchrun passes one day fails. torchrun's half is not the subject of the tests: its races on a busy machine get two more
-tries. muster's get none.
+torchrun passes one day fails. torchrun's half is not the subject of the tests: `make soak` runs it,
+once, and its races on a busy machine get two more tries. muster's get none.
 """
 
 import os
@@ -20,11 +20,12 @@ from launchers import MUSTER, TORCHRUN, Launcher, make_launcher
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let torchrun's half run again."""
+    """Let torchrun's half run in `make soak` alone, and again when it fails."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is not None and TORCHRUN in map(str, callspec.params.values()):
             item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=[TORCHRUN, MUSTER])

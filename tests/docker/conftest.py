@@ -1,4 +1,8 @@
-"""A real engine and its test images (.ci/docker-engine, .ci/docker-image), and a TorchX runner over our schedulers."""
+"""A real engine and its test images (.ci/docker-engine, .ci/docker-image), and a TorchX runner over our schedulers.
+
+Two workers of pytest-xdist share the engine, each with files of its own: a test looks only at what it made itself, and
+what it gives a name of its own choice has that name in no other file. The rest is marked `alone`.
+"""
 
 import os
 import shutil
@@ -140,15 +144,29 @@ class Apps:
     def scheduler(self):
         return self.runner._scheduler("docker")
 
-    def left(self, app_id=None):
-        """All that the engine holds of an app, or of any of ours."""
-        label = {"label": f"io.muster.app={app_id}" if app_id else "io.muster.app"}
+    def left(self, app_id):
+        """All that the engine holds of an app."""
+        label = {"label": f"io.muster.app={app_id}"}
         return (
             self.client.containers.list(all=True, filters=label, ignore_removed=True)
             + self.client.networks.list(filters=label)
             + self.client.volumes.list(filters=label)
             + self.client.images.list(filters=label)
         )
+
+    def refuse(self, app, message, **cfg):
+        """Submit an app that must be refused: in one line, with nothing of it left."""
+        from muster.schedulers.errors import EngineError
+
+        app.name = f"refused-{os.urandom(4).hex()}"
+        with pytest.raises(EngineError, match=message) as raised:
+            self.run(app, **cfg)
+        assert "\n" not in str(raised.value)
+        # the plain lists: what is in them may be gone when the client looks at it
+        api, label = self.client.api, {"label": "io.muster.app"}
+        kept = [api.containers(all=True, filters=label), api.networks(filters=label)]
+        kept += [api.volumes(filters=label), api.images(filters=label)]
+        assert app.name not in str(kept)
 
     def remove_all(self):
         """Kill and delete whatever the test submitted."""

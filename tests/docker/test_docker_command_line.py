@@ -98,7 +98,7 @@ def test_detached_app_stays(torchx, apps, wait_until):
 
 def test_interrupted_submission_leaves_nothing(torchx, apps, wait_until, client):
     def list_containers():
-        return client.containers.list(filters={"label": "io.muster.app"}, ignore_removed=True)
+        return client.containers.list(filters={"label": "io.muster.role=sh"}, ignore_removed=True)
 
     others = {container.id for container in list_containers()}  # a developer's own jobs
     process = torchx(*shell("local_docker"))

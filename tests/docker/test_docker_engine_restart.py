@@ -9,7 +9,7 @@ from torchx.specs import AppState
 
 from muster.components import dist
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / ".ci" / "docker-engine"

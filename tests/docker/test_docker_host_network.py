@@ -42,4 +42,6 @@ def test_jobs_with_one_preferred_port_get_two_others_than_a_port_in_use(apps, su
         ends = [apps.wait(app_id) for app_id in ids]
     assert [end.state for end in ends] == [AppState.SUCCEEDED] * 2, [end.msg for end in ends]
     assert wished < ports[0] < ports[1]
-    assert apps.client.volumes.list(filters={"label": "io.muster.claim"}) == []  # released at the end
+    for app_id in ids:  # released at the end
+        claimed = {"label": ["io.muster.claim", f"io.muster.app={app_id}"]}
+        assert apps.client.volumes.list(filters=claimed) == []

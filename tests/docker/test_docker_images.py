@@ -15,7 +15,6 @@ from torchx.specs import AppState
 
 import muster
 from muster.components import dist
-from muster.schedulers.errors import EngineError
 
 pytestmark = pytest.mark.docker
 
@@ -120,25 +119,16 @@ def test_quiet_prints_nothing_while_it_pulls(apps, app_of, registry, capfd):
     assert "docker: " not in capfd.readouterr().err
 
 
-def refuse(apps, app, message, **cfg):
-    """Submit an app that must be refused: in one line, before anything of it is created."""
-    before = sorted(each.id for each in apps.left())
-    with pytest.raises(EngineError, match=message) as raised:
-        apps.run(app, **cfg)
-    assert "\n" not in str(raised.value)
-    assert sorted(each.id for each in apps.left()) == before
-
-
 def test_image_that_may_not_be_pulled_is_one_line(apps, app_of, registry):
     registry.put(None)
     message = f"the engine has no image '{registry.image}', and pull=never does not allow"
-    refuse(apps, app_of("true", image=registry.image), message, pull="never")
+    apps.refuse(app_of("true", image=registry.image), message, pull="never")
 
 
 @pytest.mark.parametrize("pull", ["missing", "always"])
 def test_missing_tag_is_one_line(apps, app_of, registry, pull):
     image = registry.image.replace(":stable", ":none")
-    refuse(apps, app_of("true", image=image), f"cannot pull image '{image}': .*manifest.* unknown", pull=pull)
+    apps.refuse(app_of("true", image=image), f"cannot pull image '{image}': .*manifest.* unknown", pull=pull)
 
 
 @pytest.mark.parametrize("pull", ["missing", "always"])
@@ -150,7 +140,7 @@ def test_unreachable_registry_is_one_line(apps, app_of, client, pull):
             client.api.tag("muster-test:bare", repository, "here")
         try:
             image = f"{repository}:here"
-            refuse(apps, app_of("true", image=image), f"cannot pull image '{image}': .*refused", pull=pull)
+            apps.refuse(app_of("true", image=image), f"cannot pull image '{image}': .*refused", pull=pull)
         finally:
             if pull == "always":
                 client.images.remove(image)
@@ -181,23 +171,23 @@ def make_image(client):
 
 def test_image_without_python_is_one_line(apps, app_of):
     message = r"role 'w' could not be started: image 'muster-test:bare' has no 'python3'; .*Python 3.10 or newer"
-    refuse(apps, app_of("", image="muster-test:bare", **AGENT), message)
+    apps.refuse(app_of("", image="muster-test:bare", **AGENT), message)
 
 
 def test_image_with_an_old_python_is_one_line(apps, app_of, client):
     if not client.images.list("muster-test:python39"):
         pytest.skip("there is no muster-test:python39: .ci/docker-image found no mirror with Debian 11")
     message = r"image 'muster-test:python39' has Python 3\.9; muster's agent needs Python 3\.10 or newer"
-    refuse(apps, app_of("", image="muster-test:python39", **AGENT), message)
+    apps.refuse(app_of("", image="muster-test:python39", **AGENT), message)
 
 
 def test_image_without_torch_is_one_line(apps, app_of, make_image):
     image = make_image("no-torch", "rm -r /usr/lib/python3/dist-packages/torch")
-    refuse(apps, app_of("", image=image, **AGENT), r"image 'muster-test:no-torch' has Python 3\.11 but no torch")
+    apps.refuse(app_of("", image=image, **AGENT), r"image 'muster-test:no-torch' has Python 3\.11 but no torch")
 
 
 def test_image_without_muster_is_one_line_with_agent_image(apps, app_of):
-    refuse(apps, app_of("", **AGENT), f"image '{IMAGE}' has no muster; leave out -cfg agent=image", agent="image")
+    apps.refuse(app_of("", **AGENT), f"image '{IMAGE}' has no muster; leave out -cfg agent=image", agent="image")
 
 
 def test_agent_of_the_image_is_run(apps, make_image, tmp_path):

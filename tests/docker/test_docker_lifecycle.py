@@ -93,6 +93,7 @@ def test_another_process_sees_and_cancels_the_app(apps, app_of):
     assert apps.wait(app_id).state == AppState.CANCELLED
 
 
+@pytest.mark.alone  # what an older version has left (test_docker_golden.py) is removed, too
 def test_prune_removes_what_ended_jobs_left(apps, app_of, capsys):
     from muster.cli.commands import main
 
@@ -115,6 +116,7 @@ def test_a_job_whose_containers_are_gone_is_not_listed(apps, app_of):
     assert app_id not in [item.app_id for item in apps.scheduler.list()]
 
 
+@pytest.mark.alone  # what an older version has left (test_docker_golden.py) is removed, too
 def test_prune_removes_containers_whose_state_folder_is_gone(apps, app_of, tmp_path):
     import shutil
 

@@ -67,7 +67,7 @@ def compute_weight(last: int, nodes: int = NODES) -> int:
     return sum(range(last + 1)) * sum(range(1, nodes * NPROC + 1))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path, victim: int) -> None:
     with start_job(tmp_path, LONG) as trees:
         for tree in trees:

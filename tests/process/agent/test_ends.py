@@ -19,7 +19,7 @@ BACKENDS = [
     "static",
     "muster",
     pytest.param("c10d-torch", marks=pytest.mark.torch),
-    pytest.param("etcd-v2", marks=[pytest.mark.torch, pytest.mark.etcd]),
+    pytest.param("etcd-v2", marks=[pytest.mark.torch, pytest.mark.etcd, pytest.mark.long]),
 ]
 
 

@@ -35,7 +35,7 @@ def run_torchx(line: str, tmp_path: Path, *words: str) -> Outcome:
     )
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", ["stable", pytest.param("nightly", marks=pytest.mark.long)])
 def test_the_example_trains_on_two_nodes_of_four_workers(line: str, tmp_path: Path) -> None:
     command = ["dist.ddp", "-j", "2x4", "--script", "examples/digits/train.py", "--", "--output", str(tmp_path / "out")]
     outcome = run_torchx(line, tmp_path, *command)
@@ -82,7 +82,10 @@ def test_max_retries_restarts_failed_workers_in_place(tmp_path: Path) -> None:
     assert once.leftovers == twice.leftovers == ()
 
 
-@pytest.mark.parametrize("folder", ["the repository", "/", "another"])
+FOLDERS = ["another", *(pytest.param(folder, marks=pytest.mark.long) for folder in ("the repository", "/"))]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_the_pipeline_example_runs_a_job_from_python(folder: str, tmp_path: Path) -> None:
     program = str(ROOT / "examples/pipeline.py") if folder != "the repository" else "examples/pipeline.py"
     command = [sys.executable, program, "-j", "1x2", "--", "--epochs", "1", "--output", str(tmp_path)]

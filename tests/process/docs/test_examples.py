@@ -17,6 +17,7 @@ ROLES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ROLES)
 def test_an_app_of_several_roles(name, tmp_path):

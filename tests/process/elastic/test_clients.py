@@ -31,7 +31,7 @@ def run_client(name: str, *args: str, folder: Path) -> Outcome:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", ["accelerate", pytest.param("fabric", marks=pytest.mark.long)])
 def test_it_trains(name: str, tmp_path: Path) -> None:
     outcome = run_client(name, "a", "--b", folder=tmp_path)
     assert outcome.exit_code == 0, outcome.explain()
@@ -58,8 +58,12 @@ def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
     ("scenario", "line"),
     [
         ("sum", "{'localhost': [(0, 21, True), (1, 21, True)]}"),
-        ("fail", "ValueError the text"),
-        ("exit", "WorkerFailedError To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"),
+        pytest.param("fail", "ValueError the text", marks=pytest.mark.long),
+        pytest.param(
+            "exit",
+            "WorkerFailedError To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_torchrunx(scenario: str, line: str, tmp_path: Path) -> None:

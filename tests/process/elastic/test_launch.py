@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness import Outcome, run_tree
 
-LAUNCHES = int(os.environ.get("MUSTER_LAUNCHES", "50"))
+LAUNCHES = int(os.environ.get("MUSTER_LAUNCHES", "20"))
 """More with `make nightly`."""
 
 # On a loaded machine fifty jobs take minutes.

@@ -57,6 +57,7 @@ def test_a_restarted_kernel_takes_its_job_along(tmp_path: Path) -> None:
     assert outcome.stdout.splitlines() == ["{0: 0, 1: 1}"], outcome.explain()
 
 
+@pytest.mark.long
 def test_the_example_notebook_runs(tmp_path: Path) -> None:
     outcome = run_notebook(str(EXAMPLE), tmp_path, "run_notebook.py")
     shown = outcome.stdout

@@ -100,6 +100,7 @@ def test_ddp(tmp_path: Path) -> None:
     check("preemptible/train.py", tmp_path, "step*.pt", read_weights)
 
 
+@pytest.mark.long
 def test_fsdp2(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -110,6 +111,7 @@ def test_fsdp2(tmp_path: Path) -> None:
     check("fsdp2/train.py", tmp_path, "step*/.metadata", read_weights)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_hugging_face(tmp_path: Path) -> None:
     from safetensors.torch import load_file
@@ -120,6 +122,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     check("huggingface/train.py", tmp_path, "checkpoint-*", read_weights)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
 def test_lightning(tmp_path: Path) -> None:
     def read_weights(out: Path, total: int) -> dict[str, torch.Tensor]:

@@ -155,6 +155,7 @@ def test_an_unknown_backend_is_the_callers_mistake() -> None:
         node.close()
 
 
+@pytest.mark.long
 def test_torchrun_with_our_backend_restarts_after_a_crash(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{find_port()}"
     command = [

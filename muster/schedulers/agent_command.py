@@ -124,6 +124,22 @@ def find_agent_flag(args: Sequence[str], name: str) -> str | None:
     return values[-1] if values else None
 
 
+def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None:
+    """The absolute path of a file of an agent's run, where it runs; None if its command does not tell.
+
+    Args:
+        command: see `build_ask_command`.
+        log_dir: where the flags name no other; "": not known.
+        name: one of `LogNames`.
+    """
+    args = ["-m", AGENT_MODULE, *command[len(build_ask_command(command, ())) :]]
+    run_id = find_agent_flag(args, _RUN_ID)
+    log_dir = find_agent_flag(args, "log-dir") or log_dir
+    if not run_id or not posixpath.isabs(log_dir):
+        return None
+    return posixpath.join(log_dir, run_id, name)
+
+
 def find_program(args: Sequence[str]) -> tuple[str, str] | None:
     """What an agent role runs: ("script", path) or ("module", name); None for another program, or without one.
 

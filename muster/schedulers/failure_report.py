@@ -5,6 +5,7 @@ The agent writes both in `diagnosis/report_files.py`; adapters never import it, 
 
 import json
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,44 @@ def parse_attempt(records: bytes) -> int:
         return int(json.loads(lines[-1]).get("attempt", 0)) if lines else 0
     except (AttributeError, TypeError, ValueError):
         return 0
+
+
+_HANG, _NO_HANG = "hang_named", ("hang_ended", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
+
+
+def parse_hang(records: bytes) -> str:
+    """What is known of a hang with which the job goes on, in one line, with the time of its report; "": none goes on.
+
+    Args:
+        records: lines of JSON, of the agents of one job; the first may be incomplete.
+    """
+    lines: list[str] = []
+    seen_s = 0.0
+    for what, time_s, text in filter(None, map(_parse_record, records.split(b"\n"))):
+        if what in _NO_HANG:
+            lines = []
+        elif what == _HANG:
+            seen_s = seen_s if lines else time_s
+            lines.append(text)
+    if not lines:
+        return ""
+    seen = datetime.fromtimestamp(seen_s, timezone.utc)
+    return " ".join(f"{'; '.join(lines)} (reported at {seen:%Y-%m-%d %H:%M:%S} UTC)".split())
+
+
+def _parse_record(line: bytes) -> tuple[str, float, str] | None:
+    """(what, time_s, text); None if it is cut off, or of another version."""
+    try:
+        record = json.loads(line)
+        return record["what"], float(record["time_s"]), str(record.get("detail", {}).get("text", ""))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def join_hangs(hangs: Mapping[str, str]) -> str:
+    """One line of what `parse_hang` has returned of each role."""
+    known = {role: hang for role, hang in hangs.items() if hang}
+    return "; ".join(hang if len(hangs) == 1 else f"{role}: {hang}" for role, hang in known.items())
 
 
 def read_error_file(path: Path) -> str | None:

@@ -46,6 +46,19 @@ def wait_counting(apps, app_id, role, starts):
     )
 
 
+def test_the_status_tells_of_a_hang_with_which_the_job_goes_on(apps):
+    limits = {"hang_timeout": "5", "hang_action": "report", "start": "cold"}
+    app = dist.ddp("sleeps", "1", script="hang.py", j="1x2", image=IMAGE, name="job", **limits)
+    app_id = apps.run(app, workspace=str(PROGRAMS / "hangs"))
+    role = apps.containers(app_id)[0].labels["io.muster.role"]
+    named = "did not enter all_reduce #6 of default_pg (4 x float32); rank 0 has waited in it for "
+    wait_until(
+        lambda: "".join(apps.logs(app_id, role=role)).count(named), timeout_s=120, what="the page on the console"
+    )
+    status = apps.status(app_id)
+    assert (status.state.name, named in status.msg) == ("RUNNING", True), f"{status}\n{apps.logs(app_id, role=role)}"
+
+
 def start_elastic(apps, **cfg):
     app = dist.ddp("/tmp", script="resize_steps.py", j="1:2x1", image=IMAGE, name="job", start="cold")
     app_id = apps.run(app, workspace=str(PROGRAMS), **cfg)

@@ -77,7 +77,7 @@ def _explain_collectives(stacks: tuple[Stack, ...], places: "dict[int, _Place]")
     found = find_cause(views) if views else None
     if found is None:
         return None
-    ranks = found.ranks or frozenset(view.global_rank for view in views)
+    ranks = found.ranks or found.waiting
     seen = Counter(places[rank].describe() for rank in found.ranks if rank in places)
     last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
     return HangCause(ranks=ranks, clause=f"{found.clause}{last}")

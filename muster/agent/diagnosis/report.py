@@ -72,6 +72,8 @@ class Failure:
     """How many steps it expected."""
     optimizer_steps: Count | None = None
     """Steps of its busiest optimizer, where it has reported no step itself and torch has done some."""
+    ended_ranks: Annotated[tuple[Count, ...], Limit(most=65536)] = ()
+    """Global ranks that had ended with code 0 when it lost the connection to a peer."""
     early: bool = False
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
     hung: bool = False
@@ -84,8 +86,10 @@ class Failure:
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Failure":
         """The inverse of `to_json`; ignores keys of newer versions."""
-        tail, oom = data.get("stderr_tail"), data.get("oom")
-        values = dict(data, stderr_tail=tuple(tail) if isinstance(tail, list | tuple) else ())
+        oom, values = data.get("oom"), dict(data)
+        for name in ("stderr_tail", "ended_ranks"):
+            found = data.get(name)
+            values[name] = tuple(found) if isinstance(found, list | tuple) else ()
         if isinstance(oom, dict):
             values["oom"] = build(OomEvidence, oom)
         return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
@@ -127,6 +131,10 @@ class Group:
     """In the order of the calls."""
 
 
+ENDED = "X"
+"""The state of a rank whose process has ended by itself. Source: proc(5), dead."""
+
+
 @record
 class RankView:
     """What is known of one rank of a job that may hang, at one moment."""
@@ -135,7 +143,7 @@ class RankView:
     node: Count
     host: Name
     state: Name = ""
-    """The kernel's process state: R, S, D, T (stopped), Z; "": not known."""
+    """The kernel's process state: R, S, D, T (stopped), Z; `ENDED`; "": not known."""
     is_answering: bool = False
     """Its server has answered."""
     has_server: bool = False

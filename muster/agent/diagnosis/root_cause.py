@@ -11,7 +11,16 @@ import json
 import re
 from collections.abc import Iterable
 
-from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack, format_size, name_ranks
+from muster.agent.diagnosis.report import (
+    ENDED,
+    Failure,
+    FinalFailure,
+    OomEvidence,
+    Report,
+    Stack,
+    format_size,
+    name_ranks,
+)
 from muster.agent.runtime.records import record, replace
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
@@ -80,13 +89,12 @@ def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
     """Name the ranks that had ended with success when this one lost the connection to a peer.
 
     Args:
-        failure: as collected.
-        ranks: those of its node; of the other nodes' it does not know.
+        failure: as collected, or as its node has reported it: that knows of its own ranks only.
+        ranks: more that have ended.
     """
-    ended = tuple(ranks)
-    if not ended or failure.stopped_by_us or not _is_symptom(failure):
+    if failure.stopped_by_us or not _is_symptom(failure):
         return failure
-    return replace(failure, reason=f"{_describe_how(failure)} after {name_ranks(ended)} had exited with code 0")
+    return replace(failure, ended_ranks=tuple(sorted({*failure.ended_ranks, *ranks})))
 
 
 def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
@@ -164,6 +172,14 @@ def describe_failure(root: Failure | None) -> str:
 
 
 def _describe_how(failure: Failure) -> str:
+    return f"{_describe_end(failure)}{_describe_ended(failure)}"
+
+
+def _describe_ended(failure: Failure) -> str:
+    return f" after {name_ranks(failure.ended_ranks)} had exited with code 0" if failure.ended_ranks else ""
+
+
+def _describe_end(failure: Failure) -> str:
     if failure.reason:
         return failure.reason
     if failure.exception and failure.signal == "SIGTERM":
@@ -194,7 +210,7 @@ def describe_cause(failures: tuple[Failure, ...]) -> str:
         return f"{name_ranks(same)} {root.reason}"
     if len(same) == 1:
         return describe_failure(root)
-    what = root.exception.splitlines()[0][:200] if root.exception else _describe_how(root)
+    what = f"{root.exception.splitlines()[0][:200]}{_describe_ended(root)}" if root.exception else _describe_how(root)
     return f"{name_ranks(same)} failed in the same way: {what}"
 
 
@@ -214,7 +230,7 @@ def build_report(
     It fits into one message: if it is too long, the texts of the last ranks are left out.
     """
     seen = tuple(seen)
-    ordered = order_failures(seen, stacks)
+    ordered = _add_ended(order_failures(seen, stacks), stacks)
     left = REPORT_LIMIT_BYTES
     failures, shown = [], []
     for failure in ordered:
@@ -234,6 +250,14 @@ def build_report(
         failures=tuple(failures),
         stacks=tuple(shown),
     )
+
+
+def _add_ended(ordered: tuple[Failure, ...], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
+    """Name with the root cause what all nodes know of ranks that have ended without a failure."""
+    failed = {failure.global_rank for failure in ordered}
+    views = (stack.view for stack in stacks if stack.view is not None)
+    ended = {view.global_rank for view in views if view.state == ENDED} - failed
+    return (add_early_exits(ordered[0], ended), *ordered[1:]) if ordered else ()
 
 
 def _count_json_bytes(text: str) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
-from muster.agent.diagnosis.report import Failure, RankView, Stack
+from muster.agent.diagnosis.report import ENDED, Failure, RankView, Stack
 from muster.agent.diagnosis.root_cause import add_early_exits
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter, WorkerStreams
@@ -134,7 +134,8 @@ class Evidence:
             from muster.agent.diagnosis.hangs.page import format_page  # only this needs them
             from muster.agent.diagnosis.report_text import format_steps
 
-            for line in format_page(build_stacks(round, stacks), missing=self._count_missing(stacks)):
+            known = (*build_stacks(round, stacks), *self.list_ended(round))
+            for line in format_page(known, missing=self._count_missing(stacks)):
                 self._logs.print_line(line)
             for line in format_steps(self._read_steps(round)):
                 self._logs.print_line(line)
@@ -146,9 +147,26 @@ class Evidence:
 
         def send_them(stacks: dict[int, WorkerStack]) -> None:
             missing = self._count_missing(stacks)
-            rendezvous.report_stacks(round.number, number, build_stacks(round, stacks), missing)
+            known = (*build_stacks(round, stacks), *self.list_ended(round))
+            rendezvous.report_stacks(round.number, number, known, missing)
 
         self.collect_stacks(round, send_them, always=True)
+
+    def list_ended(self, round: Round) -> tuple[Stack, ...]:  # noqa: A002
+        """A stack without text for each worker that has ended by itself: the others may wait for it."""
+        ended = (rank for rank, end in sorted(self._workers.ends.items()) if end.signalled_s is None)
+        return tuple(
+            Stack(
+                global_rank=round.rank_offset + rank,
+                node=round.group_rank,
+                local_rank=rank,
+                text="",
+                view=RankView(
+                    global_rank=round.rank_offset + rank, node=round.group_rank, host=self._host, state=ENDED
+                ),
+            )
+            for rank in ended
+        )
 
     def _count_missing(self, stacks: Mapping[int, WorkerStack]) -> int:
         """How many live workers have given no stack; some that have may have ended since."""

@@ -316,12 +316,13 @@ class Supervisor:
         if self._config.rendezvous.lends_endpoint:
             self._workers.end_store()  # the leader listens there again
         failures = self._collect_failures(action.round, action.late)
-        if not action.stacks:
+        if not (action.stacks or any(end.signalled_s is None for end in self._workers.ends.values())):
             self._rendezvous.report_stopped(action.round.number, failures)
             return
         from muster.agent.node.evidence import build_stacks
 
-        self._rendezvous.report_stopped(action.round.number, failures, build_stacks(action.round, action.stacks))
+        stacks = (*build_stacks(action.round, action.stacks), *self._read_evidence().list_ended(action.round))
+        self._rendezvous.report_stopped(action.round.number, failures, stacks)
 
     def _act_alone(self, action: actions.AgentAction) -> None:  # noqa: C901  # one case for each
         match action:

@@ -46,6 +46,8 @@ class TransitionLog:
         self._submit = submit
         self._on_trouble = on_trouble
         self._has_file = False
+        self._idle: tuple[int, ...] = ()
+        """The ranks of the last record of idle workers."""
 
     def open_file(self, run_dir: str | None) -> None:
         """Write the records into the run's folder, earlier ones too. Only the first call has an effect."""
@@ -60,7 +62,8 @@ class TransitionLog:
         log = self._log
         match event:
             case Notice():
-                log.write("notice", text=event.text)
+                if event.kind.value:
+                    log.write(event.kind.value, text=event.text)
             case RoundBroken():
                 log.mark("broken")
                 log.write("round_broken", kind=event.kind.value, reason=event.reason)
@@ -104,6 +107,7 @@ class TransitionLog:
 
     def write_round(self, formed: Round) -> None:
         """The node takes part in this round from now on."""
+        self._idle = ()
         self._log.write(
             "round_formed",
             world_size=formed.world_size,
@@ -126,8 +130,11 @@ class TransitionLog:
         self._log.write("worker_failed", ranks=_list_ranks(current, failure.local_rank), reason=failure.reason)
 
     def write_idle(self, current: Round, local_ranks: tuple[int, ...]) -> None:
-        """These workers are idle; empty: they are active again."""
-        self._log.write("workers_idle", ranks=_list_ranks(current, *local_ranks))
+        """These workers are idle; empty: they are active again. What is known already makes no record."""
+        ranks = _list_ranks(current, *local_ranks)
+        if ranks != self._idle:
+            self._idle = ranks
+            self._log.write("workers_idle", ranks=ranks)
 
     def write_fencing(self) -> None:
         """The guard has killed the workers."""

@@ -207,13 +207,33 @@ class RendezvousFailed:
     usage: bool = False
 
 
+class NoticeKind(Enum):
+    """How a line for the console is recorded: the name of its event record."""
+
+    LINE = "notice"
+    HANG = "hang_named"
+    """It tells of a hang, with which the job goes on: `torchx status` shows it until one of the next kind."""
+    HANG_OVER = "hang_ended"
+    STACK = ""
+    """Not at all: a page may have thousands."""
+
+
 @record
 class Notice:
-    """One line for the console and one event record; changes nothing."""
+    """One line for the console; changes nothing."""
 
     text: str
+    kind: NoticeKind = NoticeKind.LINE
     is_leader_lost: bool = False
     """It is about the loss of the leader, which explains nothing if the whole job is being stopped."""
+
+
+class PostNotice(Protocol):
+    """Posts a `Notice`."""
+
+    def __call__(self, text: str, kind: NoticeKind = NoticeKind.LINE) -> None:
+        """See `Notice`."""
+        ...
 
 
 RendezvousEvent: TypeAlias = (

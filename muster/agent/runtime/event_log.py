@@ -27,6 +27,8 @@ What a record can tell of, and what its detail has (the documentation prints thi
     workers_parked: Warm starts: forks wait for the next round: count; duration_s is the time of their forks.
     signal: The agent received a signal: name, guard_died.
     notice: A line was printed: text.
+    hang_named: Likewise; it tells of a hang, with which the job goes on.
+    hang_ended: Likewise; the hang is over.
     rendezvous_lost: Rendezvous failed: reason.
     job_ended: The job has ended on all nodes: succeeded, drained.
     agent_ended: The agent ends: exit_code.

@@ -28,7 +28,7 @@ from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.live.preflight import check_images
-from muster.schedulers.docker.live.restarts import count_restarts
+from muster.schedulers.docker.live.restarts import read_events
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
@@ -278,9 +278,9 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             found = read_app_for_wait(folder)
             if found is None:
                 return None
-            restarts = count_restarts(self._open_engine(folder), folder.state_dir, found[0].details)
+            restarts, hang = read_events(self._open_engine(folder), folder.state_dir, found[0].details)
             error = read_error_file(folder.state_dir / LogNames.ERROR)
-            return build_describe_response(*found, error=error, restarts=restarts)
+            return build_describe_response(*found, error=error, restarts=restarts, hang=hang)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""

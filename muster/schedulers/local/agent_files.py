@@ -1,4 +1,4 @@
-"""Reads what the agents of a role leave in their log folder: the job's report, and how often it restarted."""
+"""Reads what the agents of a role leave in their log folder: the job's report, its restarts, and a hang."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._contract import LogNames
-from muster.schedulers.failure_report import parse_attempt, parse_report
+from muster.schedulers.failure_report import parse_attempt, parse_hang, parse_report
 
 _TAIL_BYTES = 64 << 10
 
@@ -28,11 +28,21 @@ def read_report(log_dir: Path) -> Mapping[str, Any]:
 
 def count_restarts(log_dir: Path) -> int:
     """How often the agents have restarted workers in place because one failed, according to their last record."""
+    return parse_attempt(_read_records(log_dir))
+
+
+def read_hang(log_dir: Path) -> str:
+    """What is known of a hang with which the job goes on; "": none."""
+    return parse_hang(_read_records(log_dir))
+
+
+def _read_records(log_dir: Path) -> bytes:
+    """The last ones of the newest run."""
     for path in _list_newest(log_dir, LogNames.EVENTS):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return parse_attempt(file.read())
-    return 0
+            return file.read()
+    return b""
 
 
 def _list_newest(log_dir: Path, name: str) -> list[Path]:

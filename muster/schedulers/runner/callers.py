@@ -16,6 +16,7 @@ from typing import Final, TextIO
 
 _MAIN: Final = "torchx.cli.main"
 _NEED_APP: Final = ("torchx.cli.cmd_log", "torchx.cli.cmd_cancel", "torchx.cli.cmd_delete")
+_STATUS: Final = "torchx.cli.cmd_status"
 _RUNNER: Final = "torchx.runner.api"
 _PRINTER: Final = "print_log_lines"
 """Prints the lines of one replica, in a thread for each: to its caller's `file`, with the prefix `ROLE/REPLICA `."""
@@ -36,6 +37,11 @@ def needs_app() -> bool:
     0.7's `torchx log` asks for an unknown app for ever; `cancel` and `delete` say nothing of one.
     """
     return any(_find_module(frame) in _NEED_APP for frame in _walk(_get_caller()))
+
+
+def shows_status() -> bool:
+    """Whether the caller is `torchx status`, which a person reads."""
+    return any(_find_module(frame) == _STATUS for frame in _walk(_get_caller()))
 
 
 def is_wait() -> bool:

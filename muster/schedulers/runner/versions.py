@@ -36,7 +36,7 @@ from muster.schedulers.runner.dry_run import hide_secrets
 from muster.schedulers.runner.live_lines import LiveLines
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
-from muster.schedulers.supervision.state import ReplicaState
+from muster.schedulers.supervision.state import AppPhase, ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status
 
 _REPLICA_STATES: Mapping[Status, AppState] = {
@@ -253,7 +253,13 @@ def get_workspace_path(workspace: str) -> str:
 
 
 def build_describe_response(
-    spec: AppSpec, record: AppRecord | None, *, error: str | None = None, ui_url: str | None = None, restarts: int = 0
+    spec: AppSpec,
+    record: AppRecord | None,
+    *,
+    error: str | None = None,
+    ui_url: str | None = None,
+    restarts: int = 0,
+    hang: str = "",
 ) -> DescribeAppResponse:
     """What `torchx status` and `describe` show of a supervised app.
 
@@ -263,6 +269,7 @@ def build_describe_response(
         error: the app's error.json as text, when there is one.
         ui_url: a link for the user.
         restarts: of workers, in place; those of replicas are in the record.
+        hang: what is known of a hang with which the app goes on; "": nothing.
     """
     _print_states_by_name()
     app = load_app(spec.description)
@@ -273,13 +280,20 @@ def build_describe_response(
         app_id=spec.app_id,
         state=AppState.SUBMITTED if record is None else AppState[record.app.app_state],
         num_restarts=restarts + (0 if record is None else record.app.num_restarts),
-        msg=NONE if record is None or not record.app.reason else record.app.reason,
+        msg=_join_messages(record, hang) or NONE,
         structured_error_msg=error or NONE,
         ui_url=ui_url,
         roles=app.roles,
         roles_statuses=[] if record is None else _build_statuses(spec, record),
         **extra,
     )
+
+
+def _join_messages(record: AppRecord | None, hang: str) -> str:
+    if record is None:
+        return ""
+    told = hang if record.app.phase is AppPhase.RUNNING else ""
+    return "; ".join(filter(None, (told, record.app.reason)))
 
 
 def check_replica(spec: AppSpec, request: LogRequest) -> None:

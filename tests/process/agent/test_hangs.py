@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,17 +128,48 @@ def wait_for(tree: Tree, *texts: str) -> None:
         tree.wait_for_line(re.escape(text), stream="stderr", timeout_s=120)
 
 
+@contextlib.contextmanager
+def start_pair(log_dir: Path, how: str, guilty: int, nproc: int, *flags: str) -> Iterator[list[Tree]]:
+    """Two nodes of one job on this machine; the first one leads."""
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "hang"]
+    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", "--nproc-per-node", str(nproc), *where]
+    limits = ["--hang-timeout", "4", "--shutdown-timeout", "2", "--log-dir", str(log_dir), *flags]
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Tree([*agent, *limits, "--node-rank", str(node), str(PROGRAM), how, str(guilty)]))
+            for node in range(2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("exits", " exited with code 1 after rank 1 had exited with code 0 (RuntimeError: "),
+        ("leaves", f"rank 0 hung: rank 1 has ended; rank 0 has waited in {SIXTH} for "),
+    ],
+)
+def test_a_rank_of_another_node_that_ended_is_named(how: str, expected: str, tmp_path: Path) -> None:
+    with start_pair(tmp_path, how, 1, 1) as trees:
+        outcomes = [tree.wait() for tree in trees]
+    reason = json.loads((tmp_path / "hang" / "report.json").read_text())["reason"]
+    assert expected in reason, outcomes[0].explain()
+    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[1].explain()
+
+
+def test_a_rank_of_another_node_that_ended_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
+    """All workers of that node have ended, so that it is not asked for stacks."""
+    with start_pair(tmp_path, "leaves", 1, 1, "--hang-action", "report") as trees:
+        wait_for(trees[0], "the job hangs: no collective and no step for ", f" has ended; rank 0 has waited in {SIXTH}")
+        for tree in trees:
+            tree.send(signal.SIGTERM)
+        outcomes = [tree.wait() for tree in trees]
+    assert [outcome.leftovers for outcome in outcomes] == [(), ()], outcomes[0].explain()
+
+
 @pytest.mark.parametrize("start", ["cold", "warm"])
 def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(start: str, tmp_path: Path) -> None:
     """Rank 2 is on the other node than the leader, which prints the page; each node prints it on request."""
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "pair"]
-    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", "--nproc-per-node", "2", *where, "--start", start]
-    flags = ["--hang-timeout", "4", "--hang-action", "report", "--shutdown-timeout", "2", "--log-dir", str(tmp_path)]
-    with contextlib.ExitStack() as stack:
-        trees = [
-            stack.enter_context(Tree([*agent, *flags, "--node-rank", str(node), str(PROGRAM), "sleeps", "2"]))
-            for node in range(2)
-        ]
+    with start_pair(tmp_path, "sleeps", 2, 2, "--hang-action", "report", "--start", start) as trees:
         found = f"did not enter {SIXTH}; ranks 0-1, 3 have waited in it for"
         wait_for(trees[0], "rank 2 (node 1, ", found, "stacks of rank 2:")
         assert found not in trees[1].stderr, trees[1].stderr

@@ -47,7 +47,7 @@ def encode(answer):
 @pytest.fixture
 def app(cluster, scheduler):
     """An app of two nodes whose pods run; its id."""
-    args = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
+    args = ["-m", "muster.agent", "--nnodes", "2", "--rdzv-id", specs.macros.app_id, "main.py"]
     resource = specs.Resource(cpu=1, gpu=0, memMB=128)
     role = specs.Role(
         name="trainer", image="img", entrypoint="python3", args=args, num_replicas=2, max_retries=1, resource=resource
@@ -65,6 +65,48 @@ def find_pod(cluster, app_id, index):
 def find_job(cluster, app_id):
     [job] = [job for job in cluster.find("jobs") if job["metadata"]["name"].startswith(app_id.partition(":")[2])]
     return job
+
+
+def show_status(monkeypatch):
+    """As `torchx status` does."""
+    monkeypatch.setattr("muster.schedulers.runner.callers.shows_status", lambda: True)
+
+
+HANG = {"what": "hang_named", "time_s": 1_800_000_000.0, "detail": {"text": "rank 1 (node 0, h) did not enter barrier"}}
+
+
+def test_the_status_tells_of_a_hang_with_which_the_app_goes_on(cluster, scheduler, app, monkeypatch):
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, encode(HANG), b"")
+    assert scheduler.describe(app).msg == "<NONE>"
+    assert cluster.commands == [], "a program that looks again and again runs nothing in pods"
+    show_status(monkeypatch)
+    told = "rank 1 (node 0, h) did not enter barrier (reported at 2027-01-15 08:00:00 UTC)"
+    assert scheduler.describe(app).msg == told
+    [(pod, container, command)] = cluster.commands
+    name = app.partition(":")[2]
+    path = find_env(find_pod(cluster, app, 0), "MUSTER_LOG_DIR")
+    assert (pod, container) == (find_pod(cluster, app, 0)["metadata"]["name"], "main")
+    assert command == ["tail", "-c", "65536", f"{path}/{name}/events.jsonl"]
+
+
+def find_env(pod, name):
+    return next(each["value"] for each in pod["spec"]["containers"][0]["env"] if each["name"] == name)
+
+
+@pytest.mark.parametrize("done", [(1, b"", b"tail: cannot open"), (0, b"\xff{", b""), None])
+def test_a_status_that_cannot_read_the_records_tells_the_rest(cluster, scheduler, app, monkeypatch, done):
+    show_status(monkeypatch)
+    cluster.run_command = lambda pod, command: done
+    status = scheduler.describe(app)
+    assert (status.state.name, status.msg) == ("RUNNING", "<NONE>")
+
+
+def test_a_status_needs_no_right_to_run_commands(cluster, scheduler, app, monkeypatch):
+    cluster.allowed = {kind: verbs for kind, verbs in RIGHTS.items() if kind != "pods/exec"}
+    show_status(monkeypatch)
+    status = scheduler.describe(app)
+    assert (status.state.name, status.msg, cluster.commands) == ("RUNNING", "<NONE>", [])
 
 
 def test_any_running_pod_is_asked(cluster, scheduler, app):

@@ -1,6 +1,8 @@
 """What local_cwd says of a job before it starts and after it failed; and stopping a job for a while."""
 
 import json
+import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -34,6 +36,18 @@ dist.all_reduce(torch.ones(4))
 if dist.get_rank() == 1:
     time.sleep(600)
 dist.all_reduce(torch.ones(4))
+"""
+HANGS_FOR_A_WHILE = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+while dist.get_rank() == 1 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+while True:
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.1)
 """
 FAILS = """
 import os, time
@@ -97,6 +111,40 @@ def test_the_status_names_the_rank_that_keeps_the_others_waiting(scheduler, tmp_
     assert error["message"].startswith("rank 1 on node 0 ("), error
     assert named in error["message"], error
     assert "train.py" in error["extraInfo"]["py_callstack"], error
+
+
+@pytest.mark.torch
+def test_the_status_of_a_job_that_goes_on_tells_of_its_hang_as_long_as_it_lasts(scheduler, tmp_path) -> None:
+    pytest.importorskip("torch", reason="no torch in this environment")
+    (tmp_path / "train.py").write_text(HANGS_FOR_A_WHILE)
+    done = tmp_path / "done"
+    app = dist.ddp(str(done), script="train.py", j="2x1", start="cold", hang_timeout=4, hang_action="report")
+    app_id = scheduler.submit(app, {})
+
+    def find_messages(text: str) -> bool:
+        status = scheduler.describe(app_id)
+        assert status.state.name in ("SUBMITTED", "PENDING", "RUNNING"), status
+        return text in status.msg
+
+    wait_until(lambda: find_messages("did not enter"), timeout_s=180, what="the diagnosis in the status")
+    told = scheduler.describe(app_id).msg
+    assert re.fullmatch(
+        r"the job hangs: no collective and no step for \d+ s \(--hang-timeout\); rank 1 \(node 1, .+\) did not enter "
+        r"all_reduce #2 of default_pg \(4 x float32\); rank 0 has waited in it for \d+ s; last seen at train.py:\d+ "
+        r"\(reported at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\)",
+        told,
+    ), told
+    shown = subprocess.run(
+        [sys.executable, "-m", "torchx.cli.main", "status", f"local_cwd://torchx/{app_id}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "did not enter all_reduce #2 of default_pg" in " ".join(shown.stdout.split()), shown
+    done.touch()
+    wait_until(lambda: scheduler.describe(app_id).msg == "<NONE>", timeout_s=120, what="the hang to be over")
+    assert scheduler.describe(app_id).state.name == "RUNNING"
 
 
 def read_stderr(folder: AppFolder, nodes: int) -> str:

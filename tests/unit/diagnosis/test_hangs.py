@@ -10,7 +10,7 @@ import pytest
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.page import describe_slow_ranks
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
-from muster.agent.diagnosis.report import Collective, Group, RankView, Stack
+from muster.agent.diagnosis.report import ENDED, ENTRY_LIMIT, Collective, Group, RankView, Stack
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
 from muster.agent.runtime.records import replace
 
@@ -146,8 +146,57 @@ def test_a_stopped_rank() -> None:
     )
 
 
+def test_a_collective_that_does_not_wait_for_all() -> None:
+    """The broadcast that rank 1 did not enter is over for the others; they wait for it in a later all-reduce."""
+    sent = group(call(5, done=True), call(6, "broadcast", done=True), call(7, age_s=30.0), ranks=ALL)
+    assert explain(view(0, sent), view(1, ABSENT), view(2, sent), view(3, sent)) == (
+        [1],
+        "did not enter all_reduce #7 of default_pg (4 x float32); ranks 0, 2-3 have waited in it for 30 s",
+    )
+
+
+def test_the_first_of_several_that_are_not_complete() -> None:
+    several = group(call(5, done=True), call(6, age_s=62.0), call(7, age_s=61.0), ranks=(0, 1))
+    ranks, clause = explain(view(0, several), view(1, several))
+    assert (ranks, clause.partition(" and ")[0]) == ([], "entered all_reduce #6 of default_pg (4 x float32) 62 s ago")
+
+
+def ended(rank: int) -> RankView:
+    return RankView(global_rank=rank, node=rank // 2, host=f"main{rank // 2}", state=ENDED)
+
+
+def test_ranks_of_which_nothing_is_known_are_not_blamed() -> None:
+    """Each node judges alone with a backend of torch's; or no message had room for their views."""
+    assert explain(view(0, WAITS), view(1, WAITS)) == (
+        [],
+        (
+            "entered all_reduce #6 of default_pg (4 x float32) 62 s ago and did not complete it; "
+            "nothing is known of ranks 2-3"
+        ),
+    )
+    assert explain(view(0, WAITS), view(1, ABSENT))[0] == [1]
+
+
+def test_a_rank_in_an_uninterruptible_system_call() -> None:
+    """As when its node is paged out, or a network disk does not answer; whether or not its server still answers."""
+    waits = "ranks 0, 2-3 have waited in"
+    silent = view(1, group(ranks=ALL), state="D", answers=False)
+    assert explain(view(0, WAITS), silent, view(2, WAITS), view(3, WAITS)) == (
+        [1],
+        f"is in an uninterruptible system call; {waits} all_reduce #6 of default_pg (4 x float32) for 62 s",
+    )
+    answers = view(1, ABSENT, state="D")
+    assert explain(view(0, WAITS), answers, view(2, WAITS), view(3, WAITS)) == (
+        [1],
+        (
+            f"did not enter all_reduce #6 of default_pg (4 x float32); {waits} it for 62 s; "
+            "rank 1 is in an uninterruptible system call"
+        ),
+    )
+
+
 def test_a_rank_that_has_ended() -> None:
-    assert explain(view(0, WAITS), view(2, WAITS)) == (
+    assert explain(view(0, WAITS), view(2, WAITS), ended(1), ended(3)) == (
         [1, 3],
         "have ended; ranks 0, 2 have waited in all_reduce #6 of default_pg (4 x float32) for 62 s",
     )
@@ -250,6 +299,16 @@ def test_gloos_format() -> None:
     assert (read.name, read.description, read.entered, read.completed, read.ranks) == ("0", "default_pg", 6, 5, (0, 1))
     last = Collective(number=6, operation="all_reduce", sizes="2x3 x float32", age_s=3.0, is_done=False)
     assert read.entries[-1] == last
+
+
+def test_of_many_open_collectives_the_first_is_kept() -> None:
+    """All of them may be open at once; the rank waits in the first."""
+    data = json.loads(GLOO)
+    entry = data["entries"][0]
+    data["entries"] = [{**entry, "collective_seq_id": number, "retired": number < 6} for number in range(1, 46)]
+    (read,) = read_recorder(json.dumps(data).encode(), 8_000_000_000, {"0": (0, 1)})
+    assert [each.number for each in read.entries] == [*range(6, 14), *range(38, 46)]
+    assert len(read.entries) == ENTRY_LIMIT
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,16 @@
 """Whose failure it was, and what the report's first line says of it."""
 
-from muster.agent.diagnosis.report import Collective, Failure, FinalFailure, Group, OomEvidence, RankView, Stack
+from muster.agent.diagnosis.report import (
+    ENDED,
+    Collective,
+    Failure,
+    FinalFailure,
+    Group,
+    OomEvidence,
+    RankView,
+    Report,
+    Stack,
+)
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import (
     DatedFailure,
@@ -105,6 +115,31 @@ def test_ranks_that_had_exited_are_named_beside_the_complaint_about_a_lost_peer(
     assert [add_early_exits(other, (1,)), add_early_exits(lost, ())] == [other, lost]
 
 
+def ended(rank: int) -> Stack:
+    """What a node reports of a worker that has ended by itself."""
+    view = RankView(global_rank=rank, node=rank // 2, host="h", state=ENDED)
+    return Stack(global_rank=rank, node=rank // 2, local_rank=rank % 2, text="", view=view)
+
+
+def test_ranks_that_had_exited_on_another_node_are_named_too() -> None:
+    """Their node reports them when its workers are stopped; those that have failed are failures of their own."""
+    lost = see(10.0, 0, exit_code=1, exception="RuntimeError: Connection closed by peer [127.0.0.1]:2466")
+    own = DatedFailure(when_s=10.0, failure=add_early_exits(lost.failure, (1,)))
+    made = build(own, see(10.1, 2, exit_code=1, stopped_by_us=True), stacks=(ended(1), ended(2), ended(3)))
+    assert made.reason.startswith("rank 0 on node 0 (h) exited with code 1 after ranks 1, 3 had exited with code 0 (")
+    assert made.failures[0].ended_ranks == (1, 3)
+    assert Report.from_json(made.to_json()) == made
+    assert made.stacks == ()
+
+
+def test_ranks_that_had_exited_are_named_beside_several_complaints() -> None:
+    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:2466"
+    made = build(
+        see(10.0, 0, exit_code=1, exception=lost), see(10.1, 1, exit_code=1, exception=lost), stacks=(ended(3),)
+    )
+    assert made.reason.startswith(f"ranks 0-1 failed in the same way: {lost} after rank 3 had exited with code 0; ")
+
+
 def test_equal_exit_codes_long_after_one_another_are_not_the_same_failure() -> None:
     assert [failure.collateral for failure in build(see(1.0, 0), see(2.5, 1)).failures] == [False, True]
 
@@ -175,7 +210,7 @@ def test_in_a_hang_the_rank_that_has_ended_is_no_failure_and_named_all_the_same(
     own = Group(name="0", description="default_pg", entered=6, completed=5, ranks=(0, 1), entries=(waits,))
     view = RankView(global_rank=0, node=0, host="h", is_answering=True, has_server=True, groups=(own,))
     idle = see(10.0, 0, exit_code=None, hung=True, reason="hung: no collective and no step for 4 s")
-    made = build(idle, stacks=(replace(stack(0, 7, "all_reduce"), view=view),))
+    made = build(idle, stacks=(replace(stack(0, 7, "all_reduce"), view=view), ended(1)))
     assert made.reason.startswith(
         "rank 0 hung: rank 1 has ended; rank 0 has waited in all_reduce #6 of default_pg (4 x float32) for 4 s; "
         "no collective and no step for 4 s; "

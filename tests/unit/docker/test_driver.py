@@ -1,5 +1,6 @@
 """The driver with an engine that fails in ways a real one cannot be made to fail: every end is still reported."""
 
+import json
 import queue
 
 import pytest
@@ -9,7 +10,7 @@ from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
-from muster.schedulers.docker.live.restarts import count_restarts
+from muster.schedulers.docker.live.restarts import count_restarts, read_events
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
@@ -224,6 +225,18 @@ def test_restarts_in_place_are_counted_from_the_first_nodes_records(driver, engi
     engine.list_containers = lambda labels: []  # removed
     assert count_restarts(engine, tmp_path, {}) == 2
     assert set(asked) == {"/var/opt/muster/logs/job-7/events.jsonl"}
+
+
+def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):
+    hang = {"what": "hang_named", "time_s": 1_800_000_000.0, "attempt": 1, "detail": {"text": "rank 1 sleeps"}}
+    engine.copy_out = lambda container, path, limit_bytes: json.dumps(hang).encode() + b"\n"
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    told = (1, "rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC)")
+    assert read_events(engine, tmp_path, {"request": driver._app.to_json()}) == told
+    engine.end(0)
+    next_end(event_queue)
+    assert read_events(engine, tmp_path, {}) == (1, "")
 
 
 def wait_started(driver):

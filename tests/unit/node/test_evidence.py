@@ -54,9 +54,14 @@ class Node:
         loop = SimpleNamespace(clock=None, call_later=self.call_later)
         logs = SimpleNamespace(files=SimpleNamespace(thread=self.thread))
         self.live = [SimpleNamespace(local_rank=0, pid=-1)]
+        self.ends = {}
         streams = {0: SimpleNamespace(stack_file="/hangs")}
         workers = SimpleNamespace(
-            memory=MemoryWatch(), live=self.live, streams=streams, read_views=lambda _round, _host, then: then({})
+            memory=MemoryWatch(),
+            live=self.live,
+            ends=self.ends,
+            streams=streams,
+            read_views=lambda _round, _host, then: then({}),
         )
         config = SimpleNamespace(node_name="host", program=SimpleNamespace(kind=ProgramKind.SCRIPT))
         evidence = Evidence(config, loop, logs, workers)
@@ -86,3 +91,15 @@ def test_stacks_in_time_end_the_wait():
     node.thread.collect()
     assert len(node.reported) == 1
     assert node.timers[0].is_cancelled
+
+
+def test_workers_that_have_ended_by_themselves_are_reported_with_the_stacks():
+    """The others may wait for them. A worker that got a signal before has ended because of it."""
+    node = Node()
+    node.ends |= {1: SimpleNamespace(code=0, signalled_s=None), 2: SimpleNamespace(code=0, signalled_s=5.0)}
+    node.timers[0].call()
+    [(_, _, stacks, missing)] = node.reported
+    assert missing == 1
+    assert [(stack.global_rank, stack.text, stack.view.state, stack.view.host) for stack in stacks] == [
+        (1, "", "X", "host")
+    ]

@@ -3,12 +3,13 @@
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
 from muster._control import parse_answer
-from muster.agent.diagnosis.report import Stack
+from muster.agent.diagnosis.report import ENDED, Collective, Failure, Group, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import (
     Answer,
     AnswerRequest,
     BeginDrain,
     CommitDrain,
+    Notify,
     WantStacks,
     WithdrawDrain,
 )
@@ -18,6 +19,7 @@ from muster.agent.rendezvous.consensus.events import (
     DrainAsked,
     DrainFollowed,
     DrainReported,
+    Idle,
     Joined,
     LeaseChecked,
     Saved,
@@ -33,9 +35,16 @@ from muster.agent.rendezvous.protocol.codec import encode
 class Job:
     """A leader whose round of two members runs, each with one rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_action: str = "restart") -> None:
         rules = ConsensusRules(
-            run_id="r", min_nodes=2, max_nodes=2, max_restarts=0, join_timeout_s=600, last_call_s=1, rejoin_wait_s=5
+            run_id="r",
+            min_nodes=2,
+            max_nodes=2,
+            max_restarts=0,
+            join_timeout_s=600,
+            last_call_s=1,
+            rejoin_wait_s=5,
+            hang_action=hang_action,
         )
         self.now_s = 0.0
         self.state = build_initial_state(rules, 0.0, takeover=False)
@@ -45,10 +54,10 @@ class Job:
         self.send(LeaseChecked(is_held=True))
         self.number = self.state.round_number
 
-    def send(self, *events):
+    def send(self, *events, after_s: float = 1.0):
         actions = ()
         for event in events:
-            self.now_s += 1.0
+            self.now_s += after_s
             self.state, actions = decide(self.state, event, self.now_s)
         return list(actions)
 
@@ -245,6 +254,84 @@ def test_stacks_of_all_members():
     [told] = job.send(StacksTaken(id="0", round_number=job.number, number=1, stacks=(), missing=1))
     assert told.answer.outcome is AskOutcome.LATE
     assert told.answer.stacks == (stack,)
+
+
+def take(job, member, *stacks):
+    return job.send(StacksTaken(id=member, round_number=job.number, number=1, stacks=stacks))
+
+
+WAITS = Collective(number=6, operation="all_reduce", sizes="4 x float32", age_s=62.0, is_done=False)
+OWN = Group(name="0", description="default_pg", entered=6, completed=5, ranks=(0, 1), entries=(WAITS,))
+STUCK = Stack(
+    global_rank=0,
+    node=0,
+    local_rank=0,
+    text="File x",
+    view=RankView(global_rank=0, node=0, host="h0", has_server=True, is_answering=True, groups=(OWN,)),
+)
+GONE = Stack(global_rank=1, node=1, local_rank=0, text="", view=RankView(global_rank=1, node=1, host="h1", state=ENDED))
+IDLE = Failure(
+    node=0,
+    node_index=0,
+    host="h0",
+    local_rank=0,
+    global_rank=0,
+    attempt=0,
+    round=1,
+    pid=1,
+    time_s=0.0,
+    hung=True,
+    reason="hung: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)",
+)
+PAGE = [
+    ("hang_named", "the job hangs: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"),
+    (
+        "hang_named",
+        "rank 1 (node 1, h1) has ended; rank 0 has waited in all_reduce #6 of default_pg (4 x float32) for 62 s",
+    ),
+    ("", "stacks of rank 0:"),
+    ("", "  File x"),
+]
+
+
+def read_page(actions):
+    return [(each.kind.value, each.text) for each in actions if isinstance(each, Notify)]
+
+
+def start_hung_job():
+    """The workers of node 1 have ended; rank 0 waits for one of them."""
+    job = Job(hang_action="report")
+    job.send(Succeeded(id="1", round_number=job.number))
+    actions = job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0)
+    [wanted] = [each for each in actions if isinstance(each, WantStacks)]
+    assert wanted.ids == ("0", "1"), "also the node whose workers have ended"
+    return job
+
+
+def test_a_rank_of_another_node_that_has_ended_is_named_in_the_page_of_a_hang():
+    job = start_hung_job()
+    assert read_page(take(job, "1", GONE)) == []
+    assert read_page(take(job, "0", STUCK)) == PAGE
+
+
+def test_a_hang_that_is_over_before_all_nodes_have_answered_prints_no_page():
+    """Else the status of the app would tell of it until the next one."""
+    job = start_hung_job()
+    take(job, "1", GONE)
+    over = job.send(Idle(id="0", round_number=job.number, failures=()))
+    assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
+    assert read_page(take(job, "0", STUCK)) == []
+
+
+def test_a_hang_is_over_when_a_node_succeeds():
+    """What keeps the others waiting then is diagnosed anew."""
+    job = Job(hang_action="report")
+    for member in ("0", "1"):
+        actions = job.send(Idle(id=member, round_number=job.number, failures=(IDLE,)), after_s=60.0)
+    assert WantStacks in kinds(actions)
+    over = job.send(Succeeded(id="1", round_number=job.number))
+    assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
+    assert WantStacks in kinds(job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0))
 
 
 def test_what_the_leader_sends_is_what_the_person_reads():

@@ -240,7 +240,7 @@ class LeaderHarness:
             silence_s=5.0,
             takeover=False,
             local_addr=None,
-            notify=self.notices.append,
+            notify=lambda text, _kind=None: self.notices.append(text),
             own_id="m0",
             listen_port=5000,
         )

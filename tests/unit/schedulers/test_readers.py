@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.failure_report import describe_report, find_root_cause, parse_report, read_error_file
+from muster.schedulers.failure_report import (
+    describe_report,
+    find_root_cause,
+    join_hangs,
+    parse_hang,
+    parse_report,
+    read_error_file,
+)
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
 
@@ -64,6 +71,36 @@ def test_the_root_cause_is_named_once():
     assert describe_report(report | {"reason": "rank 1: ValueError: x"}) == "rank 1: ValueError: x"
     assert describe_report({}) == ""
     assert find_root_cause({"failures": ["odd"]}) == {}
+
+
+def write_records(*events):
+    return b"".join(
+        json.dumps({"what": what, "time_s": 1_800_000_000.0 + place, "detail": {"text": text}}).encode() + b"\n"
+        for place, (what, text) in enumerate(events)
+    )
+
+
+HANG = (("hang_named", "the job hangs: no step for 60 s"), ("notice", "other"), ("hang_named", "rank 1 sleeps"))
+TOLD = "the job hangs: no step for 60 s; rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC)"
+
+
+def test_a_hang_that_goes_on():
+    assert parse_hang(b'cut off"}\n' + write_records(*HANG, ("workers_idle", "")) + b'{"what"') == TOLD
+    assert parse_hang(b"") == ""
+    assert join_hangs({"a": TOLD}) == TOLD
+    assert join_hangs({"a": TOLD, "b": ""}) == f"a: {TOLD}"
+    assert join_hangs({"a": "", "b": ""}) == join_hangs({}) == ""
+
+
+@pytest.mark.parametrize("end", ["hang_ended", "round_broken", "round_formed", "workers_stopped", "job_ended"])
+def test_a_hang_that_is_over(end):
+    assert parse_hang(write_records(*HANG, (end, ""))) == ""
+    assert parse_hang(write_records(("hang_named", "before"), (end, ""), *HANG)).startswith("the job hangs: no step")
+
+
+@pytest.mark.parametrize("record", [b"[]", b"1", b'{"what": "hang_named"}', b'{"what": 1, "time_s": "x"}'])
+def test_records_of_another_version(record):
+    assert parse_hang(record + b"\n") == ""
 
 
 def test_error_files(tmp_path):

@@ -4,7 +4,10 @@ Collectives of a group are counted by each of its ranks, so that number n is the
 
 - Ranks that have entered fewer than the others did not enter the next one. A rank that waits in it names it.
 - Ranks that have called another operation, or with another size, under one number have come apart.
-- If all have entered it and none has completed it, the transport or a device hangs: no rank is named.
+- If all have entered it and none has completed it, the transport or a device hangs: no rank is named. Of several, the
+  first counts.
+- Ranks that have ended, are stopped or do not answer, if all others have entered it. Of ranks of which no view is known
+  (of other nodes, where each node judges alone) nothing is said.
 - Ranks that have not called `init_process_group`, or have not come back from it.
 
 Of several groups that wait, a rank that is missing in one may wait in another itself: then the cause is there. Of those
@@ -12,12 +15,13 @@ that are left, the one that waits longest counts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from muster.agent.diagnosis.report import Collective, Group, RankView, name_ranks
+from muster.agent.diagnosis.report import ENDED, Collective, Group, RankView, name_ranks
 from muster.agent.runtime.records import record
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
+_STATES[ENDED] = "has ended"
 _ANY_SIZES = ("broadcast", "scatter", "gather", "all_gather", "reduce_scatter", "all_to_all", "allgather", "alltoall")
 """Their sizes may differ between ranks."""
 
@@ -52,11 +56,12 @@ def find_cause(views: Iterable[RankView]) -> Finding | None:
     """Name the ranks that keep the others waiting; None when the recorders do not show any."""
     by_rank = {view.global_rank: view for view in views}
     groups = _list_groups(by_rank)
-    unheard = {member.rank: "has ended" for members in groups for member in members if member.rank not in by_rank}
-    for rank, view in by_rank.items():
-        if view.has_server and not view.is_answering:
-            unheard[rank] = _STATES.get(view.state, "does not answer")
-    found = [each for members in groups if (each := _judge_group(members, unheard)) is not None]
+    unheard = {
+        rank: _STATES.get(view.state, "does not answer")
+        for rank, view in by_rank.items()
+        if view.state == ENDED or (view.has_server and not view.is_answering)
+    }
+    found = [each for members in groups if (each := _judge_group(members, unheard, by_rank.keys())) is not None]
     waiting = {rank for each in found for rank in each.waiting}
     # A rank that is missing here and waits there is not the cause.
     causes = [each for each in found if not each.ranks & waiting] or found
@@ -90,14 +95,15 @@ def _absent(name: str) -> Group:
     return Group(name=name, description="", entered=0, completed=0)
 
 
-def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str]) -> Finding | None:
+def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], seen: Collection[int]) -> Finding | None:
     """Judge one group.
 
     Args:
         all_members: of the group.
         unheard: of ranks whose collectives cannot be read, how that comes.
+        seen: the ranks of which anything is known.
     """
-    members = [member for member in all_members if member.rank not in unheard]
+    members = [member for member in all_members if member.rank in seen and member.rank not in unheard]
     if not members:
         return None
     apart = _find_apart(members)
@@ -105,7 +111,9 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str]) -> 
         return apart
     most = max(member.group.entered for member in members)
     least = min(member.group.entered for member in members)
-    number = least + 1 if least < most else most
+    # A collective that does not wait for all may be complete without those that did not enter it.
+    unfinished = [number for number in _list_open(members) if number > least or least == most]
+    number = min(unfinished, default=most)
     waiting = {
         member.rank: entry for member in members if (entry := member.find(number)) is not None and not entry.is_done
     }
@@ -124,16 +132,21 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str]) -> 
     else:
         ranks = frozenset()
         done = [member.rank for member in members if member.rank not in waiting]
+        unseen = [member.rank for member in all_members if member.rank not in seen]
         rest = f"; {name_ranks(done)} completed it" if done else ""
-        clause = f"entered {what} {entry.age_s:.0f} s ago and did not complete it{rest}: the network or a device hangs"
+        why = f"; nothing is known of {name_ranks(unseen)}" if unseen else ": the network or a device hangs"
+        clause = f"entered {what} {entry.age_s:.0f} s ago and did not complete it{rest}{why}"
     return Finding(ranks=ranks, clause=clause, waiting=frozenset(waiting), age_s=entry.age_s)
+
+
+def _list_open(members: Iterable[_Member]) -> list[int]:
+    """The numbers of all collectives that a rank has entered and not completed."""
+    return [entry.number for member in members for entry in member.group.entries if not (entry.is_done or entry.is_p2p)]
 
 
 def _find_apart(members: Sequence[_Member]) -> Finding | None:
     """Ranks that have called something else under the first number that some have not completed."""
-    open_numbers = [
-        entry.number for member in members for entry in member.group.entries if not (entry.is_done or entry.is_p2p)
-    ]
+    open_numbers = _list_open(members)
     if not open_numbers:
         return None
     entries = {member.rank: entry for member in members if (entry := member.find(min(open_numbers))) is not None}

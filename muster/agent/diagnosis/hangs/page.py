@@ -4,12 +4,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from muster.agent.diagnosis.hang_cause import explain_hang
-from muster.agent.diagnosis.report import RankView, Stack, name_ranks
+from muster.agent.diagnosis.report import Failure, RankView, Stack, name_ranks
 from muster.agent.diagnosis.report_text import format_stacks
 
 _LATE_S = 0.1
 """Ranks that enter a collective so much after the first one are worth a line; ages are read at slightly other moments
 on each node."""
+
+
+def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[str]:
+    """Describe a hang with which the job goes on: what the ranks have not done, and `describe_ranks`.
+
+    Args:
+        idle: the failures that would be recorded if the hang were one.
+        stacks: of all ranks that are known.
+    """
+    for failure in idle:
+        yield f"the job hangs: {failure.reason.removeprefix('hung: ')}"
+        break
+    yield from describe_ranks(stacks)
 
 
 def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
@@ -21,7 +34,12 @@ def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
     """
     known = tuple(stacks)
     yield from describe_ranks(known)
-    yield from format_stacks({stack.global_rank: stack.text for stack in known if stack.text}, missing=missing)
+    yield from format_known_stacks(known, missing=missing)
+
+
+def format_known_stacks(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
+    """Format the stacks, equal ones once. Arguments as of `format_page`."""
+    return format_stacks({stack.global_rank: stack.text for stack in stacks if stack.text}, missing=missing)
 
 
 def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:

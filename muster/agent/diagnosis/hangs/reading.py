@@ -71,8 +71,10 @@ def _read_group(
     read = [_read_entry(entry, now_ns) for entry in entries]
     counted = [entry for entry in read if not entry.is_p2p]
     own = _to_dict(status.get(str(entries[-1].get("pg_id"))))
-    open_ones = [entry for entry in read if not entry.is_done][:ENTRY_LIMIT]
-    kept = [entry for entry in read if entry in open_ones or entry in read[-ENTRY_LIMIT:]]
+    # Many may be open at once: the first of them is what the rank waits in.
+    first = [place for place, entry in enumerate(read) if not entry.is_done][: ENTRY_LIMIT // 2]
+    last = range(max(0, len(read) - ENTRY_LIMIT + len(first)), len(read))
+    kept = [read[place] for place in sorted({*first, *last})]
     return Group(
         name=name,
         description=_find_description(entries[-1]),
@@ -82,7 +84,7 @@ def _read_group(
             default=0,
         ),
         ranks=ranks,
-        entries=tuple(kept[-ENTRY_LIMIT:]),
+        entries=tuple(kept),
     )
 
 

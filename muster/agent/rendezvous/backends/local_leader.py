@@ -109,7 +109,7 @@ class LocalLeader:
             case CompleteCheckpoint():
                 self._post(CheckpointCompleted(checkpoint=action.checkpoint))
             case Notify():
-                self._post(Notice(text=action.text))
+                self._post(Notice(text=action.text, kind=action.kind))
             case _:
                 raise AssertionError(f"a job of one node has no {action!r}")
 

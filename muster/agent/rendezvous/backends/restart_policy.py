@@ -12,6 +12,7 @@ from muster.agent.rendezvous.interface import (
     BreakKind,
     JobEnded,
     Notice,
+    NoticeKind,
     PostEvent,
     RoundBroken,
     StacksWanted,
@@ -42,7 +43,8 @@ class LocalRestartPolicy:
         self._max_restarts = config.max_restarts
         self._max_restarts_flag = config.max_restarts_flag
         self._stops_on_hang = config.hang_action == "stop"
-        self._has_reported_hang = False
+        self._idle: tuple[Failure, ...] = ()
+        """With --hang-action report: the ranks of a hang that was reported."""
         self._startup_signature: str | None = None
         self._final: FinalFailure | None = None
         self._is_own = True
@@ -66,7 +68,7 @@ class LocalRestartPolicy:
         self.number += 1
         self.broken = None
         self._failures, self._stacks = [], []
-        self._has_reported_hang = False
+        self._idle = ()
 
     def record_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> bool:
         """Record failed workers; True when this breaks the round."""
@@ -121,22 +123,26 @@ class LocalRestartPolicy:
         if self.broken is None:
             self.break_round(BreakKind.FINAL, reason)
 
-    def record_idle(self, round_number: int, *, is_idle: bool) -> None:
+    def record_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """With --hang-action report: have the stacks of this node collected, once until a worker is active again."""
         if round_number != self.number or self.has_ended or self.broken is not None:
             return
-        if is_idle and not self._has_reported_hang:
+        if failures and not self._idle:
             self._post(StacksWanted(round_number=round_number, number=0))
-        elif self._has_reported_hang and not is_idle:
-            self._post(Notice(text="the job goes on: it has not hung"))
-        self._has_reported_hang = is_idle
+        elif self._idle and not failures:
+            self._post(Notice(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER))
+        self._idle = failures
 
     def print_hang(self, stacks: "tuple[Stack, ...]", missing: int) -> None:
-        """Print what the workers of this node do."""
-        from muster.agent.diagnosis.hangs.page import format_page
+        """Print what the workers of this node do, unless they are active again."""
+        if not self._idle:
+            return
+        from muster.agent.diagnosis.hangs.page import describe_hang, format_known_stacks
 
-        for line in format_page(stacks, missing=missing):
-            self._post(Notice(text=line))
+        for line in describe_hang(self._idle, stacks):
+            self._post(Notice(text=line, kind=NoticeKind.HANG))
+        for line in format_known_stacks(stacks, missing=missing):
+            self._post(Notice(text=line, kind=NoticeKind.STACK))
 
     def break_round(self, kind: BreakKind, reason: str) -> None:
         """Post that the round is broken."""

@@ -94,7 +94,7 @@ class StaticRendezvous:
     def report_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
         """See `Rendezvous`. There is no other node: if this one is idle, the job hangs."""
         if self._config.hang_action == "report":
-            self._policy.record_idle(round_number, is_idle=bool(failures))
+            self._policy.record_idle(round_number, failures)
         elif failures:
             self.report_failures(round_number, failures)
 

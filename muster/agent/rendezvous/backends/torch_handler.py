@@ -185,7 +185,7 @@ class TorchRendezvous:
     def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""
         if self._config.hang_action == "report":
-            self._policy.record_idle(round_number, is_idle=bool(failures))
+            self._policy.record_idle(round_number, failures)
         elif failures:
             self.report_failures(round_number, failures)
 

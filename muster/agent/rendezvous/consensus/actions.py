@@ -6,7 +6,7 @@ from muster._contract import AskOutcome, StatusPageLayout
 from muster.agent.diagnosis.report import FinalFailure, Report, Stacks
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
-from muster.agent.rendezvous.interface import BreakKind, LateRank
+from muster.agent.rendezvous.interface import BreakKind, LateRank, NoticeKind
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.fields import Count, Limit, Line, Seconds, Step
 from muster.agent.runtime.records import record
@@ -183,6 +183,7 @@ class Notify:
     """One line for the leader's console."""
 
     text: str
+    kind: NoticeKind = NoticeKind.LINE
 
 
 SentAction = (

@@ -53,7 +53,7 @@ from muster.agent.rendezvous.consensus.events import (
     Succeeded,
     TimerFired,
 )
-from muster.agent.rendezvous.consensus.failures import break_for_failure, on_failed, on_idle, on_stopped
+from muster.agent.rendezvous.consensus.failures import GOES_ON, break_for_failure, on_failed, on_idle, on_stopped
 from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end, on_lease_checked
 from muster.agent.rendezvous.consensus.membership import (
     break_for_joins,
@@ -168,12 +168,21 @@ def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
         return state, ()
     # The others may have waited for this node: one that stays idle for another timeout reports it again.
     succeeded = phase.succeeded.with_item(event.id)
-    phase = replace(phase, idle=PersistentMap(), succeeded=succeeded, succeeded_s=now_s, batch_since_s=None)
+    told = (GOES_ON,) if phase.has_reported_hang else ()
+    phase = replace(
+        phase,
+        idle=PersistentMap(),
+        has_reported_hang=False,
+        succeeded=succeeded,
+        succeeded_s=now_s,
+        batch_since_s=None,
+    )
     if phase.drain is None:
-        return replace(state, phase=phase), ()
+        return replace(state, phase=phase), told
     from muster.agent.rendezvous.consensus.drain import on_workers_ended
 
-    return on_workers_ended(state, phase, event, now_s)
+    state, actions = on_workers_ended(state, phase, event, now_s)
+    return state, (*told, *actions)
 
 
 def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decision:

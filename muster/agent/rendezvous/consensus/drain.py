@@ -67,7 +67,7 @@ from muster.agent.rendezvous.consensus.state import (
     WantedStacks,
     describe_member,
 )
-from muster.agent.rendezvous.interface import BreakKind, DrainReport, LateRank
+from muster.agent.rendezvous.interface import BreakKind, DrainReport, LateRank, NoticeKind
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
@@ -330,8 +330,9 @@ def ask_for_stacks(state: JobState, now_s: float) -> Decision:
 
 def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
     number = 1 + max((each.number for each in phase.wanted_stacks), default=0)
-    ids = tuple(each for each in state.assignments if each not in phase.succeeded and each in state.members)
-    if not ids:
+    # Also those whose workers have all ended: the others may wait for them.
+    ids = tuple(each for each in state.assignments if each in state.members)
+    if all(each in phase.succeeded for each in ids):
         return state, _refuse((asker,), "all workers have ended")
     wanted = WantedStacks(number=number, asker=asker, begun_s=now_s, ids=PersistentSet(ids))
     state = replace(state, phase=replace(phase, wanted_stacks=(*phase.wanted_stacks, wanted)))
@@ -355,12 +356,18 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
     )
     if wanted.ids:
         return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
-    from muster.agent.diagnosis.hangs.page import describe_ranks, format_page  # only this needs them
+    from muster.agent.diagnosis.hangs.page import describe_hang, describe_ranks, format_known_stacks  # only this
 
     state = replace(state, phase=replace(phase, wanted_stacks=others))
     stacks = tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank))
     if not wanted.asker.id:
-        return state, tuple(Notify(text=line) for line in format_page(stacks, missing=wanted.missing))
+        if not phase.has_reported_hang:  # it is over
+            return state, ()
+        idle = tuple(failure for failures in phase.idle.values() for failure in failures)
+        return state, (
+            *(Notify(text=line, kind=NoticeKind.HANG) for line in describe_hang(idle, stacks)),
+            *(Notify(text=line, kind=NoticeKind.STACK) for line in format_known_stacks(stacks, missing=wanted.missing)),
+        )
     found = "".join(f"{line}; " for line in describe_ranks(stacks))
     stacks = tuple(replace(stack, view=None) for stack in stacks if stack.text)
     count, took_s = len(stacks), now_s - wanted.begun_s

@@ -18,10 +18,12 @@ from muster.agent.rendezvous.consensus.state import (
     RoundRunning,
     describe_member,
 )
-from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.interface import BreakKind, NoticeKind
 from muster.agent.rendezvous.restart_budget import find_final_failure
 from muster.agent.runtime.persistent import PersistentSet
 from muster.agent.runtime.records import replace
+
+GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER)
 
 STALE_IDLE_S = 1.0
 """How long a report of idleness may take from the measurement to the leader."""
@@ -76,7 +78,7 @@ def _note_hang(state: JobState, phase: RoundRunning) -> Decision:
     is_hung = _is_hung(state, phase)
     state = replace(state, phase=replace(phase, has_reported_hang=is_hung))
     if phase.has_reported_hang and not is_hung:
-        return state, (Notify(text="the job goes on: it has not hung"),)
+        return state, (GOES_ON,)
     return state, ()
 
 

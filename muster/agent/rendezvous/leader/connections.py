@@ -1,8 +1,7 @@
 """The members connected to the leader, and a leader's options."""
 
-from collections.abc import Callable
-
 from muster.agent.rendezvous.consensus.members import ConsensusRules
+from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.protocol.job_rules import JobRules
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, LocalLink
@@ -98,7 +97,7 @@ class LeaderOptions:
     silence_s: float
     takeover: bool
     local_addr: str | None
-    notify: Callable[[str], None]
+    notify: PostNotice
     own_id: str
     """Id of the member on the leader's node, and of the leader."""
     listen_port: int

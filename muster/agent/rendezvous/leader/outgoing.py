@@ -94,7 +94,7 @@ class OutgoingMessages:
             case FailRendezvous():
                 self._send(self._connections.list_ids(), RendezvousFailure(reason=action.reason))
             case Notify():
-                self._options.notify(action.text)
+                self._options.notify(action.text, action.kind)
             case _:
                 assert_never(action)
 

@@ -38,6 +38,7 @@ from muster.agent.rendezvous.interface import (
     LateRank,
     Lease,
     Notice,
+    NoticeKind,
     PostEvent,
     RendezvousFailed,
     RequestAnswered,
@@ -226,9 +227,9 @@ class Member:
             self._wait_timer.cancel()
             self._wait_timer = None
 
-    def post_notice(self, text: str, *, is_leader_lost: bool = False) -> None:
+    def post_notice(self, text: str, kind: NoticeKind = NoticeKind.LINE, *, is_leader_lost: bool = False) -> None:
         """See `SessionOwner`."""
-        self._post(Notice(text=text, is_leader_lost=is_leader_lost))
+        self._post(Notice(text=text, kind=kind, is_leader_lost=is_leader_lost))
 
     # -- called by the session --------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
+from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
@@ -96,7 +97,7 @@ class Server:
         network: Network | None,
         options: ServerOptions,
         recovery: RecoveryTracker,
-        post_notice: Callable[[str], None],
+        post_notice: PostNotice,
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self.leader: Leader | None = None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import find_silence_s
-from muster.agent.rendezvous.interface import Lease
+from muster.agent.rendezvous.interface import Lease, NoticeKind
 from muster.agent.rendezvous.member.discovery import NEVER, Discovery, DiscoveryOptions
 from muster.agent.rendezvous.member.initial_role import InitialRole
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
@@ -74,7 +74,7 @@ class SessionOwner(Protocol):
         """End rendezvous without success."""
         ...
 
-    def post_notice(self, text: str, *, is_leader_lost: bool = False) -> None:
+    def post_notice(self, text: str, kind: NoticeKind = NoticeKind.LINE, *, is_leader_lost: bool = False) -> None:
         """Post one line for the console."""
         ...
 

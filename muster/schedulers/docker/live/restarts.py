@@ -1,17 +1,16 @@
-"""What the agents write in their containers: how often they have restarted workers, and the last checkpoint."""
+"""What the agents write in their containers: how often they have restarted workers, a hang, the last checkpoint."""
 
-import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from muster._contract import AGENT_MODULE, Env, LogNames
-from muster.schedulers.agent_command import find_agent_flag
+from muster._contract import Env, LogNames
+from muster.schedulers import agent_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.spec import LOG_DIR, AppRequest, ContainerRequest, Label
-from muster.schedulers.failure_report import parse_attempt
+from muster.schedulers.failure_report import join_hangs, parse_attempt, parse_hang
 
 RECORDS_LIMIT_BYTES: Final = 8 << 20
 """Some 20,000 records. A job with more of them shows no restarts while it runs."""
@@ -30,13 +29,7 @@ def find_run_file(container: ContainerRequest, name: str) -> str | None:
         container: that runs the agent.
         name: one of `LogNames`.
     """
-    flags = container.command[2:] if container.bundled else container.command[3:]
-    args = ["-m", AGENT_MODULE, *flags]
-    run_id = find_agent_flag(args, "rdzv-id")
-    log_dir = find_agent_flag(args, "log-dir") or container.env.get(Env.LOG_DIR, LOG_DIR)
-    if not run_id or not posixpath.isabs(log_dir):
-        return None
-    return posixpath.join(log_dir, run_id, name)
+    return agent_command.find_run_file(container.command, container.env.get(Env.LOG_DIR, LOG_DIR), name)
 
 
 def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -> str:
@@ -68,9 +61,9 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
     """
     if not request.runs_agent or request.replica != 0:
         return
-    found = _read_restarts(engine, request, container)
-    if found is not None:
-        (folder / _build_name(request.role)).write_text(str(found))
+    records = _read_records(engine, request, container)
+    if records is not None:
+        (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
 
 
 def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> int:
@@ -81,40 +74,52 @@ def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> 
         folder: of the app's state.
         details: of the app's spec; empty after its end.
     """
+    return read_events(engine, folder, details)[0]
+
+
+def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, str]:
+    """How often workers of an app were restarted in place, and what is known of a hang with which it goes on, or "".
+
+    Args:
+        engine: with the app's containers.
+        folder: of the app's state.
+        details: of the app's spec; empty after its end.
+    """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
+    hangs: dict[str, str] = {}
     if details:
         app = AppRequest.from_json(details["request"])
         for request in app.containers:
             if request.runs_agent and request.replica == 0:
-                name = _build_name(request.role)
-                counts[name] = max(counts.get(name, 0), _count_live(engine, app, request))
-    return sum(counts.values())
+                name, records = _build_name(request.role), _read_live(engine, app, request)
+                counts[name] = max(counts.get(name, 0), parse_attempt(records))
+                hangs[request.role] = parse_hang(records)
+    return sum(counts.values()), join_hangs(hangs)
 
 
 def _build_name(role: str) -> str:
     return f"{_FILE_PREFIX}{quote(role, safe='')}"
 
 
-def _count_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> int:
-    """Of the newest container of node 0; 0 also while no engine answers."""
+def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> bytes:
+    """The records in the newest container of node 0; none also while no engine answers."""
     labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
     try:
         found = engine.list_containers(labels)
     except DockerError:
-        return 0
+        return b""
     newest = max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
-    return 0 if newest is None else _read_restarts(engine, request, newest.id) or 0
+    return b"" if newest is None else _read_records(engine, request, newest.id) or b""
 
 
-def _read_restarts(engine: Engine, request: ContainerRequest, container: str) -> int | None:
+def _read_records(engine: Engine, request: ContainerRequest, container: str) -> bytes | None:
     path = find_run_file(request, LogNames.EVENTS)
     if path is None:
         return None
     try:
-        records = engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
+        return engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
     except DockerError:
         return None
-    return None if records is None else parse_attempt(records)
 
 
 def _read_number(path: Path) -> int:

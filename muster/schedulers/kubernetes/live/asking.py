@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from muster._contract import AskKind, AskOutcome
+from muster._contract import AskKind, AskOutcome, Env, LogNames
 from muster._control import (
     NO_AGENT,
     Answer,
@@ -18,7 +18,9 @@ from muster._control import (
     build_words,
     merge_answers,
 )
-from muster.schedulers.agent_command import build_ask_command, is_agent_role
+from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
+from muster.schedulers.errors import EngineError
+from muster.schedulers.failure_report import join_hangs, parse_hang
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
@@ -31,6 +33,7 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_INSTANCE,
 )
 from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.status import Observation
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
 
@@ -46,6 +49,9 @@ END_LIMIT_S: Final = 120.0
 
 LOOK_S: Final = 0.5
 _CHECK_LIMIT_S: Final = 20.0
+_LOOK_LIMIT_S: Final = 5.0
+_TAIL_BYTES: Final = 64 << 10
+"""Of the records."""
 
 
 def ask_app(resources: Objects, ref: AppRef, kind: AskKind, limit_s: float) -> Answer:
@@ -168,6 +174,36 @@ def _build_askers(
     }
 
 
+def read_hang(resources: Objects, ref: AppRef, observation: Observation) -> str:
+    """What is known of a hang with which the app goes on, from node 0 of each role; "": nothing.
+
+    It runs `tail` in a pod, and changes nothing. Without the right to it, or without an answer soon, nothing is known.
+    """
+    roles = decode_app(observation.parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]).roles
+    labels = label_roles([role.name for role in roles])
+    names = {fact.role: fact.name for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
+    pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+    by_name = {pod["metadata"]["name"]: pod for pod in pods}
+    found: dict[str, str] = {}
+    for label, role in zip(labels, roles, strict=True):
+        pod = by_name.get(names.get(label, ""))
+        if is_agent_role(role) and pod is not None:
+            with contextlib.suppress(EngineError, Unreachable):
+                found[role.name] = parse_hang(_read_records(resources, ref, pod))
+    return join_hangs(found)
+
+
+def _read_records(resources: Objects, ref: AppRef, pod: Mapping[str, Any]) -> bytes:
+    container = pod["spec"]["containers"][0]
+    command = [*(container.get("command") or ()), *(container.get("args") or ())]
+    log_dir = next((each.get("value") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), None)
+    path = find_run_file(command, log_dir or "", LogNames.EVENTS)
+    if path is None:
+        return b""
+    asker = _PodAsker(resources, ref, [pod], _LOOK_LIMIT_S)
+    return asker.execute(pod["metadata"]["name"], ["tail", "-c", str(_TAIL_BYTES), path])[1].encode()
+
+
 class _PodAsker:
     """A `_control.AskNode` for pods, by name."""
 
@@ -185,7 +221,12 @@ class _PodAsker:
     def run(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:
         """Run the agent's command with these words in a pod. Raises as `run_in_pod`."""
         container = self._pods[node]["spec"]["containers"][0]
-        command = build_ask_command([*(container.get("command") or ()), *(container.get("args") or ())], words)
+        own = [*(container.get("command") or ()), *(container.get("args") or ())]
+        return self.execute(node, build_ask_command(own, words))
+
+    def execute(self, node: str, command: Sequence[str]) -> tuple[int, str, str]:
+        """Run a command in a pod. Raises as `run_in_pod`."""
+        container = self._pods[node]["spec"]["containers"][0]
         connection, namespace = self._resources.client.connection, self._ref.namespace
         return run_in_pod(connection, namespace, node, container["name"], command, limit_s=self._limit_s)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +30,7 @@ from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.options import Options
+from muster.schedulers.runner import callers
 
 _WAITS = frozenset({AppState.SUBMITTED, AppState.PENDING})
 _END_STATES = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
@@ -81,7 +83,11 @@ class Session:
         """The app's state, with reasons; None if it does not exist. Changes nothing."""
         ref, resources = self._find(app_id)
         observation = observe(resources, ref)
-        return None if observation is None else build_status(app_id, observation)
+        if observation is None:
+            return None
+        if callers.shows_status() and decide_state(observation) is AppState.RUNNING:
+            observation = replace(observation, hang=asking.read_hang(resources, ref, observation))
+        return build_status(app_id, observation)
 
     def cancel(self, app_id: str) -> None:
         """See `operations.cancel`."""

@@ -56,6 +56,8 @@ class Observation:
     """Why Kueue or a PodGroup makes the app wait."""
     warnings: Mapping[str, str] = field(default_factory=dict)
     """Newest Warning event, by the name of the object it is about."""
+    hang: str = ""
+    """What is known of a hang with which the app goes on."""
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
 
@@ -157,8 +159,8 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
         clauses.append(observation.lost_pod)
         clauses += _describe_conditions(observation)
         clauses += _describe_running_roles(observation.parents)
-    elif observation.queue_reason:
-        clauses.append(observation.queue_reason)
+    else:
+        clauses += [observation.hang, observation.queue_reason]
     clauses += _group_pods(observation, state)
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods and state is not AppState.FAILED:

@@ -68,8 +68,7 @@ class Evidence:
         if collected is None:
             self._report_hanging_disk()
             collected = collect(streams and replace(streams, error_file=None, stack_file=None))
-        ended = [rank for rank, each in self._workers.ends.items() if each.code == 0 and each.signalled_s is None]
-        collected = add_early_exits(collected, (round.rank_offset + rank for rank in ended))
+        collected = add_early_exits(collected, (round.rank_offset + rank for rank in self._workers.early_exits))
         if self._workers.page is None:
             return collected
         status = self._workers.page.read_slot(local_rank)
@@ -153,8 +152,7 @@ class Evidence:
         self.collect_stacks(round, send_them, always=True)
 
     def list_ended(self, round: Round) -> tuple[Stack, ...]:  # noqa: A002
-        """A stack without text for each worker that has ended by itself: the others may wait for it."""
-        ended = (rank for rank, end in sorted(self._workers.ends.items()) if end.signalled_s is None)
+        """A stack without text for each worker that has ended with success: the others may wait for it."""
         return tuple(
             Stack(
                 global_rank=round.rank_offset + rank,
@@ -165,7 +163,7 @@ class Evidence:
                     global_rank=round.rank_offset + rank, node=round.group_rank, host=self._host, state=ENDED
                 ),
             )
-            for rank in ended
+            for rank in self._workers.early_exits
         )
 
     def _count_missing(self, stacks: Mapping[int, WorkerStack]) -> int:

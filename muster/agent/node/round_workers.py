@@ -398,6 +398,11 @@ class RoundWorkers:
         )
 
     @property
+    def early_exits(self) -> tuple[int, ...]:
+        """Local ranks that have ended with code 0, and not because of a signal of ours."""
+        return tuple(rank for rank, end in sorted(self.ends.items()) if end.code == 0 and end.signalled_s is None)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no worker has been active for the hang timeout."""
         return self._hang is not None and self._hang.is_idle

@@ -316,7 +316,7 @@ class Supervisor:
         if self._config.rendezvous.lends_endpoint:
             self._workers.end_store()  # the leader listens there again
         failures = self._collect_failures(action.round, action.late)
-        if not (action.stacks or any(end.signalled_s is None for end in self._workers.ends.values())):
+        if not (action.stacks or self._workers.early_exits):
             self._rendezvous.report_stopped(action.round.number, failures)
             return
         from muster.agent.node.evidence import build_stacks

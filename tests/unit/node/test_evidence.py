@@ -47,19 +47,18 @@ class Thread:
 class Node:
     """One node of a job whose single worker hangs, and the parts of it that `Evidence` reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, early_exits=()) -> None:
         self.timers = []
         self.reported = []
         self.thread = Thread()
         loop = SimpleNamespace(clock=None, call_later=self.call_later)
         logs = SimpleNamespace(files=SimpleNamespace(thread=self.thread))
         self.live = [SimpleNamespace(local_rank=0, pid=-1)]
-        self.ends = {}
         streams = {0: SimpleNamespace(stack_file="/hangs")}
         workers = SimpleNamespace(
             memory=MemoryWatch(),
             live=self.live,
-            ends=self.ends,
+            early_exits=early_exits,
             streams=streams,
             read_views=lambda _round, _host, then: then({}),
         )
@@ -94,9 +93,8 @@ def test_stacks_in_time_end_the_wait():
 
 
 def test_workers_that_have_ended_by_themselves_are_reported_with_the_stacks():
-    """The others may wait for them. A worker that got a signal before has ended because of it."""
-    node = Node()
-    node.ends |= {1: SimpleNamespace(code=0, signalled_s=None), 2: SimpleNamespace(code=0, signalled_s=5.0)}
+    """The others may wait for them."""
+    node = Node(early_exits=(1,))
     node.timers[0].call()
     [(_, _, stacks, missing)] = node.reported
     assert missing == 1

@@ -179,7 +179,10 @@ def read_hang(resources: Objects, ref: AppRef, observation: Observation) -> str:
 
     It runs `tail` in a pod, and changes nothing. Without the right to it, or without an answer soon, nothing is known.
     """
-    roles = decode_app(observation.parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]).roles
+    try:
+        roles = decode_app(observation.parents[0]).roles
+    except EngineError:  # damaged: the status says so
+        return ""
     labels = label_roles([role.name for role in roles])
     names = {fact.role: fact.name for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
     pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")

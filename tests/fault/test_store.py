@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,12 +67,20 @@ def test_a_worker_is_killed_while_the_others_wait_for_it(tmp_path: Path, point: 
     check(outcome, tmp_path / "logs")
 
 
-@pytest.mark.parametrize("point", ["init", "wait"])
-def test_the_store_is_killed(tmp_path: Path, point: str) -> None:
-    """While workers are on the way to it, and when all have used it."""
-    with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait", "apart"]) as tree:
-        if point == "wait":
-            wait_until(lambda: count_ready([tmp_path / "logs"]) == 3, timeout_s=LIMIT_S, what="three workers")
+@pytest.mark.parametrize(
+    ("words", "word", "count"),
+    [
+        (["wait"], "ready", 0),
+        (["wait"], "ready", 3),
+        (["new_group", "held"], "held", 1),
+        (["destroy", "held"], "held", 1),
+    ],
+    ids=["init", "wait", "new_group", "destroy"],
+)
+def test_the_store_is_killed(tmp_path: Path, words: list[str], word: str, count: int) -> None:
+    """While workers are on the way to it, when all have used it, and while they wait for one of them."""
+    with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, *words, "apart"]) as tree:
+        wait_until(lambda: count_said([tmp_path / "logs"], word) == count, timeout_s=LIMIT_S, what=f"{count} x {word}")
         wait_until(lambda: find_store(tree), timeout_s=LIMIT_S, what="a store")
         store = find_store(tree)
         assert store is not None
@@ -84,21 +94,11 @@ def test_the_store_is_killed(tmp_path: Path, point: str) -> None:
 
 def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:
     """Its store ends with it, and the other node continues with a store of its own."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-        nodes = [
-            [
-                *build_agent(tmp_path / f"logs{index}", "--nnodes", "1:2", "--node-rank", str(index), nproc=2),
-                *("--rdzv-backend", "c10d", "--rdzv-id", "x", "--rdzv-endpoint", f"127.0.0.1:{port}"),
-                *("--rdzv-conf", "last_call_timeout=5", PROGRAM, "wait", "apart"),
-            ]
-            for index in (0, 1)
-        ]
+    with reserve_port() as port:
+        nodes = build_nodes(tmp_path, port, "wait")
         with Tree(nodes[0]) as host, Tree(nodes[1]) as survivor:
             logs = [tmp_path / f"logs{index}" for index in (0, 1)]
-            wait_until(lambda: count_ready(logs) == 4, timeout_s=LIMIT_S, what="four workers")
+            wait_until(lambda: count_said(logs, "ready") == 4, timeout_s=LIMIT_S, what="four workers")
             store = find_store(host)
             assert store is not None
             assert find_store(survivor) is None
@@ -111,16 +111,54 @@ def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
 
 
-def count_ready(logs: list[Path]) -> int:
-    """How many workers of the first attempt have gone through an all-reduce."""
+@pytest.mark.parametrize("point", ["init", "new_group", "destroy"])
+def test_the_agent_that_hosts_the_store_is_killed_while_workers_wait_for_one_of_them(
+    tmp_path: Path, point: str
+) -> None:
+    """The workers of the other node finish the job in a round of their own."""
+    with reserve_port() as port:
+        nodes = build_nodes(tmp_path, port, point, "held", "nodes")
+        with Tree(nodes[0]) as host, Tree(nodes[1]) as survivor:
+            logs = [tmp_path / f"logs{index}" for index in (0, 1)]
+            wait_until(lambda: count_said(logs, "held") == 1, timeout_s=LIMIT_S, what="a worker that is held")
+            host.send(signal.SIGKILL, host.children()[0])
+            assert host.wait(LIMIT_S).leftovers == ()
+            outcome = survivor.wait(LIMIT_S)
+    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    assert "SIGABRT" not in outcome.stderr
+    assert not [text for text in read_quiet(tmp_path / "logs1" / "x", 0).values() if "terminate called" in text]
+
+
+@contextmanager
+def reserve_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def build_nodes(tmp_path: Path, port: int, *words: str) -> list[list[str]]:
+    """Two nodes of two workers each; one is enough."""
+    return [
+        [
+            *build_agent(tmp_path / f"logs{index}", "--nnodes", "1:2", "--node-rank", str(index), nproc=2),
+            *("--rdzv-backend", "c10d", "--rdzv-id", "x", "--rdzv-endpoint", f"127.0.0.1:{port}"),
+            *("--rdzv-conf", "last_call_timeout=5", PROGRAM, *words, "apart"),
+        ]
+        for index in (0, 1)
+    ]
+
+
+def count_said(logs: list[Path], word: str) -> int:
+    """How many workers of the first attempt have printed this word; "ready" after an all-reduce."""
     paths = [path for log in logs for path in log.glob("**/attempt_0/*/stdout.log")]
-    return sum("ready" in path.read_text() for path in paths)
+    return sum(word in path.read_text() for path in paths)
 
 
 def test_the_store_starts_no_line_of_the_users(tmp_path: Path) -> None:
     """Neither its environment's rank nor its working directory matters to it: it holds no descriptor of a log."""
     with Tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, "wait"]) as tree:
-        wait_until(lambda: count_ready([tmp_path / "logs"]) == 3, timeout_s=LIMIT_S, what="three workers")
+        wait_until(lambda: count_said([tmp_path / "logs"], "ready") == 3, timeout_s=LIMIT_S, what="three workers")
         store = find_store(tree)
         assert store is not None
         links = {os.readlink(f"/proc/{store}/fd/{fd}") for fd in os.listdir(f"/proc/{store}/fd")}

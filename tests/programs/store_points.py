@@ -1,7 +1,8 @@
-"""POINT [apart]: in attempt 0, rank 1 is killed while the others are in POINT; the next attempt goes through all points.
+"""POINT [apart] [held] [nodes]: in attempt 0, rank 1 is killed while the others are in POINT; the next goes through all.
 
 POINT: init, new_group, reduce, destroy, wait (all stay until something else ends them) or none. `apart`: ranks reach the
-process group 0.3 s apart.
+process group 0.3 s apart. `held`: rank 1 prints "held" and stays before POINT in place of being killed. `nodes`: only a
+round of two nodes counts as attempt 0.
 """
 
 import os
@@ -16,12 +17,17 @@ import torch.distributed as dist
 point = sys.argv[1]
 rank = int(os.environ["RANK"])
 is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if "nodes" in sys.argv:
+    is_first = is_first and os.environ["GROUP_WORLD_SIZE"] == "2"
 
 
 def pass_point(name: str) -> None:
     """Where rank 1 is killed, a moment after the others have gone on."""
     if is_first and name == point and rank == 1:
         time.sleep(0.1)
+        if "held" in sys.argv:
+            print("held", flush=True)
+            threading.Event().wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

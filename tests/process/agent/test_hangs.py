@@ -145,7 +145,9 @@ def start_pair(log_dir: Path, how: str, guilty: int, nproc: int, *flags: str) ->
     ("how", "expected"),
     [
         ("exits", " exited with code 1 after rank 1 had exited with code 0 (RuntimeError: "),
-        ("leaves", f"rank 0 hung: rank 1 has ended; rank 0 has waited in {SIXTH} for "),
+        pytest.param(
+            "leaves", f"rank 0 hung: rank 1 has ended; rank 0 has waited in {SIXTH} for ", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_rank_of_another_node_that_ended_is_named(how: str, expected: str, tmp_path: Path) -> None:

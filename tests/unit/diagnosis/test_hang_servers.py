@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from muster.agent.diagnosis.hangs import servers
+from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.servers import Answer, Place, WorkerReader
-from muster.agent.diagnosis.report import Group
+from muster.agent.diagnosis.report import Collective, Group
 
 SESSIONS = {7: [(7, 1)]}
 ENTERED = Group(name="0", description="default_pg", entered=3, completed=2)
@@ -41,6 +42,33 @@ def test_collectives_that_were_seen_stay_when_the_recorder_is_empty(answers: dic
     assert reader.read_progress(SESSIONS) == {7: (3, 2)}
     answers[7] = Answer(has_begun=True)
     assert reader.read_progress(SESSIONS) == {7: (3, 2)}
+
+
+@pytest.mark.parametrize(
+    ("state", "clause"),
+    [
+        ("D", "is in an uninterruptible system call"),
+        ("T", "is stopped (SIGSTOP)"),
+        ("t", "is stopped by a debugger"),
+        ("S", "does not answer"),
+    ],
+)
+def test_a_worker_that_does_not_answer_is_named_with_its_state(
+    state: str, clause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's states are made up: nothing here can be brought into D. The others wait in all-reduce 3."""
+    monkeypatch.setattr("muster._processes.read_stat", lambda pid: [state if pid == 8 else "S"])
+    monkeypatch.setattr(servers, "_has_groups", lambda pid: True)
+    places = servers.find_places({7: [(7, 1)], 8: [(8, 1)]})
+    waits = Collective(number=3, operation="all_reduce", sizes="", age_s=62.0, is_done=False)
+    entered = Group(name="0", description="default_pg", entered=3, completed=2, ranks=(0, 1), entries=(waits,))
+    answers = {7: Answer(groups=(entered,), has_begun=True, is_answering=True), 8: Answer(has_begun=True)}
+    found = find_cause(
+        servers.build_view(places[pid], answers[pid], global_rank=rank, node=0, host="h")
+        for rank, pid in enumerate((7, 8))
+    )
+    assert found is not None
+    assert (found.ranks, found.clause) == ({1}, f"{clause}; rank 0 has waited in all_reduce #3 of default_pg for 62 s")
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def wait_for_world(size: int, tree: Tree) -> None:
 
 
 FORK_WARNS = """
-import os, warnings
+import os, posix, warnings
 
 def fork(fork=os.fork):
     count = len(os.listdir("/proc/self/task"))
@@ -100,7 +100,7 @@ def fork(fork=os.fork):
         warnings.warn(f"This process (pid={os.getpid()}) is multi-threaded", DeprecationWarning, stacklevel=2)
     return pid
 
-os.fork = fork
+os.fork = posix.fork = fork
 """
 """What Python does from 3.12 on, and more: the warning that is an error is raised, and threads that the fork handlers
 stop count."""

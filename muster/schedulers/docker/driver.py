@@ -5,7 +5,6 @@ follows the engine's events and reports every end. When the engine stops, the wa
 containers that have ended by then were ended by the engine and are started again without being counted as lost.
 """
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from muster import _processes
 from muster._contract import LogNames
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
@@ -149,7 +149,7 @@ class DockerDriver:
             elif self._app.owns_network:
                 self._engine.remove_network(self._app.network)
         except DockerError as error:
-            print(f"not removed, use torchx delete: {error}", file=sys.stderr)  # the supervisor's log
+            _processes.write_stderr(f"not removed, use torchx delete: {error}\n")  # the supervisor's log
 
     # -- carried out by the pool --------------------------------------------------------------------------------------
 
@@ -262,8 +262,9 @@ class DockerDriver:
             except EngineUnavailable:
                 was_away = True
             except DockerError as error:
-                # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line.
-                print(f"retrying: {error}", file=sys.stderr, flush=True)
+                # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line,
+                # unless its disk is full.
+                _processes.write_stderr(f"retrying: {error}\n")
             self._closing.wait(RECONNECT_S)
 
     def _handle_event(self, event: dict[str, Any]) -> None:

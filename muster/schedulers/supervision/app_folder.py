@@ -19,6 +19,7 @@ work, see `AppFolder`.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -226,10 +227,19 @@ class AppFolder:
         with _translate_errors(self.state_file):
             return _parse_record(content)
 
-    def write_request(self, request: str) -> None:
-        """Record a request ("cancel", "kill") for the next supervisor if this one is dead. A kill is never undone."""
+    def write_request(self, request: str) -> bool:
+        """Record a request ("cancel", "kill") for the next supervisor if this one is dead. A kill is never undone.
+
+        False: the disk is full. A supervisor that runs can carry it out all the same.
+        """
         if self.read_request() != "kill":
-            _write_text(self.request_file, request)
+            try:
+                _write_text(self.request_file, request)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return False
+        return True
 
     def read_request(self) -> str | None:
         """The recorded request, or None."""

@@ -121,11 +121,13 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
     began_s = time.monotonic()
-    folder.write_request("cancel")  # for the next supervisor, if this one dies
+    is_recorded = folder.write_request("cancel")  # for the next supervisor, if this one dies
     jobs = sum(role.runs_agent for role in spec.roles)  # asked one after the other
     if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
+        client.ensure_recorded(folder, is_recorded=is_recorded)
         client.read_app(folder)
-    _wait_recorded(folder)
+    if is_recorded:  # else the disk is full, and the supervisor's record never changes
+        _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
     asked = ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
     if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):

@@ -180,10 +180,24 @@ def request_stop(folder: AppFolder, request: str = "cancel") -> None:
     Args:
         folder: the app's.
         request: "cancel" (politely, one grace period) or "kill".
+
+    Raises:
+        SupervisorError: none runs, and none can be started that would end the app.
     """
-    folder.write_request(request)
+    is_recorded = folder.write_request(request)
     if not folder.send_request(request):
+        ensure_recorded(folder, is_recorded=is_recorded)
         read_app(folder)
+
+
+def ensure_recorded(folder: AppFolder, *, is_recorded: bool) -> None:
+    """Before a supervisor is started to carry out a request: without a record it would go on with the app.
+
+    Raises:
+        SupervisorError: there is none, because the disk is full.
+    """
+    if not is_recorded:
+        raise SupervisorError(f"no supervisor runs, and none can be told: {folder.path}: no space left on the disk")
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:

@@ -104,7 +104,8 @@ class Supervisor:
         try:
             self._folder.write_record(self._record)
         except OSError as error:
-            print(f"muster: cannot write {self._folder.state_file}: {error.strerror}", file=sys.stderr, flush=True)
+            # Its log is on that disk, too.
+            _processes.write_stderr(f"muster: cannot write {self._folder.state_file}: {error.strerror}\n")
             return False
         return True
 

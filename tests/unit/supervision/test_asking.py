@@ -1,5 +1,7 @@
 """An app that is asked for something, while another shell deletes it or its supervisor cannot go on."""
 
+import errno
+import os
 import shutil
 from dataclasses import replace
 
@@ -7,7 +9,7 @@ import pytest
 
 from muster._contract import AskOutcome
 from muster._control import Answer, ControlError, ExitCode
-from muster.schedulers.supervision import asking, client
+from muster.schedulers.supervision import app_folder, asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import RetryScope, SupervisedApp, SupervisedRole
@@ -46,6 +48,33 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
     asking.stop_app(folder, 60.0, answer_nothing)
     assert requests == [f"drain:{120 + asking.DRAIN_MARGIN_S:g}"]
+
+
+def refuse_to_write(path, text):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("stop", [lambda folder: asking.stop_app(folder, 1.0, answer_nothing), client.request_stop])
+def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch, stop):
+    record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
+    requests = []
+    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
+    monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
+    monkeypatch.setattr(asking, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
+    monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
+    stop(folder)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("stop", [lambda folder: asking.stop_app(folder, 1.0, answer_nothing), client.request_stop])
+def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkeypatch, stop):
+    record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
+    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
+    monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
+    with pytest.raises(client.SupervisorError, match="no space left"):
+        stop(folder)
 
 
 def answer_nothing(spec, replica, words, limit_s):

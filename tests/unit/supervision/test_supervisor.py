@@ -1,5 +1,7 @@
 """The supervisor's loop with a driver that runs nothing: what is recorded when, and what a restart keeps."""
 
+import sys
+
 import pytest
 
 from muster.schedulers.supervision import events
@@ -176,18 +178,23 @@ def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):
     assert bench.supervisor.ended
 
 
-def test_a_full_disk_ends_no_job(bench, monkeypatch, capsys):
+def test_a_full_disk_ends_no_job(bench, monkeypatch, capfd):
     bench.begin()
+    with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", full)  # the supervisor's log is on that disk, too
+        refuse_to_record(bench, patch)
+        bench.supervisor.handle_event(events.CancelRequested())
+    assert bench.driver.done[-2:] == ["stop r/0", "stop r/1"]
+    assert "cannot write" in capfd.readouterr().err
+    bench.end(FIRST, 0)
+    assert bench.record().app.replicas[FIRST].status.value == "succeeded"
 
+
+def refuse_to_record(bench, patch):
     def refuse(record):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bench.folder, "write_record", refuse)
-    bench.end(FIRST, 0)
-    assert "cannot write" in capsys.readouterr().err
-    monkeypatch.undo()
-    bench.end(SECOND, 137)
-    assert bench.record().app.replicas[FIRST].status.value == "succeeded"
+    patch.setattr(bench.folder, "write_record", refuse)
 
 
 def test_timers_come_in_time_and_only_once(bench):

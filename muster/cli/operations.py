@@ -16,7 +16,13 @@ from typing import Final
 
 from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, ControlError, ExitCode
-from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
+from muster.schedulers.errors import (
+    EndedAppError,
+    EngineError,
+    SchedulerError,
+    UnknownAppError,
+    describe_os_error,
+)
 from muster.schedulers.runner.versions import PluginScheduler
 
 DEFAULT_LIMIT_S: Final = 60.0
@@ -114,6 +120,8 @@ def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
             yield scheduler, match["app_id"]
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.LOST) from error
+    except OSError as error:
+        raise ControlError(describe_os_error(error, f"the folder of {match['app_id']}"), ExitCode.LOST) from error
 
 
 def _create_scheduler(name: str, session: str) -> PluginScheduler:

@@ -1,6 +1,8 @@
 """The words of the `muster` command, what it prints, and its completion."""
 
+import errno
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -52,6 +54,16 @@ def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "muster: no such app\n")
     assert main(["stop", "local_cwd://torchx/x", "--json"]) == ExitCode.UNKNOWN
     assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
+
+
+def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
+    def refuse(app_id, limit_s):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    scheduler = SimpleNamespace(stop_app=refuse, close=lambda: None)
+    monkeypatch.setattr(operations, "_create_scheduler", lambda name, session: scheduler)
+    assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
+    assert capsys.readouterr() == ("", "muster: the folder of x: No space left on device\n")
 
 
 def test_what_was_deleted_is_an_answer(monkeypatch, capsys):

@@ -22,8 +22,8 @@ and every rank must ask about the same steps.
 The first process of a rank that calls a function here speaks for the rank. In its forks, and in other processes of the
 rank while it lives (DataLoader workers), every call does nothing.
 
-Standard library only; the file travels with every job. One object of this process holds what is shared with the agent:
-a function that a script calls a million times cannot be given it.
+Standard library only; one file of over 400 lines, which travels with every job. One object of this process holds what
+is shared with the agent: a function that a script calls a million times cannot be given it.
 """
 
 import contextlib

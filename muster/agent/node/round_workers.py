@@ -1,4 +1,7 @@
-"""Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them."""
+"""Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them.
+
+Over 400 lines: one class carries out every action on workers, as `supervisor` does all others.
+"""
 
 import os
 import signal

@@ -262,8 +262,7 @@ class DockerDriver:
             except EngineUnavailable:
                 was_away = True
             except DockerError as error:
-                # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line,
-                # unless its disk is full.
+                # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line.
                 _processes.write_stderr(f"retrying: {error}\n")
             self._closing.wait(RECONNECT_S)
 

@@ -1,6 +1,6 @@
 """One node's part in the job: its rounds and the job's end, reported to the supervisor.
 
-`session` reaches the leader, and handles its loss.
+`session` reaches the leader, and handles its loss. Over 400 lines: one class does all that `rendezvous.interface` asks.
 """
 
 import os

@@ -5,6 +5,7 @@ forked, is the agent's child, and waits on its own socket. One message starts it
 is ready and while older ones are being stopped, so that a restart waits for no fork.
 
 When forking is not safe, or the template has died, the cold starter starts the workers and a notice says why, once.
+Over 400 lines: one class follows the template, the parked workers and the store from start to end.
 """
 
 import signal

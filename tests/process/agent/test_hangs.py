@@ -168,7 +168,7 @@ def test_a_rank_of_another_node_that_ended_is_told_while_the_job_goes_on(tmp_pat
     assert [outcome.leftovers for outcome in outcomes] == [(), ()], outcomes[0].explain()
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize("start", [pytest.param("cold", marks=pytest.mark.long), "warm"])
 def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(start: str, tmp_path: Path) -> None:
     """Rank 2 is on the other node than the leader, which prints the page; each node prints it on request."""
     with start_pair(tmp_path, "sleeps", 2, 2, "--hang-action", "report", "--start", start) as trees:

@@ -292,6 +292,7 @@ def test_gloo_in_warm_workers(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_torch_compile_and_its_subprocess_pool(tmp_path: Path) -> None:
     probe = Probe(target="compiled.py", env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})

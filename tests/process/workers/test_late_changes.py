@@ -32,7 +32,7 @@ def package(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "source",
     [
-        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\n",
+        pytest.param("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", marks=pytest.mark.long),
         "import os\nfor name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):\n    os.environ[name] = '1'\n",
     ],
 )

@@ -23,7 +23,7 @@ def build_command(nproc: int, *words: str) -> list[str]:
     return [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", str(nproc), *words]
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", [pytest.param(each, marks=[pytest.mark.long] * (each == "cold")) for each in STARTS])
 def test_each_rank_is_as_far_as_its_busiest_optimizer_unless_it_says_so_itself(start: str) -> None:
     with Tree(build_command(RANKS, "--start", start, "--tee", "3", str(PROGRAM))) as tree:
         tree.wait_for_line("trained", count=RANKS, timeout_s=180)

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,22 @@ def test_an_elastic_job_shrinks_and_grows(apps):
     assert muster("resize", handle, "2").returncode == 4
 
 
+@contextmanager
+def begin(apps, app_id, role, command, times=1):
+    """A command in another process, which all ranks have agreed to do."""
+    words = [sys.executable, "-m", "muster", command, f"docker://test/{app_id}", "--limit", "100"]
+    agreed = f"muster {command}: all ranks"
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
+        try:
+            wait_until(
+                lambda: "".join(read_lines(apps, app_id, role)).count(agreed) >= times, timeout_s=120, what=agreed
+            )
+            yield asking
+        finally:
+            asking.kill()
+
+
+@pytest.mark.timeout(400)
 def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
     app_id, handle, role = start(apps, max_retries=2)
 
@@ -150,17 +167,24 @@ def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
     assert late.returncode == 5, show(apps, app_id, role, late)
     assert 3 in [rank["global_rank"] for rank in json.loads(late.stdout)["late"]], late.stdout
 
-    words = [sys.executable, "-m", "muster", "checkpoint", handle, "--limit", "100"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
-        try:
-            agreed = "muster checkpoint: all ranks"
-            wait_until(lambda: agreed in "".join(read_lines(apps, app_id, role)), timeout_s=120, what=agreed)
-            [leader] = apps.containers(app_id, role=role, replica=0)
-            leader.kill()  # the end of the round ends rank 3, too
-            said, _ = asking.communicate(timeout=150)
-        finally:
-            asking.kill()
+    with begin(apps, app_id, role, "pause", times=2) as pausing:
+        refused = muster("checkpoint", handle)
+        assert refused.returncode == 1, show(apps, app_id, role, refused)
+        line = r"muster pause of \d+\.\d s ago is not done yet: nothing was changed\n"
+        assert re.fullmatch(line, refused.stderr), show(apps, app_id, role, refused)
+        resumed = muster("resume", handle)
+        assert resumed.returncode == 0, show(apps, app_id, role, resumed)
+        said, _ = pausing.communicate(timeout=150)
+        assert (pausing.returncode, said) == (1, "the job is resumed instead (muster resume)\n")
+
+    with begin(apps, app_id, role, "checkpoint") as asking:
+        [leader] = apps.containers(app_id, role=role, replica=0)
+        leader.kill()  # the end of the round ends rank 3, too
+        said, _ = asking.communicate(timeout=150)
     assert asking.returncode == 6, f"{said}\n{show(apps, app_id, role)}"
+    wait_until(  # the leader is started again, and the round may be formed more than once
+        lambda: muster("checkpoint", handle).returncode == 0, timeout_s=240, what=show(apps, app_id, role)
+    )
     deleted = muster("delete", handle)
     assert (deleted.returncode, deleted.stdout) == (0, f"{app_id} is removed, with its logs\n"), deleted.stderr
     assert apps.containers(app_id) == []

@@ -57,6 +57,12 @@ class TerminalLoan:
         """It has the terminal, or gets it as soon as all earlier output is printed."""
         self._look()
 
+    @property
+    def debugged(self) -> int | None:
+        """The local rank whose debugger has the terminal. None also between its `continue` and the next look at it."""
+        rank = self.local_rank
+        return rank if rank is not None and self._page.read_debugger(rank) == Layout.DEBUGGER_WANTS else None
+
     def _look(self) -> None:
         if self.local_rank is not None:
             self._look_at_borrower(self.local_rank)

@@ -109,7 +109,7 @@ class RoundWorkers:
     @property
     def debugged(self) -> int | None:
         """The local rank whose debugger has the terminal; None: none has."""
-        return None if self._terminal is None else self._terminal.local_rank
+        return None if self._terminal is None else self._terminal.debugged
 
     @property
     def live(self) -> list[LiveWorker]:

@@ -75,27 +75,34 @@ def test_a_breakpoint_in_a_loop_stops_in_each_turn(tmp_path):
         assert [f"turn {turn} of 0" in program.text for turn in range(3)] == [True] * 3
 
 
-def test_quit_ends_the_job_as_ctrl_c_does(tmp_path):
-    with agent(tmp_path, "1", "600") as program:
+RANKS = pytest.mark.parametrize(("nproc", "rank"), [(1, 0), (2, 1), (4, 2)])
+
+
+@RANKS
+def test_quit_ends_the_job_as_ctrl_c_does(tmp_path, nproc, rank):
+    with agent(tmp_path, str(rank), "600", nproc=nproc) as program:
         before = program.settings
-        program.expect(PROMPT.format(1))
+        program.expect(PROMPT.format(rank))
         program.type("q\n")
         program.read_until(None)
         assert program.wait() == 128 + signal.SIGINT, program.text
         assert program.settings == before
-        assert "[default1]:Traceback" not in program.text
+        assert f"[default{rank}]:Traceback" not in program.text
 
 
-def test_ctrl_c_is_for_the_debugger_and_afterwards_for_the_job(tmp_path):
-    with agent(tmp_path, "1", "600") as program:
-        program.expect(PROMPT.format(1))
+@RANKS
+def test_ctrl_c_is_for_the_debugger_and_afterwards_for_the_job(tmp_path, nproc, rank):
+    with agent(tmp_path, str(rank), "600", nproc=nproc) as program:
+        before = program.settings
+        program.expect(PROMPT.format(rank))
         program.type("\x03")
         program.expect("KeyboardInterrupt")
         program.type("continue\n")
-        program.expect("after 1 42")
+        program.expect(f"after {rank} {41 + rank}")
         program.type("\x03")
         program.read_until(None)
         assert program.wait() == 128 + signal.SIGINT, program.text
+        assert program.settings == before
 
 
 def test_a_rank_in_the_debugger_does_not_hang_nor_do_those_that_wait_for_it(tmp_path):
@@ -108,9 +115,9 @@ def test_a_rank_in_the_debugger_does_not_hang_nor_do_those_that_wait_for_it(tmp_
         assert program.wait() == 0, program.text
 
 
-@pytest.mark.parametrize("victim", ["worker", "agent", "guard"])
-def test_the_terminal_is_restored_whatever_is_killed(tmp_path, victim):
-    with agent(tmp_path, "0", "600") as program:
+@pytest.mark.parametrize(("victim", "nproc"), [("worker", 1), ("worker", 4), ("agent", 2), ("guard", 2)])
+def test_the_terminal_is_restored_whatever_is_killed(tmp_path, victim, nproc):
+    with agent(tmp_path, "0", "600", nproc=nproc) as program:
         before = program.settings
         program.expect(PROMPT.format(0))
         assert program.settings != before, "pdb reads keys"
@@ -148,6 +155,7 @@ def start_two_nodes(tmp_path, rank, then):
 def test_two_nodes_each_with_its_own_terminal(tmp_path):
     first, second = start_two_nodes(tmp_path, "1", "0")
     with first, second:
+        before = first.settings
         second.expect(PROMPT.format(1))
         second.type("p secret\n")
         second.expect("41\r\n")
@@ -156,12 +164,35 @@ def test_two_nodes_each_with_its_own_terminal(tmp_path):
         for program in (first, second):
             program.read_until(None)
             assert program.wait() == 0, program.text
+            assert program.settings == before
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "kill"])
+def test_the_terminals_of_two_nodes_are_restored(tmp_path, how):
+    first, second = nodes = start_two_nodes(tmp_path, "1", "600")
+    with first, second:
+        before = [node.settings for node in nodes]
+        second.expect(PROMPT.format(1))
+        if how == "kill":
+            os.kill(find_rank(list_descendants(second.pid), 1), signal.SIGKILL)
+        else:
+            second.type("\x03")
+            second.expect("KeyboardInterrupt")
+            second.type("continue\n")
+            second.expect("after 1 42")
+        for node in reversed(nodes):
+            if how == "ctrl-c":
+                node.type("\x03")  # ends its node; the other one would wait for another
+            node.read_until(None)
+            assert node.wait() != 0, node.text
+        assert [node.settings for node in nodes] == before
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_quit_on_one_of_two_nodes_ends_both(tmp_path, rank):
     nodes = start_two_nodes(tmp_path, str(rank), "600")
     with nodes[0], nodes[1]:
+        before = [node.settings for node in nodes]
         nodes[rank].expect(PROMPT.format(rank))
         nodes[rank].type("quit\n")
         nodes[rank].read_until(None)
@@ -173,6 +204,7 @@ def test_quit_on_one_of_two_nodes_ends_both(tmp_path, rank):
         assert "Root cause" not in other, "a rank that muster has stopped is no cause"
         if rank == 1:  # the leader tells what it knows; without it the reason is all there is
             assert "Ended because of it rank 0 (node 0, " in other
+        assert [node.settings for node in nodes] == before
 
 
 def test_without_a_terminal_one_line_says_so_and_the_script_goes_on(tmp_path):

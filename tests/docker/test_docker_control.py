@@ -159,7 +159,8 @@ def begin(apps, app_id, role, command, times=1):
 
 @pytest.mark.timeout(400)
 def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
-    app_id, handle, role = start(apps, max_retries=2)
+    # on a busy machine an agent may be silent for 5 s; the leader's end is seen at once
+    app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
 
     program = "import os, signal; os.kill(int(open('/tmp/pid3').read()), signal.SIGSTOP)"
     apps.inside(app_id, f'python3 -c "{program}"', role=role, replica=1)

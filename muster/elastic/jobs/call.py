@@ -1,9 +1,10 @@
 """A function and its arguments, pickled for workers that another process starts.
 
 As multiprocessing's spawn and forkserver: by reference, with multiprocessing's own reductions, so that queues, locks,
-events, barriers, values and pipes of a "spawn" or "forkserver" context, and torch's tensors, can be arguments. What
-they refer to by descriptor travels as an index, as with forkserver. What cannot be pickled by reference (a lambda, a
-function of a notebook) is pickled by cloudpickle, where it is installed.
+events, barriers, values and pipes of a "spawn" or "forkserver" context, and torch's tensors, can be arguments; those of
+`multiprocess`, dill's copy of multiprocessing, too, which ice-learn's events are. What they refer to by descriptor
+travels as an index, as with forkserver. What cannot be pickled by reference (a lambda, a function of a notebook) is
+pickled by cloudpickle, where it is installed.
 
 Source: multiprocessing/popen_forkserver.py, popen_spawn_posix.py, reduction.py of CPython.
 """
@@ -26,6 +27,7 @@ from muster.elastic.jobs.results import Payload
 _FAULTS = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError)
 """What pickling raises for what cannot be pickled; multiprocessing's objects raise RuntimeError and ValueError."""
 
+_COPY = "multiprocess"
 _SHOWN_CHARACTERS = 200
 
 
@@ -59,7 +61,10 @@ def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         PickleFault: names what cannot be pickled.
     """
     descriptors = _Descriptors()
-    context.set_spawning_popen(descriptors)  # type: ignore[arg-type]  # what pickling asks of a Popen
+    copy = sys.modules.get(_COPY)
+    contexts: tuple[Any, ...] = (context,) if copy is None else (context, copy.context)
+    for each in contexts:
+        each.set_spawning_popen(descriptors)  # what pickling asks of a Popen
     try:
         preparation = spawn.get_preparation_data("worker")
         preparation["authkey"] = bytes(preparation["authkey"])  # pickled for our own workers only
@@ -69,7 +74,8 @@ def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         descriptors.close()
         raise
     finally:
-        context.set_spawning_popen(None)
+        for each in contexts:
+            each.set_spawning_popen(None)
     return Payload(call_fd=call_fd, tracker_fd=resource_tracker.getfd() or -1, fds=tuple(descriptors.fds))
 
 
@@ -107,14 +113,17 @@ def _pickle(value: Any, *, by_value: bool) -> memoryview:
         ImportError: `by_value`, and cloudpickle is not installed.
     """
     buffer = io.BytesIO()
+    reducers = [ForkingPickler._extra_reducers]  # type: ignore[attr-defined]  # noqa: SLF001
+    if (copy := sys.modules.get(_COPY)) is not None:
+        reducers.append(copy.reducer.ForkingPickler._extra_reducers)  # noqa: SLF001
     if by_value:
         import cloudpickle
 
         pickler = cloudpickle.CloudPickler(buffer)
-        pickler.dispatch_table = ChainMap(ForkingPickler._extra_reducers, pickler.dispatch_table)  # type: ignore[attr-defined]  # noqa: SLF001
-        pickler.dump(value)
     else:
-        ForkingPickler(buffer).dump(value)
+        pickler = ForkingPickler(buffer)
+    pickler.dispatch_table = ChainMap(*reducers, pickler.dispatch_table)
+    pickler.dump(value)
     return buffer.getbuffer()
 
 

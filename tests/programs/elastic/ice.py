@@ -1,11 +1,15 @@
 """ice-learn's calls, with only the import changed: `ice.py SCENARIO`."""
 
-import multiprocessing
 import os
 import sys
 import tempfile
 import threading
 import time
+
+try:
+    import multiprocess as mp  # ice-learn's: dill's copy of multiprocessing
+except ImportError:
+    import multiprocessing as mp
 
 import muster.elastic
 
@@ -15,10 +19,10 @@ from muster.elastic import LocalElasticAgent, SignalException, Std, TailLog, Wor
 
 
 class Events:
-    """As ice.llutil.launcher.events.Events, with multiprocessing in place of its fork."""
+    """As ice.llutil.launcher.events.Events."""
 
     def __init__(self, start_method):
-        context = multiprocessing.get_context(start_method)
+        context = mp.get_context(start_method)
         self.debugger_start, self.debugger_end = context.Event(), context.Event()
         self.pause, self.paused, self.resume = context.Event(), context.Event(), context.Event()
         self.stop_all_tasks = context.Event()
@@ -38,7 +42,7 @@ def trainer(bar):
 
 
 def train(events, steps):
-    """The loop of ice-learn's tasks."""
+    """The loop of ice-learn's tasks: `_Task._iterate` and `_process_events` of ice.core.hypergraph."""
     rank = int(os.environ["LOCAL_RANK"])
     if rank == 0:
         events.progress_bar_total.value = steps
@@ -51,6 +55,7 @@ def train(events, steps):
         if events.pause.is_set():
             events.paused.set()
             events.resume.wait()
+            events.paused.clear()
         if events.trigger_save_checkpoint.is_set():
             sys.stdout.write(f"saved by {rank}\n")
             sys.stdout.flush()

@@ -60,6 +60,8 @@ def test_auto(folder: Path, source: str, modules: tuple[str, ...]) -> None:
         "os.environ.update({'OMP_NUM_THREADS': '4'})",
         "os.putenv('OMP_NUM_THREADS', '4')",
         "environ['OMP_NUM_THREADS'] = '4'",
+        "from os import environ as e\ne['OMP_NUM_THREADS'] = '4'",
+        "env = os.environ\nenv['OMP_NUM_THREADS'] = '4'",
         "os.environ |= {'OMP_NUM_THREADS': '4'}",
         "os.environ |= dict(OMP_NUM_THREADS='4')",
         "for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):\n    os.environ[name] = '4'",
@@ -124,6 +126,12 @@ def test_what_packages_and_their_modules_set_is_found(folder: Path, target: str,
         (),
         f"torch is not preloaded: {Path(setter).name} sets OMP_NUM_THREADS",
     )
+
+
+def test_a_copy_of_the_environment_is_not_the_programs_own(folder: Path) -> None:
+    """It is for a process that the program starts."""
+    source = "import os, torch\nenv = os.environ.copy()\nenv['OMP_NUM_THREADS'] = '1'\n"
+    assert choose(folder, source) == ("torch",)
 
 
 def test_a_loop_over_other_variables_changes_nothing(folder: Path) -> None:

@@ -211,31 +211,43 @@ def _list_early_variables(tree: ast.Module) -> Iterator[str]:
     Where it sets variables whose names are not written there (a loop, a dict), every such name in the file counts.
     """
     computes = False
+    names = _list_environ_names(tree)
     for node in ast.walk(tree):
-        for key in _list_keys(node):
+        for key in _list_keys(node, names):
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
                 yield from [key.value] if is_read_early(key.value) else []
             else:
                 computes = True
     if computes:
         texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-        names = (text for text in texts if isinstance(text, str) and text.isidentifier() and text.isupper())
-        names_in_calls = (node.arg or "" for node in ast.walk(tree) if isinstance(node, ast.keyword))
-        yield from filter(is_read_early, (*names, *filter(str.isupper, names_in_calls)))
+        written = (text for text in texts if isinstance(text, str) and text.isidentifier() and text.isupper())
+        keywords = (node.arg or "" for node in ast.walk(tree) if isinstance(node, ast.keyword))
+        yield from filter(is_read_early, (*written, *filter(str.isupper, keywords)))
 
 
-def _list_keys(node: ast.AST) -> Iterator[ast.expr]:
+def _list_environ_names(tree: ast.Module) -> set[str]:
+    """Names of `os.environ` in this file: by `from os import environ as NAME` and `NAME = os.environ`."""
+    names = {"environ"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            names |= {alias.asname for alias in node.names if alias.name == "environ" and alias.asname}
+        elif isinstance(node, ast.Assign) and _is_environ(node.value, names):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _list_keys(node: ast.AST, names: set[str]) -> Iterator[ast.expr]:
     """Keys of `os.environ["X"] = ...`, `setdefault`, `update`, `|=` and `os.putenv`; the whole where it has no keys."""
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            if isinstance(target, ast.Subscript) and _is_environ(target.value):
+            if isinstance(target, ast.Subscript) and _is_environ(target.value, names):
                 yield target.slice
-            elif isinstance(node, ast.AugAssign) and _is_environ(target):
+            elif isinstance(node, ast.AugAssign) and _is_environ(target, names):
                 yield from _list_dict_keys(node.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if (node.func.attr == "setdefault" and _is_environ(node.func.value)) or node.func.attr == "putenv":
+        if (node.func.attr == "setdefault" and _is_environ(node.func.value, names)) or node.func.attr == "putenv":
             yield from node.args[:1]
-        elif node.func.attr == "update" and _is_environ(node.func.value):
+        elif node.func.attr == "update" and _is_environ(node.func.value, names):
             for keyword in node.keywords:
                 yield ast.Constant(value=keyword.arg) if keyword.arg else keyword.value
             for argument in node.args:
@@ -250,6 +262,7 @@ def _list_dict_keys(node: ast.expr) -> Iterator[ast.expr]:
         yield node
 
 
-def _is_environ(node: ast.expr) -> bool:
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-    return name == "environ"
+def _is_environ(node: ast.expr, names: set[str]) -> bool:
+    return (
+        node.attr == "environ" if isinstance(node, ast.Attribute) else isinstance(node, ast.Name) and node.id in names
+    )

@@ -8,8 +8,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from muster import _processes
@@ -248,16 +248,29 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
         for folder in left:
             grace_s = folder.read_spec().grace_s
             logger.info("stopping %s, up to %g s; Ctrl-C again kills", folder.path.name, grace_s)
-            request_stop(folder)
+            with _report_each():
+                request_stop(folder)
         for folder in left:
-            wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)
+            with _report_each():
+                wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)
     except KeyboardInterrupt as interrupt:
         for folder in left:
-            request_stop(folder, "kill")
+            with _report_each():
+                request_stop(folder, "kill")
         for folder in left:
-            wait_ended(folder, limit_s=flush_s)
+            with _report_each():
+                wait_ended(folder, limit_s=flush_s)
         if not isinstance(interrupt.__context__, KeyboardInterrupt):
             raise
+
+
+@contextmanager
+def _report_each() -> Iterator[None]:
+    """One app that cannot be stopped keeps no other one running: each supervisor sees that the owner has ended, too."""
+    try:
+        yield
+    except SupervisorError as error:
+        logger.warning("%s", error)
 
 
 class EndCheck:

@@ -282,3 +282,20 @@ def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         client.end_all([folder], flush_s=1)
     assert words == ["cancel", "kill"]
+
+
+def test_an_app_that_cannot_be_stopped_keeps_no_other_one_running(spec, monkeypatch, caplog):
+    folders = [AppFolder(spec.folder), AppFolder(f"{spec.folder}-2")]
+    asked = []
+
+    def ask(folder, word="cancel"):
+        asked.append((folder.path.name, word))
+        raise client.SupervisorError(f"no supervisor of {folder.path.name} runs")
+
+    for folder in folders:
+        folder.create(spec)
+    monkeypatch.setattr(client, "request_stop", ask)
+    monkeypatch.setattr(client, "wait_ended", lambda *_, **__: True)
+    client.end_all(folders, flush_s=1)
+    assert asked == [("app-x", "cancel"), ("app-x-2", "cancel")]
+    assert "no supervisor of app-x-2 runs" in caplog.text

@@ -17,7 +17,7 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import record, replace
 from muster.agent.workers.spec import ProgramKind
 
-TEXTS_LIMIT_S = 3.0
+TEXTS_LIMIT_S = 2.5
 """How long stacks may take: more than `StackCollector` allows, unless its files are on a disk that hangs."""
 
 

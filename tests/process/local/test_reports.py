@@ -49,6 +49,7 @@ while True:
     dist.all_reduce(torch.ones(4))
     time.sleep(0.1)
 """
+SLEEPS = "import time; time.sleep(600)"
 FAILS = """
 import os, time
 if os.environ["RANK"] == "1":
@@ -113,6 +114,25 @@ def test_the_status_names_the_rank_that_keeps_the_others_waiting(scheduler, tmp_
     assert "train.py" in error["extraInfo"]["py_callstack"], error
 
 
+@pytest.mark.long
+def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path) -> None:
+    """Nothing is known of its ranks but that they do nothing."""
+    (tmp_path / "train.py").write_text(SLEEPS)
+    app = dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=3, hang_action="report")
+    app_id = scheduler.submit(app, {})
+    text = "the job hangs: no CPU time used and nothing written for "
+    wait_until(lambda: text in scheduler.describe(app_id).msg, timeout_s=180, what="the hang in the status")
+    assert text in show_status(app_id)
+
+
+def show_status(app_id: str) -> str:
+    """What `torchx status` prints, without its line ends."""
+    command = [sys.executable, "-m", "torchx.cli.main", "status", f"local_cwd://torchx/{app_id}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert shown.returncode == 0, shown
+    return " ".join(shown.stdout.split())
+
+
 @pytest.mark.torch
 def test_the_status_of_a_job_that_goes_on_tells_of_its_hang_as_long_as_it_lasts(scheduler, tmp_path) -> None:
     pytest.importorskip("torch", reason="no torch in this environment")
@@ -134,14 +154,7 @@ def test_the_status_of_a_job_that_goes_on_tells_of_its_hang_as_long_as_it_lasts(
         r"\(reported at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\)",
         told,
     ), told
-    shown = subprocess.run(
-        [sys.executable, "-m", "torchx.cli.main", "status", f"local_cwd://torchx/{app_id}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "did not enter all_reduce #2 of default_pg" in " ".join(shown.stdout.split()), shown
+    assert "did not enter all_reduce #2 of default_pg" in show_status(app_id)
     done.touch()
     wait_until(lambda: scheduler.describe(app_id).msg == "<NONE>", timeout_s=120, what="the hang to be over")
     assert scheduler.describe(app_id).state.name == "RUNNING"

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
+from muster.agent.diagnosis.hangs.servers import DEADLINE_S, JOIN_S
 from muster.agent.node.evidence import TEXTS_LIMIT_S, Evidence
+from muster.agent.node.worker_decisions import STACKS_LIMIT_S
 from muster.agent.round import Round
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.spec import ProgramKind
@@ -83,6 +85,11 @@ def test_a_disk_that_hangs_does_not_keep_the_leader_waiting():
     assert node.reported == [(3, 5, (), 1)]
     node.thread.collect()
     assert len(node.reported) == 1, "the disk answers late"
+
+
+def test_a_stop_waits_longer_than_recorders_and_stacks_may_take():
+    """Else those that came in time would be lost with the others."""
+    assert DEADLINE_S + JOIN_S + TEXTS_LIMIT_S < STACKS_LIMIT_S
 
 
 def test_stacks_in_time_end_the_wait():

@@ -39,6 +39,8 @@ def test_commands_and_wait_are_recognised() -> None:
     for name in ("cmd_log", "cmd_cancel", "cmd_delete"):
         assert call_from(f"torchx.cli.{name}", callers.needs_app)
     assert call_from("torchx.runner.api", callers.is_wait, "wait")
+    assert call_from("torchx.cli.cmd_status", callers.shows_status)
+    assert not call_from("torchx.cli.cmd_list", callers.shows_status)
 
 
 def print_lines(module: str, file: object) -> Any:
@@ -58,7 +60,7 @@ def in_thread(action: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
 def test_every_answer_is_no_in_another_version(name: str) -> None:
-    for ask in (callers.runs_command_line, callers.needs_app, callers.is_wait):
+    for ask in (callers.runs_command_line, callers.needs_app, callers.is_wait, callers.shows_status):
         assert call_from(name, ask, "wait") is False
     assert call_from("torchx.runner.api", callers.is_wait, "wait_for_end") is False
     assert call_from("torchx.cli.cmd_log", callers.find_printer, "print_lines") is None

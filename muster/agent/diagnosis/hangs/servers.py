@@ -18,6 +18,8 @@ from muster.agent.runtime.records import record, replace
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
+JOIN_S = 0.2
+"""How much longer the threads that ask them may take."""
 _STOPPED = ("T", "t")
 """States in which a process answers nothing."""
 _SHARE = 0.005
@@ -101,7 +103,7 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGN
     ]
     for thread in threads:
         thread.start()
-    until_s = time.monotonic() + DEADLINE_S + 0.2
+    until_s = time.monotonic() + DEADLINE_S + JOIN_S
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
     return dict(answers)

@@ -116,15 +116,33 @@ def _find_usual(waiting: dict[int, _Place]) -> tuple[str, str]:
     return Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
 
 
+def put_program_first(text: str) -> str:
+    """Put the innermost line of the program itself before stacks that begin in a library."""
+    frames = _find_frames(text)
+    program = next(filter(_is_of_program, frames), None)
+    if program is None or program is frames[0]:
+        return text
+    return f"at {program['file']}:{program['line']} in {program['function'] or '?'}\n{text}"
+
+
+def _find_frames(text: str) -> "list[re.Match[str]]":
+    """Of the main thread, the innermost first."""
+    return [found for line in _find_main_thread(text) if (found := _FRAME.match(line)) is not None]
+
+
+def _is_of_program(frame: "re.Match[str]") -> bool:
+    return not any(part in frame["file"] for part in _LIBRARIES)
+
+
 def _find_place(text: str) -> _Place | None:
     """Where the main thread is; None when the text has no frame of it."""
-    frames = [found for line in _find_main_thread(text) if (found := _FRAME.match(line)) is not None]
+    frames = _find_frames(text)
     if not frames:
         return None
-    program = next((frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)), frames[0])
+    program = next(filter(_is_of_program, frames), frames[0])
     in_torch = []
     for frame in frames:  # the innermost frames first
-        if not any(part in frame["file"] for part in _LIBRARIES):
+        if _is_of_program(frame):
             break
         if any(part in frame["file"] for part in _WAITING):
             in_torch.append(frame["function"] or "?")

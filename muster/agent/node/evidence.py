@@ -202,12 +202,14 @@ def _join(texts: Mapping[int, str], views: Mapping[int, RankView]) -> dict[int, 
 
 def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002
     """Name the workers that these are of, by local rank."""
+    from muster.agent.diagnosis.hang_cause import put_program_first  # only stacks need it
+
     return tuple(
         Stack(
             global_rank=round.rank_offset + rank,
             node=round.group_rank,
             local_rank=rank,
-            text=stack.text,
+            text=put_program_first(stack.text),
             view=stack.view,
         )
         for rank, stack in found.items()

@@ -1,5 +1,6 @@
 """Whose failure it was, and what the report's first line says of it."""
 
+from muster.agent.diagnosis.hang_cause import put_program_first
 from muster.agent.diagnosis.report import (
     ENDED,
     Collective,
@@ -196,6 +197,14 @@ def test_in_a_hang_a_rank_that_waits_for_its_data_says_so() -> None:
         "rank 1 did not enter all_reduce (main.py:7), where rank 0 waits; "
         "last seen at main.py:6, waiting for its DataLoader; hung: "
     )
+
+
+def test_stacks_begin_with_the_line_of_the_program() -> None:
+    inside = stack(0, 7, "all_reduce").text
+    assert put_program_first(inside) == f"at /w/main.py:7 in <module>\n{inside}"
+    assert put_program_first(put_program_first(inside)).count("at /w/main.py") == 2, "the parsers skip the line"
+    for text in (stack(0, 7).text, "", "gone"):
+        assert put_program_first(text) == text
 
 
 def test_in_a_hang_who_does_not_answer_a_peer_has_not_entered_the_same_call() -> None:

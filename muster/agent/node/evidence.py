@@ -20,6 +20,10 @@ from muster.agent.workers.spec import ProgramKind
 TEXTS_LIMIT_S = 2.5
 """How long stacks may take: more than `StackCollector` allows, unless its files are on a disk that hangs."""
 
+OTHERS_S = 0.5
+"""How long a hang's stop takes at least where there are several nodes. All read their workers at about the same time.
+The first worker that is stopped breaks the connections to the others: they wait in their collective no more."""
+
 
 class Evidence:
     """Reads about the workers of a round; changes nothing."""
@@ -97,9 +101,18 @@ class Evidence:
         if not (always or self._workers.is_idle):
             self._collect_texts(lambda texts: on_done(_join(texts, {})))
             return
+        until_s = 0.0 if always or round.group_world_size == 1 else self._clock.now_s() + OTHERS_S
+
+        def finish(stacks: dict[int, WorkerStack]) -> None:
+            wait_s = until_s - self._clock.now_s() if until_s else 0.0
+            if wait_s > 0.0:
+                self._loop.call_later(wait_s, lambda: on_done(stacks))
+            else:
+                on_done(stacks)
+
         # First the recorders: the signal for the stacks ends a sleep in native code, and the hang with it.
         self._workers.read_views(
-            round, self._host, lambda views: self._collect_texts(lambda texts: on_done(_join(texts, views)))
+            round, self._host, lambda views: self._collect_texts(lambda texts: finish(_join(texts, views)))
         )
 
     def _collect_texts(self, on_done: Callable[[dict[int, str]], None]) -> None:

@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 from muster.agent.diagnosis.hangs.servers import DEADLINE_S, JOIN_S
-from muster.agent.node.evidence import TEXTS_LIMIT_S, Evidence
+from muster.agent.node.evidence import OTHERS_S, TEXTS_LIMIT_S, Evidence
 from muster.agent.node.worker_decisions import STACKS_LIMIT_S
 from muster.agent.round import Round
+from muster.agent.runtime.records import replace
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.spec import ProgramKind
 
@@ -53,11 +54,12 @@ class Node:
         self.timers = []
         self.reported = []
         self.thread = Thread()
-        loop = SimpleNamespace(clock=None, call_later=self.call_later)
+        clock = SimpleNamespace(now_s=lambda: 100.0)
+        loop = SimpleNamespace(clock=clock, call_later=self.call_later)
         logs = SimpleNamespace(files=SimpleNamespace(thread=self.thread))
         self.live = [SimpleNamespace(local_rank=0, pid=-1)]
         streams = {0: SimpleNamespace(stack_file="/hangs")}
-        workers = SimpleNamespace(
+        self.workers = SimpleNamespace(
             memory=MemoryWatch(),
             live=self.live,
             early_exits=early_exits,
@@ -65,7 +67,7 @@ class Node:
             read_views=lambda _round, _host, then: then({}),
         )
         config = SimpleNamespace(node_name="host", program=SimpleNamespace(kind=ProgramKind.SCRIPT))
-        evidence = Evidence(config, loop, logs, workers)
+        self.evidence = evidence = Evidence(config, loop, logs, self.workers)
         rendezvous = SimpleNamespace(report_stacks=lambda *sent: self.reported.append(sent))
         evidence.send_stacks(ROUND, 5, rendezvous)
 
@@ -85,6 +87,23 @@ def test_a_disk_that_hangs_does_not_keep_the_leader_waiting():
     assert node.reported == [(3, 5, (), 1)]
     node.thread.collect()
     assert len(node.reported) == 1, "the disk answers late"
+
+
+def test_a_hang_of_several_nodes_is_read_on_all_of_them_before_a_worker_is_stopped():
+    """The first worker that ends breaks the connections to those of other nodes, which may not be read yet."""
+    for nodes, waits in ((2, [OTHERS_S]), (1, [])):
+        node = Node()
+        node.workers.is_idle = True
+        del node.timers[:]
+        done = []
+        node.evidence.collect_stacks(replace(ROUND, group_world_size=nodes), done.append)
+        limit = node.timers[0]
+        limit.call()
+        assert [timer.delay_s for timer in node.timers[1:]] == waits
+        assert len(done) == (0 if waits else 1)
+        for timer in node.timers[1:]:
+            timer.call()
+        assert done == [{}]
 
 
 def test_a_stop_waits_longer_than_recorders_and_stacks_may_take():

@@ -8,16 +8,17 @@ import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
-from muster._contract import ExitCode
+from muster._contract import Env, ExitCode
 from muster._guard import STOP_LIMIT_VARIABLE
-from muster.elastic.events.flags import begin_job
+from muster.agent.errors import UsageError
+from muster.elastic.events.flags import Events, begin_job
 from muster.elastic.events.serving import IceEvents
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
 from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.processes import refuse_private_overrides
-from muster.elastic.rendezvous import BACKEND, CallersRendezvous
+from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
 from muster.elastic.tail import Screen
 
 _PRIVATE: tuple[str, ...] = (
@@ -98,6 +99,13 @@ class LocalElasticAgent:
                 f"exit_barrier_timeout={self._settings.exit_barrier_timeout} has no effect: every agent waits until "
                 "all nodes have ended, or one is lost",
                 stacklevel=2,
+            )
+        asks = isinstance(self._events, Events)
+        self._static_flags = build_static_flags(spec.rdzv_handler) if asks else None
+        if asks and self._static_flags is not None and spec.rdzv_handler.world_size > 1 and Env.TOKEN not in os.environ:
+            raise UsageError(
+                f"events with {spec.rdzv_handler.world_size} nodes need the variable {Env.TOKEN}, a secret that is the "
+                "same on all nodes"
             )
         self._group: Any = None
         self._began_s = 0.0
@@ -208,7 +216,9 @@ class LocalElasticAgent:
 
     def _build_flags(self) -> list[str]:
         spec, settings = self._spec, self._settings
-        if spec.rdzv_handler is not None:
+        if self._static_flags is not None:
+            place = self._static_flags
+        elif spec.rdzv_handler is not None:
             place = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
         elif spec.master_port is not None:
             place = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
@@ -221,7 +231,7 @@ class LocalElasticAgent:
 
     def _build_rendezvous(self) -> CallersRendezvous | None:
         spec = self._spec
-        if spec.rdzv_handler is None:
+        if spec.rdzv_handler is None or self._static_flags is not None:
             return None
         return CallersRendezvous(
             spec.rdzv_handler, nproc=spec.local_world_size, role=spec.role, local_addr=spec.local_addr

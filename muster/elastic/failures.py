@@ -10,7 +10,7 @@ from muster.agent.diagnosis.report import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
 from muster.elastic.jobs.errors import AgentLost, JobFailed, WorkerFailed
-from muster.elastic.jobs.job import Outcome
+from muster.elastic.jobs.job import Outcome, Record
 
 LoadException = Callable[[int], BaseException | None]
 """From a global rank of this node to the exception that its worker sent."""
@@ -26,7 +26,8 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
 
     Raises:
         ChildFailedError: workers failed (torch's class).
-        SignalException: a signal to this process ended the job (torch's class).
+        SignalException: a signal to this process ended the job, or all ranks have stopped at one step because another
+            node got one or a person asked for it (torch's class).
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
         UsageError: the agent refused its configuration; it is a ValueError.
         AgentLost: the agent or its guard was killed.
@@ -44,11 +45,17 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
         raise build_child_failed_error(outcome, name) from build_cause(root, load_exception)
     if outcome.error is not None:
         raise AgentLost(outcome.error)
+    if outcome.code == ExitCode.TERMINATED and any(_has_drained(record) for record in outcome.records):
+        raise build_signal_exception(signal.SIGTERM)
     if outcome.code is not None and outcome.code > 128:
         ended = name_signal(outcome.code - 128)
         raise AgentLost(f"the agent was ended by {ended}; no process of the job is left on this node")
     how = "the guard was killed" if outcome.code is None else f"the agent ended with exit code {outcome.code}"
     raise AgentLost(f"{how}; no process of the job is left on this node")
+
+
+def _has_drained(record: Record) -> bool:
+    return record["what"] == "job_ended" and bool(record["detail"].get("drained"))
 
 
 def build_signal_exception(signum: int) -> Exception:

@@ -4,6 +4,7 @@ Its calls run in this process, in a thread of their own; the ranks are assigned 
 the same code as for the agent's own handlers. `agent.rendezvous.backends.torch_caller` is the other end.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,29 @@ from muster.agent.rendezvous.backends.torch_messages import COMMANDS, ThreadFind
 from muster.agent.rendezvous.backends.torch_thread import HandlerThread
 
 BACKEND = "caller"
+
+
+def build_static_flags(handler: Any) -> list[str] | None:
+    """The agent's flags for its own `static` rendezvous, in place of torch's, which cannot ask other nodes.
+
+    Args:
+        handler: of torch's registry, or the caller's own.
+
+    Returns:
+        None: it is not torch's static one.
+    """
+    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
+    if torchs is None or type(handler) is not torchs.StaticTCPRendezvous:
+        return None
+    flags = {
+        "rdzv-backend": "static",
+        "rdzv-id": handler.run_id,
+        "nnodes": handler.world_size,
+        "node-rank": handler.rank,
+        "master-addr": handler.master_addr,
+        "master-port": handler.master_port,
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
 
 
 class CallersRendezvous:

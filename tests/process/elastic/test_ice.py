@@ -1,7 +1,9 @@
 """ice-learn's calls run as written, with only the import changed; what they draw on a terminal stays whole."""
 
 import os
+import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -15,9 +17,9 @@ PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "ice.py"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
-def run_on_terminal(folder: Path, *words: str) -> TerminalProgram:
+def run_on_terminal(folder: Path, *words: str, **variables: str) -> TerminalProgram:
     return TerminalProgram(
-        [sys.executable, str(PROGRAM), *words], env={**os.environ, "TMPDIR": str(folder)}, cwd=folder
+        [sys.executable, str(PROGRAM), *words], env={**os.environ, "TMPDIR": str(folder), **variables}, cwd=folder
     )
 
 
@@ -76,6 +78,35 @@ def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, whose: str, tmp_p
         assert program.wait() == 0, text
     assert ("saved by 0" in text) is saves, text
     assert "signal SIGINT" in text, text
+
+
+def test_ctrl_c_on_one_of_two_nodes_saves_and_stops_both_at_one_step(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    first, second = (
+        run_on_terminal(tmp_path, "agent", "6000", "muster", node, "2", port, MUSTER_TOKEN="secret") for node in "01"
+    )
+    with first, second:
+        first.read_until("step 5 of 0")
+        first.send(signal.SIGINT)
+        first.read_until("Should I save the checkpoint? [Y/n]")
+        first.type("y\n")
+        texts = [first.read_until(None), second.read_until(None)]
+        assert (first.wait(), second.wait()) == (0, 0), "\n".join(texts)
+    assert "signal SIGINT" in texts[0], texts[0]
+    assert "signal SIGTERM" in texts[1], texts[1]
+    saved = re.findall(r"saved by \d at step (\d+)", "\n".join(texts))
+    assert (len(saved), len(set(saved))) == (4, 1), "\n".join(texts)
+
+
+def test_events_of_several_nodes_need_a_token(tmp_path: Path) -> None:
+    outcome = run_tree(
+        [sys.executable, str(PROGRAM), "agent", "6", "muster", "0", "2", "1"],
+        env={**{k: v for k, v in os.environ.items() if k != "MUSTER_TOKEN"}, "TMPDIR": str(tmp_path)},
+        timeout_s=250,
+    )
+    line = "events with 2 nodes need the variable MUSTER_TOKEN, a secret that is the same on all nodes"
+    assert outcome.stderr.rstrip().endswith(line), outcome.explain()
 
 
 def test_sigterm_stops_without_saving(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """ice-learn's calls, with only the import changed: `ice.py SCENARIO`."""
 
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -57,7 +58,7 @@ def train(events, steps):
             events.resume.wait()
             events.paused.clear()
         if events.trigger_save_checkpoint.is_set():
-            sys.stdout.write(f"saved by {rank}\n")
+            sys.stdout.write(f"saved by {rank} at step {step}\n")
             sys.stdout.flush()
             time.sleep(0.3)
             if rank == 0:
@@ -114,13 +115,26 @@ def scenario_tail():
     print(tailer.stopped())
 
 
-def scenario_agent(steps, whose="ice-learn"):
+def scenario_agent(steps, whose="ice-learn", node="0", nodes="1", port="0"):
+    """As ice-learn's launch_agent, with a handler of torch's registry."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    if port == "0":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+    parameters = RendezvousParameters("static", f"127.0.0.1:{port}", "none", int(nodes), int(nodes), rank=int(node), timeout=900)
     events = Events("spawn") if whose == "ice-learn" else muster.elastic.Events("spawn")
-    spec = WorkerSpec(role="trainer", local_world_size=2, entrypoint=train, args=(events, int(steps)), tee=Std.ALL)
+    spec = WorkerSpec(
+        role="trainer", local_world_size=2, entrypoint=train, args=(events, int(steps)),
+        rdzv_handler=registry.get_rendezvous_handler(parameters), max_restarts=0, monitor_interval=1,
+        redirects=Std.NONE, tee=Std.ALL, master_addr="127.0.0.1", master_port=int(port),
+    )
     try:
-        print(LocalElasticAgent(spec, "spawn", 300, tempfile.mkdtemp(), events).run().return_values)
+        print(LocalElasticAgent(spec=spec, start_method="spawn", log_dir=tempfile.mkdtemp(), events=events).run().return_values)
     except SignalException as error:
         print("signal", error.sigval.name)
+    finally:
+        spec.rdzv_handler.shutdown()
 
 
 if __name__ == "__main__":

@@ -137,6 +137,14 @@ def test_who_waits_elsewhere_is_not_the_cause() -> None:
     assert (ranks, clause.split(";")[0]) == ([3], "did not enter barrier #1 of tp of ranks 1, 3")
 
 
+def test_of_two_groups_that_wait_the_one_that_waits_longest_counts() -> None:
+    """Nothing connects them: two hangs at once."""
+    first = group(call(1, "barrier", age_s=90.0), ranks=(0, 1), name="1", of="left")
+    second = group(call(1, "barrier", age_s=70.0), ranks=(2, 3), name="2", of="right")
+    ranks, clause = explain(view(0, first), view(1), view(2, second), view(3))
+    assert (ranks, clause.split(";")[0]) == ([1], "did not enter barrier #1 of left of ranks 0-1")
+
+
 def test_a_stopped_rank() -> None:
     """It does not answer: how far it is cannot be read."""
     stopped = view(1, group(ranks=ALL), state="T", answers=False)

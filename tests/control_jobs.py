@@ -15,11 +15,13 @@ from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
 from muster import _processes
+from muster.cli.commands import main
 from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 PROGRAM = Path(__file__).parent / "programs" / "control_steps.py"
+COMMANDS = ("stop", "checkpoint", "pause", "resume", "stacks", "resize")
 READY_S = 90.0
 END_S = 120.0
 
@@ -149,6 +151,16 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 def finish(process: "subprocess.Popen[str]") -> Shell:
     stdout, stderr = process.communicate(timeout=END_S)
     return Shell(code=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def list_answers(handle: str, capsys) -> dict[str, tuple[int, str]]:
+    """What each command about a running app answers of one that does not run, in this process."""
+    answers = {}
+    for command in COMMANDS:
+        capsys.readouterr()
+        code = main([command, handle, *(["1"] if command == "resize" else [])])
+        answers[command] = (code, capsys.readouterr().err)
+    return answers
 
 
 def muster(*words: str) -> Shell:

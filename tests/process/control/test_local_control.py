@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from control_jobs import begin, continue_process, finish, muster, start_job
+from control_jobs import COMMANDS, begin, continue_process, finish, list_answers, muster, start_job
 from harness import wait_until
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_what_is_asked_is_done_at_one_step(tmp_path):
+def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
     with start_job(tmp_path) as job:
         saved = muster("checkpoint", job.handle, "--json")
         assert (saved.code, saved.answer["outcome"], saved.answer["ranks"]) == (0, "done", 4), job.explain(saved)
@@ -46,9 +46,8 @@ def test_what_is_asked_is_done_at_one_step(tmp_path):
         assert f"all 4 ranks have stopped at step {step}" in stopped.stdout
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
-        again = muster("checkpoint", job.handle)
-        assert (again.code, again.stdout) == (4, "")
-        assert again.stderr == f"muster: {job.app_id} has ended already (CANCELLED): nothing was changed\n"
+        ended = (4, f"muster: {job.app_id} has ended already (CANCELLED): nothing was changed\n")
+        assert list_answers(job.handle, capsys) == dict.fromkeys(COMMANDS, ended)
 
 
 def test_scripts_that_never_ask(tmp_path):
@@ -101,6 +100,9 @@ def test_a_rank_that_hangs_is_named(tmp_path):
         assert rank["global_rank"] == 3
         text = rf"rank 3 is at step {rank['step']} since \d+ s; the pause is withdrawn"
         assert re.search(text, late.answer["line"]), job.explain(late)
+        unsaved = muster("checkpoint", job.handle, "--limit", "2")
+        assert unsaved.code == 5, job.explain(unsaved)
+        assert "rank 3 is at step" in unsaved.stderr, job.explain(unsaved)
         stacks = muster("stacks", job.handle)
         assert stacks.code == 5, job.explain(stacks)
         assert "the stacks of 3 of 4 ranks" in stacks.stderr, job.explain(stacks)
@@ -198,7 +200,6 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
 @pytest.mark.parametrize(
     ("handle", "code", "line"),
     [
-        ("detached://torchx/nosuchapp", 3, "detached knows no app 'nosuchapp'"),
         (
             "slurm://torchx/x",
             2,
@@ -207,9 +208,14 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
         ("nothing", 2, "'nothing' is no app handle; one is local_cwd://torchx/train-x7k2"),
     ],
 )
-def test_unknown_apps(handle, code, line):
+def test_handles_that_name_no_app_of_ours(handle, code, line):
     shell = muster("pause", handle)
     assert (shell.code, shell.stdout, shell.stderr) == (code, "", f"muster: {line}\n")
+
+
+def test_an_unknown_app(capsys):
+    unknown = (3, "muster: detached knows no app 'nosuchapp'\n")
+    assert list_answers("detached://torchx/nosuchapp", capsys) == dict.fromkeys(COMMANDS, unknown)
 
 
 def read_command(pid):

@@ -9,7 +9,7 @@ import socket
 import threading
 
 import pytest
-from control_jobs import continue_process, start_job
+from control_jobs import COMMANDS, continue_process, list_answers, start_job
 from harness import wait_until
 from torchx import specs
 
@@ -340,10 +340,19 @@ def test_a_damaged_annotation_is_one_line_and_the_app_can_be_deleted(cluster, sc
     assert cluster.find("jobs") == []
 
 
-def test_an_unknown_app(cluster):
-    with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:
-        operations.pause("kubernetes://torchx/team:nosuch")
-    assert error.value.exit_code is ExitCode.UNKNOWN
+def test_an_unknown_app(cluster, capsys):
+    unknown = (ExitCode.UNKNOWN, "muster: there is no app 'nosuch' in namespace 'team'\n")
+    assert list_answers("kubernetes://torchx/team:nosuch", capsys) == dict.fromkeys(COMMANDS, unknown)
+
+
+def test_an_app_that_has_ended(cluster, scheduler, capsys):
+    app = submit_elastic(scheduler)
+    find_job(cluster, app)["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    before = copy.deepcopy(find_job(cluster, app))
+    answers = list_answers(f"kubernetes://torchx/{app}", capsys)
+    assert {code for code, _ in answers.values()} == {ExitCode.ENDED}, answers
+    assert all(re.search("has ended already.*: nothing was changed\n", line) for _, line in answers.values()), answers
+    assert find_job(cluster, app) == before
 
 
 def test_two_shells_stop_an_app(cluster, scheduler, app):

@@ -2,7 +2,7 @@
 
 `preflight` checks images, `creation` creates network, volumes and containers, `payload` holds what is copied into them,
 `reservations` prevents that apps share GPUs or ports. `exit_evidence` and `exit_reason` explain why a container ended,
-`restarts` counts restarts of workers in place and reads the last checkpoint, `logs` follows output, `unregistered`
+`restarts` reads restarts in place, a hang and the last checkpoint, `logs` follows output, `unregistered`
 finds apps that only the engine knows.
 `asking` asks the agent in a container.
 """

@@ -93,6 +93,16 @@ class TerminalProgram:
             self._read_more(wanted, 120)
         self._expected = self.text.index(wanted, self._expected) + len(wanted)
 
+    def comes(self, wanted: str, limit_s: float) -> bool:
+        """Whether `wanted` is written within a limit, after what was expected before."""
+        deadline_s = time.monotonic() + limit_s
+        while wanted not in self.text[self._expected :]:
+            if not select.select([self._main_fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                return False
+            self._read_more(wanted, limit_s)
+        self.expect(wanted)
+        return True
+
     @property
     def pid(self) -> int:
         """Of the program."""

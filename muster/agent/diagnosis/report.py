@@ -72,8 +72,8 @@ class Failure:
     """How many steps it expected."""
     optimizer_steps: Count | None = None
     """Steps of its busiest optimizer, where it has reported no step itself and torch has done some."""
-    ended_ranks: Annotated[tuple[Count, ...], Limit(most=65536)] = ()
-    """Global ranks that had ended with code 0 when it lost the connection to a peer."""
+    ended_ranks: Annotated[tuple[Count, ...], Limit(most=64)] = ()
+    """Global ranks, at most 64, that had ended with code 0 when it lost the connection to a peer."""
     early: bool = False
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
     hung: bool = False

@@ -178,7 +178,7 @@ def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resourc
 
 
 def resize(job, nodes):
-    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", job.handle, str(nodes)]
+    command = [sys.executable, "-m", "muster", "resize", job.handle, str(nodes)]
     subprocess.run(command, check=True, timeout=60)
 
 

@@ -108,7 +108,7 @@ def test_list_of_nothing(torchx):
 def test_delete(cluster, torchx):
     kept, gone, other = start(torchx), start(torchx), start(torchx)
     names = [handle.rpartition(":")[2] for handle in (kept, gone, other)]
-    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "delete", other]
+    command = [sys.executable, "-m", "muster", "delete", other]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     if HAS_DELETE:

@@ -147,7 +147,7 @@ def test_cancel_of_a_volcano_job(cluster, runner):
 @pytest.mark.parametrize(("name", "sizes"), [("elastic", [3]), ("volcano", [1, 2])])
 def test_resize(cluster, runner, name, sizes):
     app_id = golden_state.load(cluster, name)
-    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", handle(app_id), "3"]
+    command = [sys.executable, "-m", "muster", "resize", handle(app_id), "3"]
     subprocess.run(command, check=True, timeout=60)
     (job,) = cluster.find("jobs")
     spec = job["spec"]
@@ -157,7 +157,7 @@ def test_resize(cluster, runner, name, sizes):
 
 def test_resize_of_a_fixed_size_is_refused(cluster, runner):
     app_id = golden_state.load(cluster, "running")
-    command = [sys.executable, "-m", "muster.schedulers.kubernetes", "resize", handle(app_id), "3"]
+    command = [sys.executable, "-m", "muster", "resize", handle(app_id), "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "has a fixed number of nodes" in done.stderr

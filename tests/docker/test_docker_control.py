@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +28,13 @@ def muster(*words):
 
 def start(apps, *words, **more):
     app: AppDef = dist.ddp(
-        *("/tmp", "100000", *words), script="control_steps.py", j="2x2", image=IMAGE, name="job", start="cold", **more
+        *("/tmp", "100000", *words),
+        script="control_steps.py",
+        j="2x2",
+        image=IMAGE,
+        name="job",
+        start="cold",
+        **{"env": {"PET_SHUTDOWN_TIMEOUT": "4"}, **more},
     )
     app_id = apps.run(app, workspace=str(PROGRAMS))
     role = apps.containers(app_id)[0].labels["io.muster.role"]
@@ -61,8 +68,9 @@ def test_the_status_tells_of_a_hang_with_which_the_job_goes_on(apps):
     assert (status.state.name, named in status.msg) == ("RUNNING", True), f"{status}\n{apps.logs(app_id, role=role)}"
 
 
-def start_elastic(apps, **cfg):
-    app = dist.ddp("/tmp", script="resize_steps.py", j="1:2x1", image=IMAGE, name="job", start="cold")
+def start_elastic(apps, j="1:2x1", **cfg):
+    env = {"PET_SHUTDOWN_TIMEOUT": "4"}
+    app = dist.ddp("/tmp", script="resize_steps.py", j=j, image=IMAGE, name="job", start="cold", max_retries=2, env=env)
     app_id = apps.run(app, workspace=str(PROGRAMS), **cfg)
     return app_id, f"docker://test/{app_id}", apps.containers(app_id)[0].labels["io.muster.role"]
 
@@ -160,11 +168,14 @@ def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
     # on a busy machine an agent may be silent for 5 s; the leader's end is seen at once
     app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
 
-    program = "import os, signal; os.kill(int(open('/tmp/pid3').read()), signal.SIGSTOP)"
-    apps.inside(app_id, f'python3 -c "{program}"', role=role, replica=1)
+    stop_rank(apps, app_id, role, 3, replica=1)
     late = muster("pause", handle, "--limit", "2", "--json")
     assert late.returncode == 5, show(apps, app_id, role, late)
     assert 3 in [rank["global_rank"] for rank in json.loads(late.stdout)["late"]], late.stdout
+
+    stacks = muster("stacks", handle)
+    assert stacks.returncode == 5, show(apps, app_id, role, stacks)
+    assert "the stacks of 3 of 4 ranks" in stacks.stderr, show(apps, app_id, role, stacks)
 
     with begin(apps, app_id, role, "pause", times=2) as pausing:
         refused = muster("checkpoint", handle)
@@ -188,3 +199,78 @@ def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
     assert (deleted.returncode, deleted.stdout) == (0, f"{app_id} is removed, with its logs\n"), deleted.stderr
     assert apps.containers(app_id) == []
     assert muster("delete", handle).returncode == 3
+
+
+def stop_rank(apps, app_id, role, rank, replica):
+    program = f"import os, signal; os.kill(int(open('/tmp/pid{rank}').read()), signal.SIGSTOP)"
+    apps.inside(app_id, f'python3 -c "{program}"', role=role, replica=replica)
+
+
+@pytest.mark.parametrize("is_leader_lost", [False, True], ids=["a rank hangs", "the leader is lost"])
+def test_a_stop_that_fails_ends_the_app_at_once(apps, is_leader_lost):
+    """Nothing is started again, and the person gets one answer."""
+    app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
+    stop_rank(apps, app_id, role, 3, replica=1)
+    if is_leader_lost:
+        with begin(apps, app_id, role, "stop") as stopping:
+            [leader] = apps.containers(app_id, role=role, replica=0)
+            leader.kill()
+            said, _ = stopping.communicate(timeout=150)
+        code = stopping.returncode
+    else:
+        stopped = muster("stop", handle, "--limit", "2")
+        code, said = stopped.returncode, stopped.stdout
+        assert "rank 3 is at step" in said, show(apps, app_id, role, stopped)
+    assert code == 0, f"{said}\n{show(apps, app_id, role)}"
+    assert "so all replicas got SIGTERM at once and have ended" in said, f"{said}\n{show(apps, app_id, role)}"
+    assert apps.status(app_id).state.name == "CANCELLED"
+    assert len(apps.containers(app_id)) in (0, 2)  # none was started again
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("command", ["pause", "resume", "stacks"])
+def test_the_leader_is_lost_while_it_is_asked(apps, command):
+    """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
+    app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
+    if command == "resume":
+        paused = muster("pause", handle)
+        assert paused.returncode == 0, show(apps, app_id, role, paused)
+    [leader] = apps.containers(app_id, role=role, replica=0)
+    words = [sys.executable, "-m", "muster", command, handle, "--limit", "60"]
+    leader.pause()  # so that it has not answered yet
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
+        time.sleep(2)
+        leader.kill()
+        said, _ = asking.communicate(timeout=150)
+    lines = {
+        0: "the stacks of 4 of 4 ranks|all 4 ranks (wait|go on)",
+        1: "nothing was changed|not paused",
+        5: r"the stacks of \d of 4 ranks",
+        6: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked",
+    }
+    assert re.search(lines[asking.returncode], said), f"{said}\n{show(apps, app_id, role)}"
+    wait_until(
+        lambda: muster("checkpoint", handle).returncode == 0, timeout_s=240, what=f"{said}{show(apps, app_id, role)}"
+    )
+
+
+@pytest.mark.parametrize("is_leader_lost", [False, True], ids=["a rank hangs", "the leader is lost"])
+def test_a_resize_is_carried_out_whatever_happens(apps, is_leader_lost):
+    app_id, handle, role = start_elastic(apps, j="1:3x1", keep="failed")
+    look = "test -e /tmp/pid2 && echo yes || echo no"
+    wait_until(lambda: "yes" in apps.inside(app_id, look, role=role, replica=2), timeout_s=120, what="rank 2")
+    if not is_leader_lost:
+        stop_rank(apps, app_id, role, 2, replica=2)
+    words = [sys.executable, "-m", "muster", "resize", handle, "2"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
+        if is_leader_lost:
+            [leader] = apps.containers(app_id, role=role, replica=0)
+            leader.kill()
+        said, _ = asking.communicate(timeout=150)
+    assert asking.returncode == 0, f"{said}\n{show(apps, app_id, role)}"
+    assert said.startswith(f"{app_id} has 2 nodes from now on: {role}/2 was ended"), said
+    wait_until(
+        lambda: "rank 0 of 2 begins" in "".join(read_lines(apps, app_id, role)),
+        timeout_s=120,
+        what="two nodes",
+    )

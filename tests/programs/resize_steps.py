@@ -2,7 +2,8 @@
 
 resize_steps.py FOLDER [quiet]
 
-It writes "WORLD BEGIN" to FOLDER/begins at each start of global rank 0, and ends when FOLDER/finish exists.
+It writes "WORLD BEGIN" to FOLDER/begins at each start of global rank 0, and ends when FOLDER/finish exists. Each rank's
+process id is in FOLDER/pidRANK.
 """
 
 import os
@@ -16,6 +17,8 @@ FOLDER = Path(sys.argv[1])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SAVED = FOLDER / "saved"
 
+(FOLDER / f".pid{RANK}").write_text(str(os.getpid()))
+(FOLDER / f".pid{RANK}").replace(FOLDER / f"pid{RANK}")  # a reader sees all of it
 i = int(SAVED.read_text()) + 1 if SAVED.exists() else 0
 if RANK == 0:
     with open(FOLDER / "begins", "a") as begins:

@@ -200,13 +200,17 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
 
 
 def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[ReplicaId], began_s: float) -> Answer:
-    """Wait until replicas that the role does not have any more have ended; `line` begins the answer's."""
+    """Wait until replicas that the role does not have any more have ended; `line` begins the answer's.
+
+    Raises:
+        ControlError: the app ends meanwhile.
+    """
     deadline_s = time.monotonic() + spec.grace_s + RECORD_LIMIT_S
     left = list(ends)
     while left and time.monotonic() < deadline_s:
         record = folder.read_record()
         if record is None or client.has_ended(record):
-            return Answer(outcome=AskOutcome.DONE, line=f"{line}the app ended meanwhile")
+            raise ControlError(f"{spec.app_id} has ended before {_join(left)} had", ExitCode.ENDED)
         if any(map(record.app.is_wanted, ends)):
             size = count_nodes(record.app.sizes[ends[0].role])
             return Answer(outcome=AskOutcome.DONE, line=f"{line}but it was resized again, to {size}")

@@ -1,6 +1,8 @@
 """`muster resize` on an elastic job of local_cwd: the number of nodes changes while it runs, and the state survives."""
 
+import os
 import re
+import signal
 import sys
 
 import control_jobs
@@ -103,6 +105,20 @@ def test_the_leader_is_lost_while_a_resize_is_under_way(tmp_path, monkeypatch):
         (job.folder / "finish").touch()
         assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
         assert job.count_starts()[1:] == [1, 1], job.explain(fewer)
+
+
+def test_a_rank_that_hangs_does_not_hold_up_a_resize(tmp_path, monkeypatch):
+    """Its node is ended when the grace period is over."""
+    with start_elastic(tmp_path, monkeypatch) as job:
+        wait_for_world(job, 3, 1)
+        wait_until(lambda: len(list(job.folder.glob("pid*"))) == 3, timeout_s=END_S, what=job.explain())
+        os.kill(job.pid_of(2), signal.SIGSTOP)
+        fewer = muster("resize", job.handle, "2")
+        assert fewer.code == 0, job.explain(fewer)
+        assert f"{job.app_id} has 2 nodes from now on: r/2 was ended" in fewer.stdout, job.explain(fewer)
+        wait_until(lambda: read_begins(job)[-1][0] == 2, timeout_s=END_S, what=job.explain(fewer))
+        (job.folder / "finish").touch()
+        assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
 
 
 def test_a_job_of_a_fixed_size_and_an_unknown_one_are_refused(tmp_path):

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+import time
 
 import pytest
 from control_jobs import COMMANDS, continue_process, list_answers, start_job
@@ -262,8 +263,9 @@ def test_delete(cluster, scheduler, app):
     assert error.value.exit_code is ExitCode.UNKNOWN
 
 
-def test_a_running_agent_behind_the_exec(cluster, scheduler, app, tmp_path, monkeypatch):
-    """What passes through the websocket is what agents of a job of two nodes answer."""
+@pytest.fixture
+def job(cluster, app, tmp_path, monkeypatch):
+    """Real agents, of a job of two nodes, behind the exec of the app's pods."""
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     cluster.allowed = RIGHTS
@@ -275,40 +277,92 @@ def test_a_running_agent_behind_the_exec(cluster, scheduler, app, tmp_path, monk
             return code, output.encode(), errors.encode()
 
         cluster.run_command = run
-        saved = scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0)
-        assert (saved.outcome, saved.ranks) == (AskOutcome.DONE, 4), f"{saved}\n{job.explain()}"
-        assert job.read_console().count(f"saves at step {saved.step}\n") == 4, job.explain()
-        assert scheduler.ask_app(app, AskKind.PAUSE, 60.0).outcome is AskOutcome.DONE, job.explain()
-        assert scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).exit_code is ExitCode.REFUSED, job.explain()
-        stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
-        assert [stack.global_rank for stack in stacks.stacks] == [0, 1, 2, 3], job.explain()
-        assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
+        yield job
 
-        hanging = job.pid_of(3)
-        os.kill(hanging, signal.SIGSTOP)
-        try:
-            late = scheduler.ask_app(app, AskKind.PAUSE, 2.0)
-            assert late.exit_code is ExitCode.LATE, f"{late}\n{job.explain()}"
-            assert 3 in [rank.global_rank for rank in late.late], f"{late}\n{job.explain()}"
-            answers, asking = begin_asking(scheduler, app, AskKind.PAUSE)
-            job.wait_for_line("muster pause: all ranks pause at step", times=3)
-            refused = scheduler.ask_app(app, AskKind.CHECKPOINT, 100.0)
-            assert re.fullmatch(r"muster pause of \d+\.\d s ago is not done yet: nothing was changed", refused.line)
-            assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
-            asking.join(150)
-            assert [each.line for each in answers] == ["the job is resumed instead (muster resume)"], job.explain()
-            answers, asking = begin_asking(scheduler, app, AskKind.CHECKPOINT)
-            job.wait_for_line("muster checkpoint: all ranks", times=2)
-            job.signal_agent(0)
-        finally:
-            continue_process(hanging)
+
+def test_a_running_agent_behind_the_exec(scheduler, app, job):
+    """What passes through the websocket is what agents of a job of two nodes answer."""
+    saved = scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0)
+    assert (saved.outcome, saved.ranks) == (AskOutcome.DONE, 4), f"{saved}\n{job.explain()}"
+    assert job.read_console().count(f"saves at step {saved.step}\n") == 4, job.explain()
+    assert scheduler.ask_app(app, AskKind.PAUSE, 60.0).outcome is AskOutcome.DONE, job.explain()
+    assert scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).exit_code is ExitCode.REFUSED, job.explain()
+    stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
+    assert [stack.global_rank for stack in stacks.stacks] == [0, 1, 2, 3], job.explain()
+    assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
+
+    hanging = job.pid_of(3)
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        late = scheduler.ask_app(app, AskKind.PAUSE, 2.0)
+        assert late.exit_code is ExitCode.LATE, f"{late}\n{job.explain()}"
+        assert 3 in [rank.global_rank for rank in late.late], f"{late}\n{job.explain()}"
+        answers, asking = begin_asking(scheduler, app, AskKind.PAUSE)
+        job.wait_for_line("muster pause: all ranks pause at step", times=3)
+        refused = scheduler.ask_app(app, AskKind.CHECKPOINT, 100.0)
+        assert re.fullmatch(r"muster pause of \d+\.\d s ago is not done yet: nothing was changed", refused.line)
+        assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
         asking.join(150)
-        assert [answer.exit_code for answer in answers] == [ExitCode.LOST], f"{answers}\n{job.explain()}"
-        wait_until(
-            lambda: scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).outcome is AskOutcome.DONE,
-            timeout_s=240,
-            what=job.explain(),
-        )
+        assert [each.line for each in answers] == ["the job is resumed instead (muster resume)"], job.explain()
+        answers, asking = begin_asking(scheduler, app, AskKind.CHECKPOINT)
+        job.wait_for_line("muster checkpoint: all ranks", times=2)
+        job.signal_agent(0)
+    finally:
+        continue_process(hanging)
+    asking.join(150)
+    assert [answer.exit_code for answer in answers] == [ExitCode.LOST], f"{answers}\n{job.explain()}"
+    wait_until(
+        lambda: scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).outcome is AskOutcome.DONE,
+        timeout_s=240,
+        what=job.explain(),
+    )
+
+
+def test_ranks_that_hang_are_told_by_stacks_and_end_with_a_stop(scheduler, app, job):
+    os.kill(job.pid_of(3), signal.SIGSTOP)
+    stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
+    assert (stacks.exit_code, [stack.global_rank for stack in stacks.stacks]) == (ExitCode.LATE, [0, 1, 2])
+    assert "the stacks of 3 of 4 ranks" in stacks.line, job.explain()
+    stopped = scheduler.stop_app(app, 2.0)
+    assert stopped.exit_code is ExitCode.DONE, f"{stopped}\n{job.explain()}"
+    assert "rank 3 is at step" in stopped.line, f"{stopped}\n{job.explain()}"
+    assert "so all pods got SIGTERM at once and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
+    assert scheduler.describe(app).state.name == "CANCELLED"
+
+
+def test_the_leader_is_lost_while_an_app_is_stopped(scheduler, app, job):
+    os.kill(job.pid_of(3), signal.SIGSTOP)
+    answers = []
+    stopping = threading.Thread(target=lambda: answers.append(scheduler.stop_app(app, 100.0)), daemon=True)
+    stopping.start()
+    job.wait_for_line("muster stop: all ranks stop at step")
+    job.signal_agent(0)
+    stopping.join(150)
+    [stopped] = answers
+    assert stopped.exit_code is ExitCode.DONE, f"{stopped}\n{job.explain()}"
+    assert "so all pods got SIGTERM at once and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
+    assert scheduler.describe(app).state.name == "CANCELLED"
+
+
+@pytest.mark.parametrize("kind", [AskKind.PAUSE, AskKind.RESUME, AskKind.STACKS], ids=lambda kind: kind.value)
+def test_the_leader_is_lost_while_an_app_is_asked(scheduler, app, job, kind):
+    """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
+    if kind is AskKind.RESUME:
+        assert scheduler.ask_app(app, AskKind.PAUSE, 60.0).outcome is AskOutcome.DONE, job.explain()
+    job.signal_agent(0, signal.SIGSTOP)  # so that it has not answered yet
+    answers, asking = begin_asking(scheduler, app, kind)
+    time.sleep(2)
+    job.signal_agent(0)
+    asking.join(150)
+    [answer] = answers
+    lines = {
+        ExitCode.DONE: "the stacks of 4 of 4 ranks|all 4 ranks (wait|go on)",
+        ExitCode.REFUSED: "nothing was changed|not paused",
+        ExitCode.LATE: r"the stacks of \d of 4 ranks",
+        ExitCode.LOST: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked",
+    }
+    assert re.search(lines[answer.exit_code], answer.line), f"{answer}\n{job.explain()}"
+    job.wait_healed()
 
 
 def begin_asking(scheduler, app, kind):

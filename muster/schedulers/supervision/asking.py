@@ -210,7 +210,7 @@ def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[Repli
     while left and time.monotonic() < deadline_s:
         record = folder.read_record()
         if record is None or client.has_ended(record):
-            raise ControlError(f"{spec.app_id} has ended before {_join(left)} had", ExitCode.ENDED)
+            raise ControlError(f"{spec.app_id} has ended while it was being resized", ExitCode.ENDED)
         if any(map(record.app.is_wanted, ends)):
             size = count_nodes(record.app.sizes[ends[0].role])
             return Answer(outcome=AskOutcome.DONE, line=f"{line}but it was resized again, to {size}")

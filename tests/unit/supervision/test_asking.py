@@ -12,7 +12,7 @@ from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.supervision import app_folder, asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import RetryScope, SupervisedApp, SupervisedRole
+from muster.schedulers.supervision.state import ReplicaId, RetryScope, SupervisedApp, SupervisedRole
 
 pytestmark = pytest.mark.torchx
 
@@ -112,3 +112,12 @@ def test_an_app_that_is_just_ending(folder, monkeypatch):
     with pytest.raises(ControlError, match="app-x has ended already") as error:
         asking.read_running(folder)
     assert error.value.exit_code is ExitCode.ENDED
+
+
+def test_an_app_that_ends_before_its_nodes_have_left_was_not_resized(folder, monkeypatch):
+    """Its answer was that of a resize, with exit code 0."""
+    monkeypatch.setattr(client, "has_ended", lambda record: True)
+    folder.write_record(AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here()))
+    with pytest.raises(ControlError, match=r"^app-x has ended while it was being resized$") as ended:
+        asking._wait_left(folder, folder.read_spec(), "app-x has 1 node from now on: ", [ReplicaId("r", 1)], 0.0)
+    assert ended.value.exit_code is ExitCode.ENDED

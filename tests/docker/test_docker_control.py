@@ -141,8 +141,10 @@ def test_an_elastic_job_shrinks_and_grows(apps):
     assert "rank 1 of 2 stops at step" in "".join(apps.logs(app_id, role=role, replica=1))
     assert muster("resize", handle, "1").returncode == 0
     wait_for_world(1, 2)
-    [first] = [each for each in apps.containers(app_id) if each.labels["io.muster.replica"] == "0"]
-    first.exec_run(["touch", "/tmp/finish"])
+    [first] = apps.containers(app_id, role=role, replica=0)
+    first.kill()  # no other node remembers the last round
+    wait_for_world(1, 3)
+    apps.inside(app_id, "touch /tmp/finish", role=role)
     assert apps.wait(app_id).state.name == "SUCCEEDED"  # although a node was taken away
     assert apps.containers(app_id) == []
     assert muster("resize", handle, "2").returncode == 4

@@ -59,11 +59,26 @@ def build_agent_volume_name(app: AppRequest) -> str:
 
 
 def build_body(
-    app: AppRequest, container: ContainerRequest, *, incarnation: int, image: ImageFacts, engine: EngineFacts
+    app: AppRequest,
+    container: ContainerRequest,
+    *,
+    incarnation: int,
+    image: ImageFacts,
+    engine: EngineFacts,
+    is_alone: bool = False,
 ) -> dict[str, Any]:
-    """The body of `POST /containers/create`."""
+    """The body of `POST /containers/create`.
+
+    Args:
+        app: the app.
+        container: one of it.
+        incarnation: how often its replica was started before.
+        image: its image.
+        engine: the engine.
+        is_alone: no other container of its role runs, so none remembers the last round: its agent may form one.
+    """
     env = dict(container.env)
-    if container.runs_agent and incarnation:
+    if container.runs_agent and incarnation and not is_alone:
         env[Env.INCARNATION] = str(incarnation)
     body: dict[str, Any] = {
         "Image": image.id,

@@ -194,7 +194,9 @@ class DockerDriver:
         if newest is None:
             return self._creator.create(request, 0)
         checkpoint = read_checkpoint(self._engine, request, newest.id)
-        return self._creator.create(request, int(newest.labels[Label.INCARNATION]) + 1, checkpoint)
+        others = self._engine.list_container_ids({**self._app.labels, Label.ROLE: replica.role}, running_only=True)
+        incarnation = int(newest.labels[Label.INCARNATION]) + 1
+        return self._creator.create(request, incarnation, checkpoint, is_alone=not others)
 
     def _report_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
         request = self._replicas[replica].request

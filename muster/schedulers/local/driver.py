@@ -119,7 +119,9 @@ class LocalDriver:
     ) -> dict[str, str]:
         env = {**self._spec.details["base_env"], **plan["env"]}
         if listener is not None:
-            if start_number > 1:
+            # Where no other node runs, no member remembers the last round, and none can form another one.
+            has_others = any(each.role == replica.role and each != replica for each in self._running)
+            if start_number > 1 and has_others:
                 env[Env.INCARNATION] = str(start_number - 1)
             env[Env.RDZV_PORT] = str(listener.getsockname()[1])
             env[Env.TOKEN] = derive_token(self._spec.details["token"], replica.role)

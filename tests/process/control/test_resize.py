@@ -107,6 +107,18 @@ def test_the_leader_is_lost_while_a_resize_is_under_way(tmp_path, monkeypatch):
         assert job.count_starts()[1:] == [1, 1], job.explain(fewer)
 
 
+def test_the_one_node_that_is_left_survives_the_loss_of_its_agent(tmp_path, monkeypatch):
+    """It waited for other nodes that remember the last round; there are none."""
+    with start_elastic(tmp_path, monkeypatch) as job:
+        wait_for_world(job, 3, 1)
+        assert muster("resize", job.handle, "1").code == 0, job.explain()
+        wait_for_world(job, 1, 2)
+        job.signal_agent(0)
+        wait_for_world(job, 1, 3)
+        (job.folder / "finish").touch()
+        assert (job.wait_ended(), job.count_starts()) == ("SUCCEEDED", [2, 1, 1])
+
+
 def test_a_rank_that_hangs_does_not_hold_up_a_resize(tmp_path, monkeypatch):
     """Its node is ended when the grace period is over."""
     with start_elastic(tmp_path, monkeypatch) as job:

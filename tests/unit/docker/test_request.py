@@ -221,6 +221,8 @@ def test_an_agent_that_is_started_again_is_told_so():
     agents, plain = request_of(), request_of(role(entrypoint="sh", args=["-c", "exit 0"]))
     assert f"{Env.INCARNATION}=2" in body_of(agents, incarnation=2)["Env"]
     assert not [each for each in body_of(agents)["Env"] if each.startswith(Env.INCARNATION)]
+    alone = body_of(agents, incarnation=2, is_alone=True)["Env"]
+    assert not [each for each in alone if each.startswith(Env.INCARNATION)]
     assert not [each for each in body_of(plain, incarnation=2)["Env"] if each.startswith(Env.INCARNATION)]
 
 

@@ -37,8 +37,11 @@ def test_an_agent_is_told_how_often_it_was_started_before(
         details={"replicas": {"r": [plan, plan]}, "base_env": {}, "token": "secret"},
     )
     driver = LocalDriver(spec=spec, event_queue=Mock(now_s=lambda: 0.0))
-    for start_number in (1, 2, 3):
-        with pytest.raises(StartError):
-            driver.start(ReplicaId("r", 0), start_number)
+    for others in ({}, {ReplicaId("r", 1): Mock()}):  # no incarnation for a node that comes back alone
+        driver._running = others
+        for start_number in (1, 2, 3):
+            with pytest.raises(StartError):
+                driver.start(ReplicaId("r", 0), start_number)
     driver.close(succeeded=True)
-    assert [launch.env.get(Env.INCARNATION) for launch in launches] == ([None, "1", "2"] if runs_agent else [None] * 3)
+    told = [launch.env.get(Env.INCARNATION) for launch in launches]
+    assert told == [None] * 4 + (["1", "2"] if runs_agent else [None] * 2)

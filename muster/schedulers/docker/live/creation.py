@@ -40,13 +40,16 @@ class Creator:
         self._images: dict[str, ImageFacts] = {}
         self._owners: dict[str, tuple[int, int]] = {}
 
-    def create(self, container: ContainerRequest, incarnation: int, checkpoint: str = "") -> str:
+    def create(
+        self, container: ContainerRequest, incarnation: int, checkpoint: str = "", *, is_alone: bool = False
+    ) -> str:
         """Create one container with everything in it, not started.
 
         Args:
             container: its request.
             incarnation: how often its replica was started before.
             checkpoint: what the replica's last container has kept, see `Env.CHECKPOINT`.
+            is_alone: see `build_body`.
 
         Returns:
             Its id.
@@ -56,7 +59,10 @@ class Creator:
             DockerError: the engine refused; nothing of the container is left.
         """
         image = self._inspect_image(container.image)
-        body = bodies.build_body(self._app, container, incarnation=incarnation, image=image, engine=self._read_facts())
+        engine = self._read_facts()
+        body = bodies.build_body(
+            self._app, container, incarnation=incarnation, image=image, engine=engine, is_alone=is_alone
+        )
         if checkpoint:
             body["Env"].append(f"{Env.CHECKPOINT}={checkpoint}")
         name = bodies.build_container_name(container, incarnation)

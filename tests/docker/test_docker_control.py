@@ -108,6 +108,10 @@ def test_scripts_that_never_ask(apps):
     refused = muster("checkpoint", handle)
     assert refused.returncode == 1, show(apps, app_id, role, refused)
     assert "never called should_checkpoint" in refused.stderr, show(apps, app_id, role, refused)
+    for command, reason in (("pause", "never called wait_while_paused"), ("resume", "the job is not paused")):
+        refused = muster(command, handle)
+        assert refused.returncode == 1, show(apps, app_id, role, refused)
+        assert reason in refused.stderr, show(apps, app_id, role, refused)
     stopped = muster("stop", handle)
     assert stopped.returncode == 0, show(apps, app_id, role, stopped)
     assert "so all replicas got SIGTERM at once" in stopped.stdout, show(apps, app_id, role, stopped)

@@ -167,7 +167,8 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
         changed = _request_resize(folder, spec, record, f"{RESIZE_WORD}{nodes}:{quote(role.name, safe='')}")
     old, new = record.app, changed.app
     starts = [each for each in ids if new.is_wanted(each) and each not in (*old.running(), *old.leaving)]
-    ends = [each for each in ids if each in new.leaving and old.is_wanted(each)]
+    gone = [each for each in ids if old.is_wanted(each) and not new.is_wanted(each)]
+    ends = [each for each in gone if each in (*old.running(), *new.running(), *new.leaving)]  # or it has left already
     again = [each for each in ids if each in old.leaving and new.is_wanted(each)]
     if not (starts or ends or again) and old.sizes.get(role.name, role.replicas) == nodes:
         return Answer(outcome=AskOutcome.DONE, line=f"{spec.app_id} has {count_nodes(nodes)} already")
@@ -214,7 +215,7 @@ def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[Repli
         if any(map(record.app.is_wanted, ends)):
             size = count_nodes(record.app.sizes[ends[0].role])
             return Answer(outcome=AskOutcome.DONE, line=f"{line}but it was resized again, to {size}")
-        left = [each for each in ends if each in record.app.leaving]
+        left = [each for each in ends if each in (*record.app.running(), *record.app.leaving)]
         if left and client.is_supervised(folder, record) is False:
             client.read_app(folder)
         elif left:

@@ -214,6 +214,15 @@ class AppFolder:
         }
         _write(self.state_file, content)
 
+    def check_space(self) -> None:
+        """Before a request that counts only when it is recorded: see whether the next record can be written.
+
+        Raises:
+            OSError: it cannot, for instance because the disk is full.
+        """
+        with tempfile.NamedTemporaryFile(prefix=".space.", dir=self.state_dir) as file:
+            file.write(self.state_file.read_bytes())
+
     def read_record(self) -> AppRecord | None:
         """The app's state; None before its supervisor has recorded any.
 

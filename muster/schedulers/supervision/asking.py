@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, ControlError, ExitCode, ask_first, build_words, count_nodes, merge_answers
+from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedRole
@@ -131,7 +132,7 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
     asked = ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
     if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
-        return replace(asked, line=f"{asked.line}: stopped at a common step")
+        return asked
     folder.send_request("cancel")
     is_over = client.wait_ended(folder, limit_s=spec.grace_s + DRAIN_MARGIN_S)
     took_s = time.monotonic() - began_s
@@ -139,7 +140,7 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         line = f"{asked.line}; it was told to end, and still runs after {took_s:.1f} s"
         return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
     if asked.outcome is AskOutcome.DONE:
-        return replace(asked, line=f"{asked.line}: stopped at a common step; what else ran got SIGTERM")
+        return replace(asked, line=f"{asked.line}; what else ran got SIGTERM")
     line = f"{asked.line}; so all replicas got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
 
@@ -155,7 +156,7 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
         choose_role: checks the number, too; its errors are passed on.
 
     Raises:
-        ControlError: the app has ended, or is being stopped.
+        ControlError: the app has ended, or is being stopped, or its disk is full.
     """
     began_s = time.monotonic()
     with _wait_for_turn(folder):
@@ -164,6 +165,7 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
         ids = [ReplicaId(role.name, index) for index in range(role.replicas)]
         if any(record.app.replicas[each].status is ReplicaStatus.SUCCEEDED for each in ids):
             raise ControlError(f"role {role.name!r} of {spec.app_id!r} has ended already", ExitCode.ENDED)
+        _check_space(folder)
         changed = _request_resize(folder, spec, record, f"{RESIZE_WORD}{nodes}:{quote(role.name, safe='')}")
     old, new = record.app, changed.app
     starts = [each for each in ids if new.is_wanted(each) and each not in (*old.running(), *old.leaving)]
@@ -179,6 +181,17 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
     if not ends:
         return Answer(outcome=AskOutcome.DONE, line=line)
     return _wait_left(folder, spec, f"{line}, " if happens else f"{line}: ", ends, began_s)
+
+
+def _check_space(folder: AppFolder) -> None:
+    """A number that is not recorded would be lost with the supervisor, and the command would wait for it in vain."""
+    try:
+        folder.check_space()
+    except FileNotFoundError:  # deleted meanwhile
+        raise
+    except OSError as error:
+        line = f"{describe_os_error(error, str(folder.path))}: nothing was changed"
+        raise ControlError(line, ExitCode.REFUSED) from error
 
 
 def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request: str) -> AppRecord:

@@ -41,9 +41,9 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
 
         stopped = muster("stop", job.handle)
         assert stopped.code == 0, job.explain(stopped)
-        assert stopped.stdout.endswith(": stopped at a common step\n"), job.explain(stopped)
         [step] = set(re.findall(r"stops at step (\d+)", job.read_console()))
-        assert f"all 4 ranks have stopped at step {step}" in stopped.stdout
+        text = rf"all 4 ranks have stopped at step {step} and ended, after \d+\.\d s\n"
+        assert re.fullmatch(text, stopped.stdout), job.explain(stopped)
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
         ended = (4, f"muster: {job.app_id} has ended already (CANCELLED): nothing was changed\n")
@@ -87,7 +87,7 @@ def test_of_two_shells_that_contradict_each_other_one_wins_and_both_are_told(tmp
             os.kill(job.pid_of(3), signal.SIGCONT)
         stopped = finish(third)
         assert stopped.code == 0, job.explain(stopped)
-        assert "stopped at a common step" in stopped.stdout, job.explain(stopped)
+        assert "ranks have stopped at step" in stopped.stdout, job.explain(stopped)
         assert job.count_starts() == [1, 1]
 
 
@@ -174,7 +174,7 @@ def test_hang_limits_stand_still_during_a_pause(tmp_path):
         resumed = muster("resume", job.handle)
         assert resumed.code == 0, job.explain(resumed)
         stopped = muster("stop", job.handle)
-        assert "stopped at a common step" in stopped.stdout, job.explain(stopped)
+        assert "ranks have stopped at step" in stopped.stdout, job.explain(stopped)
         assert "hang-timeout" not in job.read_console(), job.explain(stopped)
         assert job.count_starts() == [1]
 

@@ -1,8 +1,10 @@
 """An app that is asked for something, while another shell deletes it or its supervisor cannot go on."""
 
 import errno
+import io
 import os
 import shutil
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.supervision import app_folder, asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import ReplicaId, RetryScope, SupervisedApp, SupervisedRole
+from muster.schedulers.supervision.state import ReplicaId, ReplicaState, RetryScope, SupervisedApp, SupervisedRole
 
 pytestmark = pytest.mark.torchx
 
@@ -46,7 +48,7 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     done = Answer(outcome=AskOutcome.DONE, line="stopped")
     monkeypatch.setattr(asking, "ask_roles", lambda *_: done)
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
-    asking.stop_app(folder, 60.0, answer_nothing)
+    assert asking.stop_app(folder, 60.0, answer_nothing) == done  # it said twice that they had stopped
     assert requests == [f"drain:{120 + asking.DRAIN_MARGIN_S:g}"]
 
 
@@ -75,6 +77,20 @@ def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkey
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
     with pytest.raises(client.SupervisorError, match="no space left"):
         stop(folder)
+
+
+def test_a_resize_on_a_full_disk_is_refused_at_once(folder, monkeypatch):
+    """The supervisor carried it out without a record, for which the command waited in vain."""
+    record = AppRecord(app=SupervisedApp(replicas={ReplicaId("r", 0): ReplicaState()}), machine=Machine.here())
+    folder.write_record(record)
+    requests = []
+    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
+    with pytest.raises(ControlError) as error:
+        asking.resize_app(folder, 1, lambda spec: PLAN)
+    assert str(error.value) == f"{folder.path}: No space left on device: nothing was changed"
+    assert (error.value.exit_code, requests) == (ExitCode.REFUSED, [])
 
 
 def answer_nothing(spec, replica, words, limit_s):

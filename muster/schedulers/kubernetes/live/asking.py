@@ -98,7 +98,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
         line = f"{asked.line}; its pods were told to end, and some still run after {took_s:.1f} s"
         return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
     if asked.outcome is AskOutcome.DONE:
-        return replace(asked, line=f"{asked.line}: stopped at a common step")
+        return asked
     line = f"{asked.line}; so all pods got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
 

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from doubles.samples import make_round
+
 from muster._contract import StatusPageLayout as Layout
 from muster.agent.node import actions as node_actions
 from muster.agent.node import events as node_events
@@ -23,7 +25,6 @@ from muster.agent.rendezvous.consensus.decisions import decide as decide_leader
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import build_initial_state
 from muster.agent.rendezvous.drain_ceiling import LOOK_S, RankSlot
-from muster.agent.round import Round
 
 FOREVER = float("inf")
 
@@ -107,18 +108,12 @@ class DrainWorld:
         self.nodes: list[Node] = []
         for index, own in enumerate(plans):
             ranks = [Rank(number=next(numbers), plan=plan) for plan in own]
-            formed = Round(
+            formed = make_round(
                 number=number,
-                attempt=0,
-                restarts_left=0,
                 group_rank=index,
                 group_world_size=len(plans),
                 rank_offset=ranks[0].number,
                 world_size=world_size,
-                role_rank_offset=ranks[0].number,
-                role_world_size=world_size,
-                master_addr="a",
-                master_port=1,
             )
             rules = NodeRules(nproc=len(ranks), shutdown_timeout_s=5.0, drain_limit_s=drain_limit_s)
             alive = frozenset(range(len(ranks)))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from doubles.samples import make_round
 
 from muster._contract import AskKind
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
@@ -409,16 +410,11 @@ class Bench:
     def form(self, number: int = 1, attempt: int = 0, *, is_held: bool = False, hosts_store: bool = False) -> None:
         self.newest = number
         nproc = self.supervisor._config.nproc
-        formed = Round(
+        formed = make_round(
+            nproc,
             number=number,
             attempt=attempt,
             restarts_left=3,
-            group_rank=0,
-            group_world_size=1,
-            rank_offset=0,
-            world_size=nproc,
-            role_rank_offset=0,
-            role_world_size=nproc,
             master_addr="127.0.0.1",
             master_port=29500,
             use_agent_store=hosts_store,

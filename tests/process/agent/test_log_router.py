@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.samples import make_round
 
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, SpawnError, UsageError
@@ -21,20 +22,6 @@ from muster.agent.runtime.loop import Loop
 PROGRAMS = Path(__file__).parents[2] / "programs"
 SPEW = PROGRAMS / "logs_spew.py"
 TEE = StdChoice(default=Std.ALL)
-
-
-def make_round(nproc: int, **changes: Any) -> Round:
-    values: dict[str, Any] = {"number": 1, "attempt": 0, "group_rank": 0, "group_world_size": 1, "rank_offset": 0}
-    values.update(changes)
-    return Round(
-        restarts_left=0,
-        world_size=nproc,
-        role_rank_offset=0,
-        role_world_size=nproc,
-        master_addr="localhost",
-        master_port=29500,
-        **values,
-    )
 
 
 class Node:

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from doubles.samples import make_failure
 
-from muster.agent.diagnosis.report import Failure, Report
+from muster.agent.diagnosis.report import Report
 from muster.agent.diagnosis.report_files import write_torch_error_file
 from muster.agent.diagnosis.tracebacks import read_error_file
 
@@ -40,14 +41,7 @@ def test_what_we_write_is_read_by_torch(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     path = tmp_path / "error.json"
-    failure = Failure(
-        node=0,
-        node_index=0,
-        host="h",
-        local_rank=0,
-        global_rank=0,
-        attempt=0,
-        round=1,
+    failure = make_failure(
         pid=7,
         time_s=1_700_000_000.75,
         signal="SIGSEGV",

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from doubles.samples import make_failure
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
@@ -80,18 +80,7 @@ def run_job(backend: str, endpoint: str) -> None:
         assert sorted((r.group_rank, r.rank_offset) for r in rounds) == [(0, 0), (1, 3)]
         assert {r.world_size for r in rounds} == {6}
         assert len({(r.master_addr, r.master_port) for r in rounds}) == 1
-        failure = Failure(
-            node=0,
-            node_index=0,
-            host="h",
-            local_rank=0,
-            global_rank=0,
-            attempt=0,
-            round=1,
-            pid=1,
-            time_s=0.0,
-            exit_code=1,
-        )
+        failure = make_failure(exit_code=1)
         nodes[0].member.report_failures(1, (failure,))
         wait_for(lambda: nodes[0].find(RoundBroken), *nodes)
         assert nodes[0].find(RoundBroken).kind is BreakKind.FAILURE

@@ -8,30 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.samples import make_round
 
 from muster._contract import name_signal
 from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, read_crash
 from muster.agent.diagnosis.report import OomEvidence
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
-from muster.agent.round import Round
 from muster.agent.runtime.clock import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 
-ROUND = Round(
-    number=3,
-    attempt=1,
-    restarts_left=0,
-    group_rank=1,
-    group_world_size=2,
-    rank_offset=4,
-    world_size=8,
-    role_rank_offset=4,
-    role_world_size=8,
-    master_addr="a",
-    master_port=1,
-    node_index=5,
-)
+ROUND = make_round(number=3, attempt=1, group_rank=1, group_world_size=2, rank_offset=4, world_size=8, node_index=5)
 TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <module>\n    x\nNameError: name'
 
 

@@ -1,10 +1,11 @@
 """Whose failure it was, and what the report's first line says of it."""
 
+from doubles.samples import make_failure
+
 from muster.agent.diagnosis.hang_cause import put_program_first
 from muster.agent.diagnosis.report import (
     ENDED,
     Collective,
-    Failure,
     FinalFailure,
     Group,
     OomEvidence,
@@ -25,17 +26,8 @@ from muster.agent.runtime.records import replace
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
-    failure = Failure(
-        node=0,
-        node_index=0,
-        host="h",
-        local_rank=global_rank,
-        global_rank=global_rank,
-        attempt=0,
-        round=1,
-        pid=1,
-        time_s=when_s,
-        **{"exit_code": 2, **changes},
+    failure = make_failure(
+        local_rank=global_rank, global_rank=global_rank, time_s=when_s, **{"exit_code": 2, **changes}
     )
     return DatedFailure(when_s=when_s, failure=failure)
 

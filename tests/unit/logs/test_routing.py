@@ -4,29 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from doubles.samples import make_round
 
 from muster.agent.cli.command_line import format_help
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.logs.files import LogFile, RunFolder, build_log_path
 from muster.agent.logs.lines import build_prefix
 from muster.agent.logs.routing import DISCARDED, INHERITED, StreamRoute, route_stream
-from muster.agent.round import Round
-
-
-def make_round(**changes: int) -> Round:
-    values = {
-        "number": 1,
-        "attempt": 0,
-        "restarts_left": 0,
-        "group_rank": 0,
-        "group_world_size": 1,
-        "rank_offset": 0,
-        "world_size": 2,
-        "role_rank_offset": 0,
-        "role_world_size": 2,
-        **changes,
-    }
-    return Round(master_addr="localhost", master_port=29500, **values)
 
 
 def make_config(**changes: object) -> LogConfig:

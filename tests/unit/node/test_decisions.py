@@ -1,9 +1,11 @@
 """Histories of events through the node's state machine: its actions, in order."""
 
 import signal
+from functools import partial
 from typing import Any, get_args
 
 import pytest
+from doubles import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,28 +81,14 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
     StacksWanted,
 )
-from muster.agent.round import Checkpoint, Round
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.records import replace
 
-
-def make_round(number: int = 1, attempt: int = 0) -> Round:
-    return Round(
-        number=number,
-        attempt=attempt,
-        restarts_left=3,
-        group_rank=0,
-        group_world_size=1,
-        rank_offset=0,
-        world_size=2,
-        role_rank_offset=0,
-        role_world_size=2,
-        master_addr="127.0.0.1",
-        master_port=29500,
-    )
+make_round = partial(samples.make_round, restarts_left=3)
 
 
 def formed(number: int = 1, attempt: int = 0, *, is_held: bool = False) -> RoundFormed:
-    return RoundFormed(round=make_round(number, attempt), is_held=is_held)
+    return RoundFormed(round=make_round(number=number, attempt=attempt), is_held=is_held)
 
 
 def started(local_rank: int, number: int = 1) -> WorkerStarted:
@@ -592,7 +580,7 @@ def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bo
 def test_where_an_agent_hosts_the_store_only_a_back_off_is_waited_for(
     attempt: int, use_agent_store: bool, is_delayed: bool
 ) -> None:
-    event = RoundFormed(round=replace(make_round(1, attempt), use_agent_store=use_agent_store), is_held=True)
+    event = RoundFormed(round=replace(make_round(attempt=attempt), use_agent_store=use_agent_store), is_held=True)
     state, _ = run(event, state=new_state(restart_backoff_s=2.0))
     assert isinstance(state.phase, Delaying if is_delayed else Running)
 

@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from doubles.samples import make_round
 
 from muster._contract import ExitCode
 from muster.agent.node.actions import (
@@ -55,22 +56,9 @@ from muster.agent.rendezvous.interface import (
     JobEnded,
     RoundBroken,
 )
-from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 
-ROUND = Round(
-    number=3,
-    attempt=0,
-    restarts_left=0,
-    group_rank=1,
-    group_world_size=2,
-    rank_offset=2,
-    world_size=4,
-    role_rank_offset=2,
-    role_world_size=4,
-    master_addr="a",
-    master_port=1,
-)
+ROUND = make_round(number=3, group_rank=1, group_world_size=2, rank_offset=2, world_size=4)
 BEGUN = DrainBegun(round_number=3, drain=1, limit_s=8.0)
 COMMITTED = DrainCommitted(round_number=3, drain=1, step=12)
 WITHDRAWN = DrainWithdrawn(round_number=3, drain=1, reason="no")

@@ -2,27 +2,16 @@
 
 from types import SimpleNamespace
 
+from doubles.samples import make_round
+
 from muster.agent.diagnosis.hangs.servers import DEADLINE_S, JOIN_S
 from muster.agent.node.evidence import OTHERS_S, TEXTS_LIMIT_S, Evidence
 from muster.agent.node.worker_decisions import STACKS_LIMIT_S
-from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.spec import ProgramKind
 
-ROUND = Round(
-    number=3,
-    attempt=0,
-    restarts_left=0,
-    group_rank=0,
-    group_world_size=1,
-    rank_offset=0,
-    world_size=1,
-    role_rank_offset=0,
-    role_world_size=1,
-    master_addr="a",
-    master_port=1,
-)
+ROUND = make_round(1, number=3)
 
 
 class Thread:

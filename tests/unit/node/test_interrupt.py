@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from doubles.samples import make_round
 
 from muster._contract import AskKind, AskOutcome
 from muster.agent.node.actions import (
@@ -23,22 +24,9 @@ from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
 from muster.agent.node.state import NodeRules, NodeState, Running, Stopping
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RequestAnswered, RoundBroken, RoundFormed
-from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 
-ROUND = Round(
-    number=3,
-    attempt=0,
-    restarts_left=1,
-    group_rank=0,
-    group_world_size=1,
-    rank_offset=0,
-    world_size=2,
-    role_rank_offset=0,
-    role_world_size=2,
-    master_addr="a",
-    master_port=1,
-)
+ROUND = make_round(number=3, restarts_left=1)
 CTRL_C = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)
 SAVE, STOP, CONTINUE = (PersonChose(choice=each) for each in Choice)
 BROKEN = RoundBroken(round_number=3, kind=BreakKind.FAILURE, reason="rank 1 exited with code 1")

@@ -1,5 +1,7 @@
 """What persons ask for, as one node sees it: requests, answers, pauses and checkpoints."""
 
+from doubles.samples import make_round
+
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
 from muster.agent.node.actions import (
@@ -31,22 +33,9 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
     StacksWanted,
 )
-from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 
-ROUND = Round(
-    number=3,
-    attempt=0,
-    restarts_left=0,
-    group_rank=0,
-    group_world_size=1,
-    rank_offset=2,
-    world_size=2,
-    role_rank_offset=2,
-    role_world_size=2,
-    master_addr="a",
-    master_port=1,
-)
+ROUND = make_round(number=3, rank_offset=2)
 ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
 DONE = Answer(outcome=AskOutcome.DONE, line="done")
 

@@ -1,9 +1,11 @@
 """What persons ask of a job, as its leader decides it: one answer for each, and one winner."""
 
+from doubles.samples import make_failure
+
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
 from muster._control import parse_answer
-from muster.agent.diagnosis.report import ENDED, Collective, Failure, Group, RankView, Stack
+from muster.agent.diagnosis.report import ENDED, Collective, Group, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import (
     Answer,
     AnswerRequest,
@@ -270,18 +272,8 @@ STUCK = Stack(
     view=RankView(global_rank=0, node=0, host="h0", has_server=True, is_answering=True, groups=(OWN,)),
 )
 GONE = Stack(global_rank=1, node=1, local_rank=0, text="", view=RankView(global_rank=1, node=1, host="h1", state=ENDED))
-IDLE = Failure(
-    node=0,
-    node_index=0,
-    host="h0",
-    local_rank=0,
-    global_rank=0,
-    attempt=0,
-    round=1,
-    pid=1,
-    time_s=0.0,
-    hung=True,
-    reason="hung: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)",
+IDLE = make_failure(
+    host="h0", hung=True, reason="hung: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"
 )
 PAGE = [
     ("hang_named", "the job hangs: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"),

@@ -1,6 +1,7 @@
 """Which checkpoint all ranks have saved, as the leader counts it, and who learns of it."""
 
-from muster.agent.diagnosis.report import Failure
+from doubles.samples import make_failure
+
 from muster.agent.rendezvous.consensus.actions import CompleteCheckpoint, FormRound
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
@@ -117,18 +118,7 @@ def test_reports_count_while_the_round_is_being_stopped_and_not_afterwards():
     leader.save(0, 10, "/10")
     leader.save(1, 10, "/10")
     old = leader.state.round_number
-    failure = Failure(
-        node=2,
-        node_index=2,
-        host="h",
-        local_rank=0,
-        global_rank=4,
-        attempt=0,
-        round=old,
-        pid=1,
-        time_s=1.0,
-        exit_code=1,
-    )
+    failure = make_failure(node=2, node_index=2, global_rank=4, round=old, time_s=1.0, exit_code=1)
     leader.feed(Failed(id="2", round_number=old, failures=(failure,)))
     assert not isinstance(leader.state.phase, RoundRunning)
     leader.feed(Stopped(id="0", round_number=old, port=1))

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock, encode_and_decode
+from doubles.samples import make_failure
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure, FinalFailure, OomEvidence, Report, Stack
+from muster.agent.diagnosis.report import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Failed,
@@ -49,14 +50,11 @@ from muster.agent.runtime.records import replace
 # -- a valid message of every type --------------------------------------------------------------------------------
 
 OOM_EVIDENCE = OomEvidence(certain=True, limit_bytes=2**33, peak_bytes=None, source="memory.events")
-FAILED = Failure(
+FAILED = make_failure(
     node=1,
     node_index=1,
     host="h1",
-    local_rank=0,
     global_rank=1,
-    attempt=0,
-    round=1,
     pid=77,
     time_s=1.7e9,
     age_s=0.25,

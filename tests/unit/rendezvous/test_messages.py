@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 from doubles.rendezvous_links import encode_and_decode
+from doubles.samples import make_failure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -301,14 +302,12 @@ def test_the_longest_message_fits_into_a_frame(union: MessageUnion, kind: type) 
 
 
 def build_failure(local_rank: int, character: str) -> Failure:
-    return Failure(
+    return make_failure(
         node=1,
         node_index=1,
         host=character * 1000,
         local_rank=local_rank,
         global_rank=local_rank,
-        attempt=0,
-        round=1,
         pid=77,
         time_s=1.7e9,
         reason=character * 100_000,

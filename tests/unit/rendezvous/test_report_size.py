@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from doubles.samples import make_failure
 
-from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
+from muster.agent.diagnosis.report import FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import LEFT_OUT, DatedFailure, build_report
 from muster.agent.rendezvous.protocol.codec import encode_message
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
@@ -17,16 +18,12 @@ def test_a_report_of_thousands_of_ranks_with_long_texts_fits_into_one_frame(char
     seen = [
         DatedFailure(
             when_s=float(rank),
-            failure=Failure(
+            failure=make_failure(
                 node=rank // 8,
                 node_index=rank // 8,
                 host="a-rather-long-name-of-a-host.example",
                 local_rank=rank % 8,
                 global_rank=rank,
-                attempt=0,
-                round=1,
-                pid=1,
-                time_s=0.0,
                 exit_code=1,
                 exception=character * 500,
                 traceback=character * 4000,

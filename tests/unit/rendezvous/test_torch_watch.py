@@ -3,23 +3,12 @@
 import json
 
 import pytest
+from doubles.samples import make_failure
 
-from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
 
 SILENCE_S = 15.0
-ROOT = Failure(
-    node=1,
-    node_index=1,
-    host="h1",
-    local_rank=0,
-    global_rank=3,
-    attempt=0,
-    round=1,
-    pid=7,
-    time_s=1.0,
-    exit_code=3,
-)
+ROOT = make_failure(node=1, node_index=1, host="h1", global_rank=3, pid=7, time_s=1.0, exit_code=3)
 
 
 class FakeStore:

@@ -5,28 +5,16 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from doubles.samples import make_round
 
 from muster.agent.logs.lines import build_prefix
-from muster.agent.round import Round
 from muster.schedulers.runner import live_lines
 from muster.schedulers.runner.live_lines import LiveLines
 from muster.schedulers.runner.versions import remove_traceback
 
 pytestmark = pytest.mark.torchx
 
-ROUND = Round(
-    number=1,
-    attempt=0,
-    restarts_left=0,
-    group_rank=1,
-    group_world_size=2,
-    rank_offset=2,
-    world_size=4,
-    role_rank_offset=2,
-    role_world_size=4,
-    master_addr="a",
-    master_port=1,
-)
+ROUND = make_round(group_rank=1, group_world_size=2, rank_offset=2, world_size=4)
 NODE = build_prefix(role="main", local_rank=1, round=ROUND).decode()
 ALONE = "[main1]:"
 LINES = [f"{NODE}step 1\n", f"{ALONE}step 1\n", "[muster] a line\n", "JOB FAILED  job: why\n", "[x] y\n", "plain\n"]

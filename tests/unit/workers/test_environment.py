@@ -3,17 +3,17 @@
 from typing import Any
 
 import pytest
+from doubles.samples import make_round
 
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.agent.round import Round
 from muster.agent.runtime import records
 from muster.agent.runtime.records import replace
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.spec import Program, ProgramKind
 
-ROUND = Round(
+ROUND = make_round(
     number=4,
     attempt=2,
     restarts_left=1,
@@ -21,8 +21,6 @@ ROUND = Round(
     group_world_size=3,
     rank_offset=2,
     world_size=7,
-    role_rank_offset=2,
-    role_world_size=7,
     master_addr="10.0.0.1",
     master_port=4711,
 )

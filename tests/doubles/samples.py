@@ -1,0 +1,19 @@
+"""A round and a failed worker, of which a test names only what matters to it."""
+
+from typing import Any
+
+from muster.agent.diagnosis.report import Failure
+from muster.agent.round import Round
+
+
+def make_round(nproc: int = 2, **changes: Any) -> Round:
+    """The first round of a job of one node; its only role has all ranks."""
+    values = {"number": 1, "attempt": 0, "restarts_left": 0, "group_rank": 0, "group_world_size": 1, "rank_offset": 0}
+    values |= {"world_size": nproc, "master_addr": "a", "master_port": 1, **changes}
+    return Round(role_rank_offset=values["rank_offset"], role_world_size=values["world_size"], **values)
+
+
+def make_failure(**changes: Any) -> Failure:
+    """Of the only worker of the first node, in the first round."""
+    values = {"node": 0, "node_index": 0, "host": "h", "local_rank": 0, "global_rank": 0, "attempt": 0, "round": 1}
+    return Failure(**{**values, "pid": 1, "time_s": 0.0, **changes})

@@ -4,7 +4,8 @@ Importing torch costs the agent about a second and 200 MB, but only with this fl
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, UsageError
@@ -14,6 +15,7 @@ from muster.agent.round import Round
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+    from torch.distributed.elastic.multiprocessing import Std as TorchStd
 
 _GROUP = "torchrun.logs_specs"
 
@@ -111,13 +113,11 @@ def _construct_specs(config: LogConfig) -> "LogsSpecs":
         known = ", ".join(sorted(found)) or "none is installed"
         raise UsageError(f"--logs-specs: no {config.logs_specs!r} among the {_GROUP} entry points ({known})")
     try:
-        from torch.distributed.elastic.multiprocessing import Std as TorchStd
-
-        make: Any = point.load()
-        specs: LogsSpecs = make(
+        make: Callable[..., LogsSpecs] = point.load()
+        specs = make(
             log_dir=config.base_dir,
-            redirects=_convert_choice(config.redirects, TorchStd),
-            tee=_convert_choice(config.tee, TorchStd),
+            redirects=_convert_choice(config.redirects),
+            tee=_convert_choice(config.tee),
             local_ranks_filter=set(config.local_ranks_filter) if config.local_ranks_filter is not None else None,
         )
     except (ImportError, AttributeError, TypeError) as error:
@@ -125,7 +125,9 @@ def _construct_specs(config: LogConfig) -> "LogsSpecs":
     return specs
 
 
-def _convert_choice(choice: StdChoice, torch_std: Any) -> Any:
+def _convert_choice(choice: StdChoice) -> "TorchStd | dict[int, TorchStd]":
+    from torch.distributed.elastic.multiprocessing import Std as TorchStd
+
     if not choice.by_rank:
-        return torch_std(int(choice.default))
-    return {rank: torch_std(int(std)) for rank, std in choice.by_rank.items()}
+        return TorchStd(int(choice.default))
+    return {rank: TorchStd(int(std)) for rank, std in choice.by_rank.items()}

@@ -15,6 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _ABSENT: Any = object()
+"""`Any`: it takes the place of a value, whatever type the values of a mapping have."""
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):

@@ -21,7 +21,10 @@ import socket
 import tempfile
 from collections.abc import Callable
 from multiprocessing import forkserver, process, resource_tracker, spawn
-from typing import Any
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 SOCKET_NAME = "workers"
 _MAX_FDS = 253
@@ -38,7 +41,7 @@ class _PositionedFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: "WriteableBuffer") -> int:
         count = os.preadv(self._fd, [buffer], self._at)
         self._at += count
         return count
@@ -80,13 +83,13 @@ def connect(folder: str, local_rank: str) -> socket.socket:
 
 
 def call(
-    connection: socket.socket, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    connection: socket.socket, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     """Call the function and send what it returns, or raises; return when all workers of the node have returned."""
     global_rank = int(os.environ["RANK"])
     try:
         result = function(*args, **kwargs)
-    except BaseException as error:
+    except BaseException as error:  # sys.exit too: the program that waits gets it as it was; raised again
         _send_exception(connection, error)
         raise
     _send(connection, {"returned": True}, _write(result, f"the result of {_name(function)} on rank {global_rank}"))
@@ -108,7 +111,7 @@ def _receive_descriptors(connection: socket.socket) -> list[int]:
     return found
 
 
-def _send(connection: socket.socket, message: dict[str, Any], fd: int) -> None:
+def _send(connection: socket.socket, message: dict[str, object], fd: int) -> None:
     try:
         with contextlib.suppress(ConnectionError):
             socket.send_fds(connection, [json.dumps(message).encode()], [fd])
@@ -127,7 +130,7 @@ def _send_exception(connection: socket.socket, error: BaseException) -> None:
         _send(connection, {"failed": True}, _write((error, text), "the exception"))
 
 
-def _write(value: Any, what: str) -> int:
+def _write(value: object, what: str) -> int:
     """Pickle into an unnamed file; its descriptor.
 
     Raises:
@@ -146,7 +149,7 @@ def _write(value: Any, what: str) -> int:
         return os.dup(file.fileno())
 
 
-def _dump_by_value(value: Any, file: Any) -> bool:
+def _dump_by_value(value: object, file: IO[bytes]) -> bool:
     """Pickle with cloudpickle, where it is installed; False when that does not help."""
     try:
         import cloudpickle
@@ -157,7 +160,7 @@ def _dump_by_value(value: Any, file: Any) -> bool:
     return True
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     return str(getattr(function, "__qualname__", function))
 
 

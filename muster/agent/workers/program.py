@@ -20,6 +20,7 @@ import sys
 TYPE_CHECKING = False  # not typing's: importing typing would cost every worker 10 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType, TracebackType
     from typing import Any
 
@@ -158,7 +159,7 @@ def _remove_own_folder(entry: str) -> str:
     return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
 
 
-def _import_own(own_root: str, name: str) -> "Any":
+def _import_own(own_root: str, name: str) -> "ModuleType":
     """Import a module of the package `warm`."""
     sys.path.insert(0, own_root)
     try:
@@ -235,7 +236,7 @@ def prepare_main(kind: str, target: str, args: "list[str]") -> None:
         _insert_first(os.path.dirname(os.path.realpath(target)))
 
 
-def choose_call(kind: str, target: str) -> "tuple[Callable[..., None], tuple[Any, ...]]":
+def choose_call(kind: str, target: str) -> "tuple[Callable[..., None], tuple[object, ...]]":
     """The callable that runs the prepared program, and its arguments; it leaves as few of our frames as possible."""
     if kind == "module":
         return _find_module_runner(), (target, True)
@@ -338,13 +339,13 @@ class _HookFinder:
     def __init__(self, hooks: "dict[str, Callable[[ModuleType], None]]") -> None:
         self._hooks = hooks
 
-    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         hook = self._hooks.pop(name, None)  # first: the search below comes here again
         if hook is None:
             return None
         if not self._hooks and self in sys.meta_path:  # the program may have removed it
             sys.meta_path.remove(self)
-        spec = sys.modules["_frozen_importlib"]._find_spec(name, path, target)  # noqa: SLF001
+        spec: ModuleSpec | None = sys.modules["_frozen_importlib"]._find_spec(name, path, target)  # noqa: SLF001
         loader = getattr(spec, "loader", None)
         if loader is not None:
             execute = loader.exec_module
@@ -376,13 +377,13 @@ def _hook_optimizers(module: "ModuleType") -> None:
         return
     begun: set[int] = set()
     """Optimizers in their step, by id. A step that calls its base class's is hooked twice and counts once."""
-    counter: list[Callable[[Any], object]] = []
+    counter: list[Callable[[object], object]] = []
 
-    def begin(optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
+    def begin(optimizer: object, _args: object, _kwargs: object) -> None:
         if not module.torch.compiler.is_compiling():
             begun.add(id(optimizer))
 
-    def end(optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
+    def end(optimizer: object, _args: object, _kwargs: object) -> None:
         if not module.torch.compiler.is_compiling() and id(optimizer) in begun:
             begun.discard(id(optimizer))
             if not counter:
@@ -393,7 +394,7 @@ def _hook_optimizers(module: "ModuleType") -> None:
     register[1](end)
 
 
-def _load_step_counter() -> "Callable[[Any], object]":
+def _load_step_counter() -> "Callable[[object], object]":
     try:
         return _load_own_file("torch_hook")["build_step_counter"]()  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001  # no page, no descriptors left: all goes on
@@ -423,7 +424,7 @@ def _hook_groups(module: "ModuleType") -> None:
 
 def _load_own_file(name: str) -> "dict[str, Any]":
     """Run a file beside this one; its globals. By its path: `muster` may be another package in this process."""
-    loader = globals().get("__loader__")
+    loader = globals().get("__loader__")  # globals, this file's and those returned, are `Any`: of every type
     if not hasattr(loader, "archive"):
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path)
@@ -472,7 +473,7 @@ def _open_stack_file(path: str) -> int:
     return number
 
 
-def _call_ignoring_errors(call: "Callable[..., object]", *args: "Any") -> None:
+def _call_ignoring_errors(call: "Callable[..., object]", *args: object) -> None:
     """Call, for output that the program can do without: a full disk or a closed stream never ends a worker."""
     try:
         call(*args)

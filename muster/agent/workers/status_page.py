@@ -69,7 +69,7 @@ class StatusPage:
         self._fd = _create_memory_file(size)
         try:
             self._memory = mmap.mmap(self._fd, size)
-        except BaseException:
+        except BaseException:  # whatever it is, it is raised again
             os.close(self._fd)
             raise
         self._words = memoryview(self._memory).cast("q")
@@ -200,7 +200,7 @@ def _create_memory_file(size: int) -> int:
         import fcntl
 
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:
+    except BaseException:  # whatever it is, it is raised again
         os.close(fd)
         raise
     return fd

@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
@@ -201,7 +200,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         self._config = config
         self._thread = _LoopThread(config)
         self._round: Round | None = None
-        self._store: Any = None
+        self._store: TCPStore | None = None
         self._closed = False
 
     def get_backend(self) -> str:

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
@@ -33,6 +33,9 @@ from muster.agent.rendezvous.protocol.codec import decode
 from muster.agent.runtime.packages import add_installed
 from muster.agent.runtime.ports import PortReservation
 from muster.agent.runtime.records import assert_never
+
+if TYPE_CHECKING:  # torch itself is imported in the thread
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
 POLL_S = 0.1
 """How often the handler is asked for waiting nodes, as by torch's agent."""
@@ -72,7 +75,18 @@ class _Stage(Enum):
 class HandlerThread(threading.Thread):
     """Owns torch's handler: nothing else touches it."""
 
-    def __init__(self, config: RendezvousConfig, nproc: int, role: str, owner: Owner, *, handler: Any = None) -> None:
+    _handler: "RendezvousHandler"
+    """Made in the thread, unless it is given."""
+
+    def __init__(
+        self,
+        config: RendezvousConfig,
+        nproc: int,
+        role: str,
+        owner: Owner,
+        *,
+        handler: "RendezvousHandler | None" = None,
+    ) -> None:
         """`handler` is one that a program made (see `muster.elastic`); None: the thread makes what `config` names."""
         super().__init__(daemon=True, name="rendezvous")
         self._config = config
@@ -80,8 +94,7 @@ class HandlerThread(threading.Thread):
         self._role = role
         self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._handler: Any = handler
-        self._store: Any = None
+        self._given = handler
         self._rank = self._size = 0
         self._port: PortReservation | None = None
         self._watch: RoundWatch | None = None
@@ -118,7 +131,7 @@ class HandlerThread(threading.Thread):
         try:
             try:
                 self._silence_s = find_silence_s(self._config)
-                self._handler = self._handler or self._create_handler()
+                self._handler = self._given or self._create_handler()
             except (ValueError, KeyError) as error:
                 self._report_failure(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
                 return
@@ -143,7 +156,7 @@ class HandlerThread(threading.Thread):
         line = " ".join(reason.split())[:500]
         self._owner.post_finding(HandlerFailed(reason=line, usage=usage))
 
-    def _create_handler(self) -> Any:
+    def _create_handler(self) -> "RendezvousHandler":
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
         config = self._config
@@ -154,7 +167,7 @@ class HandlerThread(threading.Thread):
         name = TORCH_NAMES.get(config.backend, config.backend)
         if name not in TORCH_NAMES.values():
             registry._register_out_of_tree_handlers()  # noqa: SLF001 - torchrun does the same; there is no other way
-        conf: dict[str, Any] = {"timeout": DEFAULT_TIMEOUT_S, **config.conf}
+        conf: dict[str, object] = {"timeout": DEFAULT_TIMEOUT_S, **config.conf}
         parameters = RendezvousParameters(
             backend=name,
             endpoint=config.endpoint,
@@ -269,10 +282,10 @@ class HandlerThread(threading.Thread):
             self._owner.post_finding(found)
             return
         info = self._handler.next_rendezvous()
-        self._store, self._rank, self._size = info.store, info.rank, info.world_size
+        self._rank, self._size = info.rank, info.world_size
         layout = self._agree_layout(info)
         self._watch = RoundWatch(
-            self._store,
+            info.store,
             f"muster/{layout.nonce}",
             rank=self._rank,
             size=self._size,
@@ -294,19 +307,19 @@ class HandlerThread(threading.Thread):
         own = type(self._handler).__module__.startswith("torch.")  # one that a program made has no name here
         return self._config.backend not in TORCH_NAMES and not own
 
-    def _agree_layout(self, info: Any) -> Layout:
+    def _agree_layout(self, info: "RendezvousInfo") -> Layout:
         """Every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT."""
-        self._store.set(f"muster/node/{self._rank}", json.dumps([self._nproc, self._role]))
+        info.store.set(f"muster/node/{self._rank}", json.dumps([self._nproc, self._role]))
         if self._rank == 0:
-            nodes = [json.loads(self._store.get(f"muster/node/{rank}")) for rank in range(self._size)]
+            nodes = [json.loads(info.store.get(f"muster/node/{rank}")) for rank in range(self._size)]
             addr, port = self._find_master(info)
             layout = {"nodes": _sum_sizes(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
-            self._store.set("muster/layout", json.dumps(layout))
-        layout = json.loads(self._store.get("muster/layout"))
+            info.store.set("muster/layout", json.dumps(layout))
+        layout = json.loads(info.store.get("muster/layout"))
         addresses = {"master_addr": layout["addr"], "master_port": layout["port"], "nonce": layout["nonce"]}
         return decode(Layout, {**layout["nodes"], **addresses})
 
-    def _find_master(self, info: Any) -> tuple[str, int]:
+    def _find_master(self, info: "RendezvousInfo") -> tuple[str, int]:
         bootstrap = info.bootstrap_store_info
         if self._keeps_bootstrap() and bootstrap is not None:
             return str(bootstrap.master_addr), int(bootstrap.master_port)

@@ -15,7 +15,7 @@ the store; nothing here is called on the agent's loop.
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
@@ -52,16 +52,36 @@ class NodeLost:
 Finding = AllDone | FailedElsewhere | NodeLost
 
 
+class Store(Protocol):
+    """What is used of a `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Read; waits until the key is written."""
+        ...
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 before; returns the sum."""
+        ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are written."""
+        ...
+
+
 class RoundWatch:
     """One node's view of one round."""
 
     def __init__(
-        self, store: Any, nonce: str, *, rank: int, size: int, silence_s: float, now_s: Callable[[], float]
+        self, store: Store, nonce: str, *, rank: int, size: int, silence_s: float, now_s: Callable[[], float]
     ) -> None:
         """Start with the first heartbeat due now.
 
         Args:
-            store: the round's, a `torch.distributed.Store`.
+            store: the round's.
             nonce: the same on all nodes of this round, and never used before.
             rank: this node's group rank.
             size: nodes of the round.

@@ -26,7 +26,7 @@ import types
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Final, TextIO
 
 _CLEARED_IN_SYS: Final = (
     *("path", "argv", "ps1", "ps2", "last_exc", "last_type", "last_value", "last_traceback"),
@@ -57,8 +57,8 @@ class EarlyEnd:
         self.template_modules: dict[str, ModuleType] = {}
         """Imported before the program began. Recorded in the template: in a worker that copies all their pages."""
         self._libraries: frozenset[bytes] = frozenset()
-        self._streams: tuple[Any, ...] = ()
-        self._finalizers: list[weakref.finalize[..., Any]] = []
+        self._streams: tuple[TextIO | None, ...] = ()
+        self._finalizers: list[weakref.finalize[..., object]] = []
         self._before: Callable[[], object] = bool
         atexit.register(self._end)
 
@@ -185,7 +185,7 @@ def _is_standard(stream: io.IOBase) -> bool:
 # -- what the process has ---------------------------------------------------------------------------------------------
 
 
-def _list_finalizers() -> "list[weakref.finalize[..., Any]]":
+def _list_finalizers() -> "list[weakref.finalize[..., object]]":
     """The exit handlers of torch's own operators, oldest first: over half of the CPU of a worker's end.
 
     They take the operators out of torch's tables, which nothing reads any more.
@@ -204,7 +204,7 @@ def _list_libraries() -> frozenset[bytes]:
         return frozenset(words[5].rstrip() for words in fields if len(words) == 6 and words[1][2:3] == b"x")
 
 
-def _flush(streams: tuple[Any, ...]) -> bool:
+def _flush(streams: tuple[TextIO | None, ...]) -> bool:
     """Flush Python's and C's streams; False where the interpreter has an error to report."""
     try:
         for stream in streams:
@@ -233,5 +233,5 @@ def _leave_process_groups() -> bool:
     return True
 
 
-def _list_backends(c10d: Any) -> list[str]:
+def _list_backends(c10d: ModuleType) -> list[str]:
     return [str(config) for config in c10d._world.pg_backend_config.values()]  # noqa: SLF001

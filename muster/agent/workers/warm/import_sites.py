@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from muster.agent.runtime.records import record
 from muster.agent.workers.warm.preload import BRING_TORCH, MAX_FILES, find_module, find_source, is_type_checking, parse
@@ -29,8 +29,8 @@ class FilterCall:
     """One `warnings.filterwarnings(...)` or `warnings.simplefilter(...)` whose arguments are known."""
 
     name: str
-    args: tuple[Any, ...] = ()
-    keywords: tuple[tuple[str, Any], ...] = ()
+    args: tuple[object, ...] = ()
+    keywords: tuple[tuple[str, object], ...] = ()
 
 
 Filters = tuple[FilterCall, ...] | None

@@ -13,10 +13,13 @@ import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from muster.agent.workers.warm.fork_safety import is_read_at_import
 from muster.agent.workers.warm.preload import parse
+
+if TYPE_CHECKING:
+    from _typeshed import StrOrBytesPath
 
 _NODES: Final = (
     *(ast.Expression, ast.Name, ast.Load, ast.Attribute, ast.Constant, ast.Call, ast.Subscript, ast.BinOp, ast.Div),
@@ -74,7 +77,7 @@ def _list_folders(path: str) -> Iterator[str]:
     """The folders that this file inserts into `sys.path`."""
     with open(path, "rb") as file:
         tree = parse(path) if b"sys.path.insert" in file.read() else None
-    values: dict[str, Any] = {"os": os, "pathlib": pathlib, "Path": pathlib.Path, "str": str, "__file__": path}
+    values: dict[str, object] = {"os": os, "pathlib": pathlib, "Path": pathlib.Path, "str": str, "__file__": path}
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             values.setdefault(node.targets[0].id, _evaluate(node.value, values))
@@ -89,7 +92,7 @@ def _is_insertion(node: ast.Call) -> bool:
     return len(node.args) == 2 and ast.unparse(node.func) == "sys.path.insert"
 
 
-def _evaluate(node: ast.expr, values: dict[str, Any]) -> Any:
+def _evaluate(node: ast.expr, values: dict[str, object]) -> object:
     """The value of an expression that only puts paths together; None for any other."""
     for part in ast.walk(node):
         if not isinstance(part, _NODES) or (isinstance(part, ast.Name) and part.id not in values):
@@ -124,7 +127,7 @@ class LateChanges:
         if "torch" in sys.modules:
             os.putenv = self._set_variable  # what `os.environ` calls, too
 
-    def _set_variable(self, key: Any, value: Any) -> None:
+    def _set_variable(self, key: "StrOrBytesPath", value: "StrOrBytesPath") -> None:
         self._putenv(key, value)
         name = os.fsdecode(key)
         if self._has_said or not is_read_at_import(name) or os.environ.get(name) == os.fsdecode(value):

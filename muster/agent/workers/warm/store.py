@@ -15,7 +15,10 @@ import select
 import socket
 import struct
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _POLL_S = 1.0
 """How soon it is noticed that workers have connected again; one request to its own store each time."""
@@ -80,7 +83,7 @@ def _ask_no_name_server() -> None:
         configure(b"hosts", b"files")
 
 
-def _open_store(listen_fd: int) -> Any:
+def _open_store(listen_fd: int) -> "TCPStore | None":
     """The TCPStore on this socket; None: no program on this machine can import torch's stores."""
     try:
         import torch

@@ -103,7 +103,7 @@ class StoreHandle:
         with theirs:
             try:
                 pid = spawn(_build_spec(options, theirs.fileno()), keep_fd=theirs.fileno())
-            except BaseException:
+            except BaseException:  # whatever it is, it is raised again
                 ours.close()
                 raise
         self.hand_over(ours, pid)

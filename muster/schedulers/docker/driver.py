@@ -3,6 +3,8 @@
 Threads call the engine, because its client blocks: a few that carry out starts and signals, and one watcher that
 follows the engine's events and reports every end. When the engine stops, the watcher waits until it answers again;
 containers that have ended by then were ended by the engine and are started again without being counted as lost.
+What a thread of the pool could not do meanwhile is tried again: an engine that only hung does not end the watcher's
+stream of events. Over 400 lines: all threads share the replicas' state, and the rules of its lock are in one place.
 """
 
 import threading
@@ -43,6 +45,7 @@ SETTLE_S: Final = 3.0
 
 _WORKERS: Final = 8
 _PREEMPTED: Final = 143
+_KILL: Final = "SIGKILL"
 
 
 @dataclass
@@ -53,11 +56,14 @@ class _Replica:
     container: str | None = None
     """Id of its newest container; None while there is none yet."""
     starting: bool = False
-    stopping: bool = False
+    asked: str = ""
+    """The signal by which it is to end, the strongest since its start; "": none."""
+    is_unsent: bool = False
+    """`asked` could not be sent because the engine was unavailable."""
+    is_retrying: bool = False
+    """The pool is about to look at it again."""
     end_reported: bool = True
     """False from start or adoption until its end is posted."""
-    pending_signal: str | None = None
-    """Could not be sent because the engine was unavailable."""
     suspension: threading.Lock = field(default_factory=threading.Lock)
     """Held while the container is suspended or continued: the newest request is carried out last."""
 
@@ -93,8 +99,8 @@ class DockerDriver:
         """See `ReplicaDriver`. Returns at once: a container that cannot be started is reported as a final end."""
         known = self._replicas[replica]
         with self._lock:
-            known.end_reported, known.starting, known.stopping = False, True, False
-            known.container = known.pending_signal = None
+            known.end_reported, known.starting, known.container = False, True, None
+            known.asked, known.is_unsent = "", False
         self._submit(self._start, replica)
         self._ensure_watcher()
         return {"start": start_number}
@@ -134,7 +140,7 @@ class DockerDriver:
 
     def kill(self, replica: ReplicaId) -> None:
         """See `ReplicaDriver`."""
-        self._submit(self._signal, replica, "SIGKILL")
+        self._submit(self._signal, replica, _KILL)
 
     def close(self, *, succeeded: bool) -> None:
         """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
@@ -153,13 +159,38 @@ class DockerDriver:
 
     # -- carried out by the pool --------------------------------------------------------------------------------------
 
-    def _submit(self, call: Callable[..., None], *args: object) -> None:
-        if not self._closing.is_set():
-            self._pool.submit(call, *args).add_done_callback(_log_failure)
+    def _submit(self, call: Callable[..., None], replica: ReplicaId, *args: object) -> None:
+        with suppress(RuntimeError):  # the pool has just been shut down
+            if not self._closing.is_set():
+                done = self._pool.submit(call, replica, *args)
+                done.add_done_callback(lambda future: self._handle_failure(replica, future))
+
+    def _handle_failure(self, replica: ReplicaId, call: "Future[None]") -> None:
+        """Print what a call in the pool raised to the supervisor's log; the pool itself prints nothing."""
+        error = None if call.cancelled() else call.exception()
+        if isinstance(error, EngineUnavailable):
+            self._retry_later(replica)
+        elif error is not None:
+            traceback.print_exception(error)
+
+    def _retry_later(self, replica: ReplicaId) -> None:
+        known = self._replicas[replica]
+        with self._lock:
+            if known.is_retrying:
+                return
+            known.is_retrying = True
+        self._submit(self._retry, replica)
+
+    def _retry(self, replica: ReplicaId) -> None:
+        is_closing = self._closing.wait(RECONNECT_S)
+        with self._lock:
+            self._replicas[replica].is_retrying = False
+        if not is_closing:
+            self._catch_up_one(replica, was_away=True)
 
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
-        if known.stopping:
+        if known.asked:
             self._report_end(replica, known.container, _PREEMPTED, "stopped before it was started")
             return
         container = None
@@ -169,18 +200,21 @@ class DockerDriver:
                 known.container = container
             self._engine.start_container(container)
         except EngineUnavailable:
-            # The watcher starts it when an engine answers again.
+            # It is started when an engine answers again.
             with self._lock:
                 known.container, known.starting = None, False
+            self._retry_later(replica)
             return
-        except DockerError as error:
+        except Exception as error:  # noqa: BLE001  # also of the payload's files, and a bug: the end must be reported
+            if not isinstance(error, DockerError):
+                traceback.print_exception(error)
             self._report_start_failure(replica, container, error)
             return
         with self._lock:
             known.starting = False
-            stopping = known.stopping
-        if stopping:
-            self._signal(replica, "SIGTERM")
+            asked = known.asked
+        if asked:
+            self._signal(replica, asked)
         elif self._is_suspended:
             self._follow_suspension(replica)
         self._check_end(replica)  # the watcher ignores an end that comes while `starting` is set
@@ -198,7 +232,7 @@ class DockerDriver:
         incarnation = int(newest.labels[Label.INCARNATION]) + 1
         return self._creator.create(request, incarnation, checkpoint, is_alone=not others)
 
-    def _report_start_failure(self, replica: ReplicaId, container: str | None, error: DockerError) -> None:
+    def _report_start_failure(self, replica: ReplicaId, container: str | None, error: Exception) -> None:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
@@ -209,18 +243,19 @@ class DockerDriver:
     def _signal(self, replica: ReplicaId, name: str) -> None:
         known = self._replicas[replica]
         with self._lock:
-            known.stopping = True
+            known.asked = known.asked if known.asked == _KILL else name
             container = known.container
             if known.end_reported or known.starting:
-                return  # `_start` checks `stopping` at its end
+                return  # `_start` sends `asked` at its end
             if container is None:
-                known.pending_signal = name
+                known.is_unsent = True
                 return
         try:
-            self._engine.signal_container(container, name)
+            self._engine.signal_container(container, known.asked)
         except EngineUnavailable:
             with self._lock:
-                known.pending_signal = name
+                known.is_unsent = True
+            self._retry_later(replica)
             return
         if self._is_suspended and known.request.runs_agent:
             # A suspended guard handles the signal only when it continues. The engine itself continues frozen ones.
@@ -234,7 +269,7 @@ class DockerDriver:
         known = self._replicas[replica]
         with known.suspension:
             container, suspended = known.container, self._is_suspended
-            if container is None or known.starting or known.stopping or known.end_reported:
+            if container is None or known.starting or known.asked or known.end_reported:
                 return
             if known.request.runs_agent:
                 self._engine.signal_container(container, "SIGTSTP" if suspended else "SIGCONT")
@@ -252,7 +287,7 @@ class DockerDriver:
 
     def _watch(self) -> None:
         """Follow the engine's events; when it stops, wait until it answers again and check all replicas."""
-        was_away = False
+        was_away, told = False, ""
         while not self._closing.is_set():
             try:
                 since_s = self._engine.now_s()
@@ -266,6 +301,10 @@ class DockerDriver:
             except DockerError as error:
                 # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line.
                 _processes.write_stderr(f"retrying: {error}\n")
+            except Exception as error:  # noqa: BLE001  # a bug: without a watcher the app would never end
+                if told != repr(error):
+                    told = repr(error)
+                    traceback.print_exception(error)
             self._closing.wait(RECONNECT_S)
 
     def _handle_event(self, event: dict[str, Any]) -> None:
@@ -303,13 +342,13 @@ class DockerDriver:
             if known.end_reported or known.starting:
                 return
             missing = known.container is None
-            pending, known.pending_signal = known.pending_signal, None
+            is_unsent, known.is_unsent = known.is_unsent, False
             known.starting = missing
         if missing:
             self._submit(self._resume, replica)
             return
-        if pending is not None:
-            self._signal(replica, pending)
+        if is_unsent:
+            self._signal(replica, known.asked)
         self._check_end(replica, was_away=was_away)
 
     def _resume(self, replica: ReplicaId) -> None:
@@ -320,14 +359,15 @@ class DockerDriver:
         except EngineUnavailable:
             with self._lock:
                 known.starting = False
+            self._retry_later(replica)
             return
         if newest is None or newest.status == "created" or not newest.running:
             self._start(replica)
             return
         with self._lock:
             known.container, known.starting = newest.id, False
-        if known.stopping:
-            self._signal(replica, "SIGTERM")
+        if known.asked:
+            self._signal(replica, known.asked)
         self._check_end(replica)
 
     def _check_end(
@@ -353,7 +393,7 @@ class DockerDriver:
         if facts.exit_code is None:
             return
         runs_agent = known.request.runs_agent
-        if not known.stopping and ended_by_engine(facts, runs_agent=runs_agent):
+        if not known.asked and ended_by_engine(facts, runs_agent=runs_agent):
             if was_away:
                 self._restart(replica, container)
                 return
@@ -387,14 +427,6 @@ class DockerDriver:
         labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
         found = self._engine.list_containers(labels)
         return max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
-
-
-def _log_failure(call: "Future[None]") -> None:
-    """Print what a call in the pool raised to the supervisor's log; the pool itself prints nothing."""
-    error = None if call.cancelled() else call.exception()
-    # An unavailable engine needs no line: the watcher checks all replicas when the engine answers again.
-    if error is not None and not isinstance(error, EngineUnavailable):
-        traceback.print_exception(error)
 
 
 def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> DockerDriver:

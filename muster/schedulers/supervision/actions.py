@@ -31,9 +31,10 @@ class Linger:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """End these replicas now."""
+    """End these replicas now; KillExpired with `number` is due `decisions.KILL_LIMIT_S` later."""
 
     replicas: tuple[ReplicaId, ...]
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True)

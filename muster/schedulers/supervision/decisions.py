@@ -26,6 +26,7 @@ from muster.schedulers.supervision.events import (
     DrainRequested,
     Event,
     GraceExpired,
+    KillExpired,
     KillRequested,
     LingerExpired,
     ReplicaEnded,
@@ -52,6 +53,12 @@ LINGER_S: Final = 5.0
 """When an agent reports that its job has failed for good, the others of its role know it and end at the same time: one
 of them prints the report. An immediate stop could truncate the report, so they get this long before they are stopped.
 Other roles know nothing of it and are stopped at once."""
+
+KILL_LIMIT_S: Final = 600.0
+"""How long an app that ends waits for the ends of replicas that were killed. What the kernel cannot end, or an engine
+that never answers again, must not keep its supervisor running for ever: it would not even end by SIGTERM."""
+
+_MOST_NAMES: Final = 3
 
 
 def build_state(plan: Plan) -> SupervisedApp:
@@ -88,6 +95,8 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
         return _resize(plan, replace(state, resizes=state.resizes + 1), event)
     if isinstance(event, LingerExpired):
         return _stop_lingering(state) if event.number == state.lingering else (state, ())
+    if isinstance(event, KillExpired):
+        return _give_up(state, event)
     return _handle_grace_expired(state, event)
 
 
@@ -282,7 +291,7 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
         if state.phase is AppPhase.ENDED:
             return state, actions
     running = state.running()
-    return replace(state, lingering=0, lingering_role=""), (Kill(replicas=running),)
+    return replace(state, lingering=0, lingering_role=""), (Kill(replicas=running, number=state.grace_number),)
 
 
 def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
@@ -290,7 +299,20 @@ def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision
         return state, ()
     told = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
     stopped = tuple(each for each in told if not _lingers(state, each))
-    return state, (Kill(replicas=stopped),) if stopped else ()
+    return state, (Kill(replicas=stopped, number=event.number),) if stopped else ()
+
+
+def _give_up(state: SupervisedApp, event: KillExpired) -> Decision:
+    left = state.running()
+    if state.phase is not AppPhase.ENDING or event.number != state.grace_number or not left:
+        return state, ()
+    names, more = ", ".join(map(str, left[:_MOST_NAMES])), len(left) - _MOST_NAMES
+    if more > 0:
+        names += f" and {more} more"
+    for each in left:
+        state = _set_status(state, each, ReplicaStatus.LOST, None)
+    what = f"given up {KILL_LIMIT_S:g} s after SIGKILL, and perhaps still there: {names}"
+    return _advance(replace(state, reason=f"{state.reason}; {what}"))
 
 
 def _advance(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:

@@ -68,6 +68,13 @@ class LingerExpired:
     number: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class KillExpired:
+    """Since the kill that had this number `decisions.KILL_LIMIT_S` have passed."""
+
+    number: int
+
+
 Event: TypeAlias = (
     Begin
     | ReplicaEnded
@@ -77,4 +84,5 @@ Event: TypeAlias = (
     | ResizeRequested
     | GraceExpired
     | LingerExpired
+    | KillExpired
 )

@@ -127,6 +127,8 @@ class Supervisor:
             expired = events.LingerExpired(number=action.number)
             self._event_queue.set_timer("linger", action.delay_s, lambda: self._event_queue.post(expired))
         elif isinstance(action, actions.Kill):
+            too_late = events.KillExpired(number=action.number)
+            self._event_queue.set_timer("kill", decisions.KILL_LIMIT_S, lambda: self._event_queue.post(too_late))
             for each in action.replicas:
                 self._driver.kill(each)
 

@@ -1,11 +1,14 @@
 """The driver with an engine that fails in ways a real one cannot be made to fail: every end is still reported."""
 
+import errno
 import json
 import queue
+import threading
+from pathlib import Path
 
 import pytest
 
-from muster._contract import AGENT_BUNDLE_NAME
+from muster._contract import AGENT_BUNDLE_NAME, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine.container_state import ContainerFacts
@@ -32,6 +35,7 @@ class ScriptedEngine:
         self.failing = {}
         self.removed = []
         self.signals = queue.SimpleQueue()
+        self.is_followed = threading.Event()
 
     def fail(self, call, *errors):
         self.failing[call] = list(errors)
@@ -49,6 +53,7 @@ class ScriptedEngine:
         return 0.0
 
     def events(self, actions, since_s):
+        self.is_followed.set()
         while (event := self.happens.get()) is not _GOES_AWAY:
             yield event
 
@@ -70,6 +75,7 @@ class ScriptedEngine:
         self.status = "running"
 
     def signal_container(self, container, name):
+        self._may_fail("signal_container")
         self.signals.put(name)
 
     def pause_container(self, container):
@@ -179,6 +185,74 @@ def test_bug_in_a_thread_is_in_the_supervisors_log(driver, engine, capfd):
     driver._closing.set()
     driver._pool.shutdown(wait=True)
     assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+
+
+def test_end_is_reported_after_a_bug_in_the_watcher(driver, engine, event_queue, capfd):
+    """The thread had ended, and the supervisor waited for the end of its app for ever."""
+    engine.fail("now_s", ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
+    driver.start(REPLICA, 1)
+    engine.end(3)
+    assert next_end(event_queue).exit_code == 3
+    assert capfd.readouterr().err.count("ZeroDivisionError: a bug") == 1
+
+
+@pytest.mark.parametrize("name", ["restarts-w", LogNames.ERROR])
+def test_end_is_reported_on_a_disk_that_cannot_be_written(driver, engine, event_queue, tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    engine.copy_out = lambda container, path, limit_bytes: b'{"attempt": 2}\n'
+    driver.start(REPLICA, 1)
+    engine.end(1)
+    assert next_end(event_queue).exit_code == 1
+
+
+def test_a_start_that_the_disk_refuses_is_reported(driver, engine, event_queue):
+    engine.fail("start_container", OSError(errno.EIO, "Input/output error"))
+    driver.start(REPLICA, 1)
+    end = next_end(event_queue)
+    assert (end.exit_code, end.final) == (127, True)
+    assert end.reason == "could not be started: [Errno 5] Input/output error"
+
+
+def test_an_engine_that_hung_during_a_start_starts_the_container_later(driver, engine, event_queue):
+    """The watcher's stream of events went on: nothing else says that it answers again."""
+    engine.fail("start_container", EngineUnavailable("Read timed out"))
+    driver._ensure_watcher()
+    engine.is_followed.wait()
+    driver.start(REPLICA, 1)
+    while engine.status != "running":
+        driver._closing.wait(0.001)
+    engine.end(0)
+    assert next_end(event_queue).exit_code == 0
+
+
+def test_a_signal_that_a_hanging_engine_did_not_take_is_sent_again(driver, engine):
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.fail("signal_container", *[EngineUnavailable("Read timed out")] * 3)
+    driver.stop(REPLICA)
+    assert engine.signals.get() == "SIGTERM"
+
+
+def test_a_kill_during_a_start_is_no_mere_stop(driver, engine):
+    """A program that ignores SIGTERM ran on, and its supervisor with it."""
+    asked, may_start = threading.Event(), threading.Event()
+    start_container = engine.start_container
+
+    def start_slowly(container):
+        asked.set()
+        may_start.wait()
+        start_container(container)
+
+    engine.start_container = start_slowly
+    driver.start(REPLICA, 1)
+    asked.wait()
+    driver.stop(REPLICA)
+    driver.kill(REPLICA)
+    while driver._replicas[REPLICA].asked != "SIGKILL":
+        driver._closing.wait(0.001)
+    may_start.set()
+    assert engine.signals.get() == "SIGKILL"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
     GraceExpired,
+    KillExpired,
     KillRequested,
     LingerExpired,
 )
@@ -261,6 +262,29 @@ class TestCancel:
         app.end("trainer/0", 143)
         assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/1"]
         assert app.end("trainer/1", 137) == ["finish CANCELLED"]
+
+    def test_what_a_kill_does_not_end_is_given_up_and_named(self):
+        """An engine that never answers again kept the supervisor for ever."""
+        app = App(agents(5))
+        app.begin()
+        app.decide_event(CancelRequested())
+        app.end("trainer/0", 143)
+        number = app.state.grace_number
+        assert len(app.decide_event(GraceExpired(number=number))) == 4
+        assert app.decide_event(KillExpired(number=number)) == ["finish CANCELLED"]
+        names = "trainer/1, trainer/2, trainer/3 and 1 more"
+        assert app.state.reason == f"cancelled; given up 600 s after SIGKILL, and perhaps still there: {names}"
+        assert app.status("trainer/4") is ReplicaStatus.LOST
+
+    def test_a_kill_of_before_gives_nothing_up(self):
+        app = App(others(2, max_retries=1))
+        app.begin()
+        app.end("main/0", 1)
+        stale = app.state.grace_number
+        assert app.decide_event(GraceExpired(number=stale)) == ["kill main/1"]
+        assert app.decide_event(KillExpired(number=stale)) == []  # it is to be started again
+        app.decide_event(CancelRequested())
+        assert app.decide_event(KillExpired(number=stale)) == []
 
     def test_a_stale_grace_period_kills_no_replica(self):
         app = App(others(2, max_retries=1))

@@ -146,6 +146,18 @@ def test_one_grace_period_on_the_given_clock(bench):
     assert bench.driver.done[-1] == "kill r/1"
 
 
+def test_a_replica_that_even_a_kill_does_not_end_does_not_keep_the_supervisor(bench):
+    bench.begin()
+    bench.supervisor.handle_event(events.KillRequested())
+    assert bench.driver.done[-1] == "kill r/1"
+    bench.advance(599.0)
+    assert not bench.supervisor.ended
+    bench.advance(1.0)
+    assert bench.supervisor.ended
+    bench.supervisor.close()
+    assert bench.record().app.app_state == "CANCELLED"
+
+
 def test_a_successor_adopts_and_counts_what_is_gone(bench):
     bench.begin()
     bench.event_queue.close()

@@ -396,7 +396,7 @@ class Engine:
                 until=until_s,
             )
             with close_at_end(stream):
-                yield from read_frames(self._api, stream)
+                yield from read_frames(self._api, stream, follow=follow)
 
 
 def _label_filter(labels: Mapping[str, str | None]) -> list[str]:

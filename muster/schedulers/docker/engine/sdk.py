@@ -63,17 +63,19 @@ def close_at_end(stream: Any) -> Iterator[None]:
         stream._response.close()  # noqa: SLF001  # no public way
 
 
-def read_frames(api: Any, stream: Any) -> Iterator[tuple[int, bytes]]:
+def read_frames(api: Any, stream: Any, *, follow: bool) -> Iterator[tuple[int, bytes]]:
     """Frames of a container's output with the number of their stream, which the SDK's own iteration drops.
 
     Args:
         api: the SDK's low-level client.
         stream: what its `logs(..., stream=True)` returned; nothing must have been read from it.
+        follow: wait without a limit for the next frame; else as long as for any answer.
 
     Source: Docker's Engine API, "Attach to a container", stream format.
     """
     response = stream._response  # noqa: SLF001  # no public way
-    api._disable_socket_timeout(api._get_raw_response_socket(response))  # noqa: SLF001  # as its own iteration does
+    if follow:
+        api._disable_socket_timeout(api._get_raw_response_socket(response))  # noqa: SLF001  # as its own iteration does
     while len(header := response.raw.read(_FRAME_HEADER.size)) == _FRAME_HEADER.size:
         number, length = _FRAME_HEADER.unpack(header)
         yield number, response.raw.read(length)

@@ -1,5 +1,6 @@
 """Explains from a container's files and output why it ended."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,7 +65,8 @@ class ExitEvidence:
     def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
         error = self._copy_out(facts, ERROR_FILE)
         if error and not self._error_file.exists():  # the first is enough: all agents have the whole report
-            self._error_file.write_bytes(error)
+            with suppress(OSError):  # a full disk: the end must be reported in any case
+                self._error_file.write_bytes(error)
         return self._copy_out(facts, REPORT_FILE)
 
     def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:

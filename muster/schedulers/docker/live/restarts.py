@@ -1,6 +1,7 @@
 """What the agents write in their containers: how often they have restarted workers, a hang, the last checkpoint."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -63,7 +64,8 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
         return
     records = _read_records(engine, request, container)
     if records is not None:
-        (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
+        with suppress(OSError):  # a full disk: the container's end must be reported in any case
+            (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
 
 
 def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> int:

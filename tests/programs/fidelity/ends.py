@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import functools
 import gc
+import io
 import json
 import logging
 import os
+import pathlib
 import signal
 import sys
 import tempfile
@@ -166,6 +168,21 @@ def replaced_stdout():
     print("loud")
 
 
+def no_descriptors():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    with contextlib.suppress(OSError):
+        while True:
+            keep(os.open(os.devnull, os.O_RDONLY))
+
+
+def detached():
+    text = io.TextIOWrapper(io.BytesIO())
+    text.detach()
+    return text
+
+
 def gloo():
     import torch
     import torch.distributed as dist
@@ -215,6 +232,10 @@ WAYS = {
     "weak_callback": weak_callback,
     "fork": fork_and_fail,
     "replaced_stdout": replaced_stdout,
+    "no_descriptors": no_descriptors,
+    "detached": lambda: keep_elsewhere(detached()),
+    "dead_proxy": lambda: keep_elsewhere(weakref.proxy(Loud("referenced"))),
+    "path": lambda: sys.path.append(pathlib.Path(folder)),
     "exit_stack": lambda: keep(contextlib.ExitStack()),
     "gloo": gloo,
     "exception": lambda: (keep(Loud("object")), {}["missing"]),

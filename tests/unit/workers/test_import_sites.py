@@ -31,6 +31,9 @@ def find(folder: Path, source: str, name: str = "torch") -> ImportSite:
         ("from warnings import filterwarnings\nfilterwarnings('ignore')\nimport torch", (IGNORE,)),
         ("import warnings as w\nw.simplefilter('ignore')\nfrom torch import nn", (SIMPLE,)),
         ("import torch\nwarnings.filterwarnings('ignore')", ()),
+        pytest.param(
+            f"text = {' + '.join(['str()'] * 1500)}\nimport torch", (), id="deeper than the limit of recursion"
+        ),
         ("warnings.filterwarnings('ignore')\ndef main():\n    import torch", (IGNORE,)),
         ("def main():\n    import torch\nwarnings.filterwarnings('ignore')\nmain()", (IGNORE,)),
         ("import torch\ndef main():\n    warnings.simplefilter('ignore')", ()),

@@ -26,7 +26,7 @@ import types
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Final, TextIO
+from typing import Final, TextIO, cast
 
 _CLEARED_IN_SYS: Final = (
     *("path", "argv", "ps1", "ps2", "last_exc", "last_type", "last_value", "last_traceback"),
@@ -80,10 +80,14 @@ class EarlyEnd:
             finalizer.atexit = code is None  # the program's own run with the other exit handlers, before `_end`
 
     def _end(self) -> None:
-        self._before()
+        try:
+            self._before()
+            is_early = self._code is not None and self._can_end_early()
+        except Exception:  # noqa: BLE001  # no descriptors left, or whatever a program has made of `sys`
+            is_early = False
         if self._code is None:
             return
-        if self._can_end_early():
+        if is_early:
             own = self._remove_own_modules()
             if self._tear_down(own):
                 os._exit(self._code)
@@ -116,7 +120,7 @@ class EarlyEnd:
 
         Those of the standard library's own modules have not.
         """
-        own = tuple(f"{path}/".encode() for path in sys.path if path.endswith("lib-dynload"))
+        own = tuple(f"{path}/".encode() for path in sys.path if str(path).endswith("lib-dynload"))
         return not any(not path.startswith(own) for path in _list_libraries() - self._libraries)
 
     # -- tearing down -------------------------------------------------------------------------------------------------
@@ -148,7 +152,10 @@ class EarlyEnd:
                 _clear_module(module)
                 del module
         gc.collect()
-        if any(map(_has_an_end_of_its_own, gc.get_objects())):
+        try:
+            if any(map(_has_an_end_of_its_own, gc.get_objects())):
+                return False
+        except Exception:  # noqa: BLE001  # an object's own code, or a stream that was detached
             return False
         return _flush(self._streams)
 
@@ -167,12 +174,17 @@ def _clear_module(module: ModuleType) -> None:
 
 
 def _has_an_end_of_its_own(thing: object) -> bool:
-    """Whether something happens when this object is destroyed that a user could see."""
-    if isinstance(thing, io.IOBase):
-        return not thing.closed and thing.writable() and not _is_standard(thing)
-    if isinstance(thing, _GENERATORS):
+    """Whether something happens when this object is destroyed that a user could see.
+
+    Asks for its type, not by `isinstance`: that also asks the object for its class, and a weak proxy its referent.
+    """
+    kind = type(thing)
+    if issubclass(kind, io.IOBase):
+        stream = cast("io.IOBase", thing)
+        return not stream.closed and stream.writable() and not _is_standard(stream)
+    if issubclass(kind, _GENERATORS):
         return any(getattr(thing, name, None) is not None for name in ("gi_frame", "cr_frame", "ag_frame"))
-    return hasattr(type(thing), "__del__") and not isinstance(thing, type)
+    return hasattr(kind, "__del__") and not issubclass(kind, type)
 
 
 def _is_standard(stream: io.IOBase) -> bool:

@@ -185,17 +185,23 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _may_change_filters(node: ast.AST) -> bool:
     """True when it may change filters for longer than a filter scope."""
-    if isinstance(node, ast.With) and _is_filter_scope(node):
-        return False
-    if isinstance(node, ast.Attribute) and node.attr == "filters":
-        return isinstance(node.value, ast.Name) and node.value.id == "warnings"
-    if isinstance(node, ast.Attribute) and node.attr in _FILTER_NAMES:
-        return True
-    if isinstance(node, ast.Name) and node.id in _FILTER_NAMES - {"filters"}:
-        return True
-    if _called_name(node) == "catch_warnings":
-        return True
-    return any(_may_change_filters(child) for child in ast.iter_child_nodes(node))
+    todo = [node]  # no recursion: an expression may be deeper than the interpreter's limit
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.With) and _is_filter_scope(node):
+            continue
+        if isinstance(node, ast.Attribute) and node.attr == "filters":
+            if isinstance(node.value, ast.Name) and node.value.id == "warnings":
+                return True
+            continue
+        if isinstance(node, ast.Attribute) and node.attr in _FILTER_NAMES:
+            return True
+        if isinstance(node, ast.Name) and node.id in _FILTER_NAMES - {"filters"}:
+            return True
+        if _called_name(node) == "catch_warnings":
+            return True
+        todo += ast.iter_child_nodes(node)
+    return False
 
 
 def _read_call(node: ast.expr) -> FilterCall | None:

@@ -153,7 +153,8 @@ class LateChanges:
         if os.getpid() != self._pid or tuple(sys.path) == self._path:
             return
         first = next((at for at, folder in enumerate(sys.path) if folder in self._path), len(sys.path))
-        shadowed = find_shadowed(sys.path[:first], self._modules)
+        folders = [folder for folder in sys.path[:first] if isinstance(folder, str)]  # imports ignore all else
+        shadowed = find_shadowed(folders, self._modules)
         if shadowed is not None:
             self._say(f"inserts a folder into sys.path for {shadowed}, but the warm start has imported another before")
 

@@ -125,8 +125,12 @@ def begin_question(state: NodeState, event: SignalReceived) -> Decision:
 def parse_choice(typed: str | None) -> Choice | None:
     """What the person chooses; None: it is none of yes, no and continue.
 
+    An end of file (Ctrl-D, or a terminal that is gone) is the default answer, as an empty line is: the person wanted to
+    stop, saving loses nothing, and after it no other answer may ever come. ice-learn ends there with an error, and what
+    was not saved is lost; `muster.elastic` saves, too. A terminal that is gone also sends SIGHUP, which ends the job.
+
     Args:
-        typed: one line; None: nothing can be typed, and Ctrl-C is as without the option.
+        typed: one line; "": the end of file; None: nothing can be typed, and Ctrl-C is as without the option.
     """
     return Choice.STOP if typed is None else _CHOICES.get(typed.strip().lower())
 

@@ -57,11 +57,12 @@ def test_continue_then_save_and_stop(tmp_path):
         assert len(set(stopped)) == 1, program.text
 
 
-def test_scripts_that_do_not_ask_for_a_stop_save_a_checkpoint_and_get_the_signal(tmp_path):
+@pytest.mark.parametrize("default", ["\n", "\x04"], ids=["empty line", "Ctrl-D"])
+def test_scripts_that_do_not_ask_for_a_stop_save_a_checkpoint_and_get_the_signal(tmp_path, default):
     with start(tmp_path, "pause", "checkpoint") as program:
         wait_counting(program)
         ask(program)
-        program.type("\n")  # the default is to save
+        program.type(default)  # it is to save
         program.read_until(None)
         assert program.wait() == 128 + signal.SIGINT, program.text
         assert program.text.count("saves at step") == 2, program.text

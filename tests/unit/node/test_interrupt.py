@@ -265,7 +265,7 @@ def test_a_debugger_that_has_the_terminal_gets_ctrl_c():
     ("typed", "choice"),
     [
         ("\n", Choice.SAVE),
-        ("", Choice.SAVE),
+        ("", Choice.SAVE),  # Ctrl-D, or a terminal that is gone
         ("Yes\n", Choice.SAVE),
         ("n\n", Choice.STOP),
         (" NO ", Choice.STOP),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SOCKET_NAME = "workers"
+muster_frames = True  # `program` leaves frames of this file out of what it shows of a failure
 _MAX_FDS = 253
 _ROUND = "MUSTER_ROUND"
 
@@ -55,9 +56,12 @@ def main(folder: str, local_rank: str) -> None:
     forkserver._forkserver._inherited_fds = fds  # type: ignore[attr-defined]  # noqa: SLF001  # where _DupFd looks
     with io.BufferedReader(_PositionedFile(call_fd), 1 << 20) as file:
         preparation = pickle.load(file)  # noqa: S301  # the program that started the job wrote it
-        process.current_process().authkey = preparation.pop("authkey")
+        this = process.current_process()
+        this.authkey = preparation.pop("authkey")
+        this._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001  # as spawn._main: no processes meanwhile
         spawn.prepare(preparation)
         function, args, kwargs = pickle.load(file)  # noqa: S301  # its modules can be imported only now
+        del this._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
     os.close(call_fd)
     call(connection, function, args, kwargs)
 

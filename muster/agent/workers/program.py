@@ -473,10 +473,10 @@ def _open_stack_file(path: str) -> int:
     return number
 
 
-def _call_ignoring_errors(call: "Callable[..., object]", *args: object) -> None:
+def _call_ignoring_errors(call: "Callable[..., object]", *args: object, **kwargs: object) -> None:
     """Call, for output that the program can do without: a full disk or a closed stream never ends a worker."""
     try:
-        call(*args)
+        call(*args, **kwargs)
     except (OSError, ValueError):
         return
 
@@ -487,8 +487,8 @@ def _is_runpy_error(error: "BaseException | None") -> bool:
 
 
 def _find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
-    """The traceback without this file's frames at its outer end."""
-    while tb is not None and tb.tb_frame.f_globals is globals():
+    """The traceback without this file's frames, and those of `function`, at its outer end."""
+    while tb is not None and (tb.tb_frame.f_globals is globals() or "muster_frames" in tb.tb_frame.f_globals):
         tb = tb.tb_next
     return tb
 
@@ -512,7 +512,7 @@ def _limit_traceback(
             sys.__excepthook__(kind, value, tb)
             return
         sys.excepthook = hook
-        hook(kind, value, tb)
+        _show_at_once(hook, kind, value, tb)
         if shown is None:
             # No line of the program has run. The interpreter still removes names from the module that was its first
             # `__main__`, and only our frames hold that now. Source: _PyRun_SimpleFileObject in Python/pythonrun.c.
@@ -521,6 +521,22 @@ def _limit_traceback(
             record_code(1)
 
     sys.excepthook = show
+
+
+def _show_at_once(
+    hook: "Callable[..., object]", kind: type[BaseException], value: BaseException, tb: "TracebackType | None"
+) -> None:
+    """Show a failure in one write, where Python's own hook does: ranks that fail together share a terminal."""
+    import io  # the interpreter has it
+
+    stream = sys.stderr
+    if hook is not sys.__excepthook__ or not isinstance(stream, io.TextIOWrapper):
+        hook(kind, value, tb)
+        return
+    before = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+    _call_ignoring_errors(stream.reconfigure, line_buffering=False, write_through=False)
+    hook(kind, value, tb)
+    _call_ignoring_errors(stream.reconfigure, **before)  # flushes
 
 
 def _stat_file(path: str) -> "tuple[int, int, int] | None":

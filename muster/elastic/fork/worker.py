@@ -124,7 +124,8 @@ def _choose_code(stop: SystemExit, error_file: str) -> int:
 def _report(error: BaseException, error_file: str) -> None:
     shown = _find_user_frames(error.__traceback__)
     with contextlib.suppress(Exception):  # __str__ of an exception is user code
-        traceback.print_exception(type(error), error, shown, file=sys.stderr)
+        # One write: ranks that fail together share a terminal.
+        sys.stderr.write("".join(traceback.format_exception(type(error), error, shown)))
     if error_file and not os.path.exists(error_file):  # torch's @record writes more
         program.write_error_file(error, shown, error_file)
 

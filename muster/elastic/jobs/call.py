@@ -16,11 +16,12 @@ import sys
 import tempfile
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import context, resource_tracker, spawn
+from multiprocessing import context, process, resource_tracker, spawn
 from multiprocessing.popen_forkserver import _DupFd
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from muster.agent.errors import UsageError
 from muster.elastic.jobs.errors import PickleFault
 from muster.elastic.jobs.results import Payload
 
@@ -59,7 +60,13 @@ def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
     Raises:
         PickleFault: names what cannot be pickled.
+        UsageError: this process is a worker, and imports the program that started its job.
     """
+    if getattr(process.current_process(), "_inheriting", False):
+        raise UsageError(
+            "a worker imports the program that started it, and this program starts a job when it is imported: "
+            'put that below `if __name__ == "__main__":`'
+        )
     descriptors = _Descriptors()
     copy = sys.modules.get(_COPY)
     contexts: tuple[Any, ...] = (context,) if copy is None else (context, copy.context)

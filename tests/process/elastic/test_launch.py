@@ -45,6 +45,19 @@ def test_multiprocessing_objects_as_arguments(tmp_path: Path) -> None:
 def test_a_failure_has_the_workers_exception_as_its_cause(tmp_path: Path) -> None:
     outcome = run_calls("failure", folder=tmp_path)
     assert outcome.stdout.splitlines() == ["ValueError the text True", "[(1, 1)]"], outcome.explain()
+    shown = outcome.stderr[outcome.stderr.index("Traceback") :]
+    assert shown.splitlines()[1].startswith(f'  File "{CALLS}"'), outcome.explain()  # no frame of muster's own
+
+
+def test_a_program_that_starts_a_job_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = CALLS.with_name("unguarded.py")
+    outcome = run_tree([sys.executable, str(program)], env=env, cwd=tmp_path, timeout_s=120)
+    assert outcome.exit_code == 1, outcome.explain()
+    last = outcome.stderr.splitlines()[-1]
+    assert last.startswith("muster.elastic.handle.LaunchFailed: the job failed: rank "), outcome.explain()
+    assert last.endswith('put that below `if __name__ == "__main__":`'), outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
 
 
 def test_results_are_of_the_round_that_succeeded(tmp_path: Path) -> None:

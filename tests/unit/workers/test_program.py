@@ -1,7 +1,9 @@
 """The command line of a cold worker, and which variables a fork could not take over."""
 
+import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +72,30 @@ def test_the_first_early_difference() -> None:
     assert find_early_difference(template, {"A": "2", "RANK": "0", "OMP_NUM_THREADS": "2", "TZ": "UTC"}) is None
     assert find_early_difference(template, {"OMP_NUM_THREADS": "3"}) == "OMP_NUM_THREADS"
     assert find_early_difference(template, {**template, "LD_PRELOAD": "x.so"}) == "LD_PRELOAD"
+
+
+class _Writes(io.RawIOBase):
+    """What a terminal gets, write by write."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.seen.append(bytes(data))
+        return len(data)
+
+
+def test_a_traceback_is_one_write_for_ranks_that_share_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Writes()
+    unbuffered: Any = terminal  # as python -u makes sys.stderr
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(unbuffered, encoding="utf-8", write_through=True))
+    error = ValueError("the text")
+    program._show_at_once(sys.__excepthook__, ValueError, error, None)
+    assert terminal.seen == [b"ValueError: the text\n"]
+    print("a", "b", file=sys.stderr)
+    assert terminal.seen[1:] == [b"a", b" ", b"b", b"\n"], "unbuffered as before"
+    program._show_at_once(lambda *_: print("mine", file=sys.stderr), ValueError, error, None)
+    assert terminal.seen[5:] == [b"mine", b"\n"], "a hook of the program's own is left alone"

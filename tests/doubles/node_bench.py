@@ -305,7 +305,7 @@ class FakeRendezvous:
     def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
         self._record("failed", round_number, failures)
 
-    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:
         self._record("idle", round_number, failures)
 
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # only --hang-timeout auto needs it
 
 _LONGEST_INTERVAL_S = 5.0
 """Between two looks."""
+_LEAST_WAIT_S = 60.0
+"""A worker that waits for less is not said to hang, however short the timeout of its process group is."""
 _BACKGROUND_SHARE = 0.005
 """CPU share that watchdog threads of an idle worker (NCCL's, a TCPStore's) may use without counting as activity."""
 _BACKGROUND_S = 0.02
@@ -60,6 +62,9 @@ class Activity:
     collectives: tuple[int, ...] | None = None
     """Changes whenever the worker enters or completes a collective; None: it has entered none, as far as is known."""
 
+    timeout_s: float = 0.0
+    """torch ends it soon: the timeout of a collective that it waits in; 0: none ends soon, as far as is known."""
+
     @property
     def is_judged_by_output(self) -> bool:
         """Whether it has shown neither collectives nor steps, so that output and CPU time count."""
@@ -81,8 +86,8 @@ class HangWatch:
         *,
         limit_s: float,
         limits: "LearnedLimits | None" = None,
-        read: Callable[[Callable[[Mapping[int, Activity]], None]], None],
-        on_idle: Callable[[str | None], None],
+        read: Callable[[float, Callable[[Mapping[int, Activity]], None]], None],
+        on_idle: Callable[[str | None, bool], None],
     ) -> None:
         """Start watching.
 
@@ -91,9 +96,11 @@ class HangWatch:
             limit_s: seconds without activity after which the workers hang; unused with `limits`.
             limits: learn the limit, see there.
             read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty
-                when none run. While it has not called back there is no verdict, and the time does not count.
+                when none run. While it has not called back there is no verdict, and the time does not count. Its
+                first argument is for how many seconds the worker that is idle for longest has been so.
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
-                limit and after each further `limit_s`; with None when a worker is active again.
+                limit and after each further `limit_s`; with None when a worker is active again. The second argument
+                says that torch is about to end a worker, whatever the others do.
         """
         self._loop = loop
         self._limit_s = limit_s
@@ -113,6 +120,7 @@ class HangWatch:
         self._baselines: dict[int, _Baseline] = {}
         self._active_s = loop.clock.now_s()
         self._idle = False
+        self._is_urgent = False
         self._reported_s = 0.0
         self._is_closed = False
         self._schedule()
@@ -132,7 +140,8 @@ class HangWatch:
 
     def _check(self) -> None:
         asked_s = self._loop.clock.now_s()
-        self._read(lambda activities: self._judge(activities, asked_s))
+        longest_s = max((asked_s - each.at_s for each in self._baselines.values()), default=0.0)
+        self._read(longest_s, lambda activities: self._judge(activities, asked_s))
 
     def _judge(self, activities: Mapping[int, Activity], now_s: float) -> None:
         if self._is_closed:
@@ -148,14 +157,27 @@ class HangWatch:
         if not activities or active:
             self._active_s = now_s
         idle_s = now_s - self._active_s
-        was_idle, self._idle = self._idle, self._is_over(idle_s, now_s)
-        if self._idle and (not was_idle or now_s - self._reported_s >= self._limit_s):
+        timeout_s = self._find_timeout_s(activities, now_s)
+        is_over = self._is_over(idle_s, now_s)
+        was_idle, self._idle = self._idle, is_over or timeout_s > 0.0
+        was_urgent, self._is_urgent = self._is_urgent, timeout_s > 0.0
+        is_new = not was_idle or was_urgent != self._is_urgent
+        if self._idle and (is_new or now_s - self._reported_s >= self._limit_s):
             self._reported_s = now_s
             learned = "" if self._limits is None else f" auto: {self._limits.describe(self._phase)}"
-            self._on_idle(describe_idleness(idle_s, activities, learned))
+            what = describe_idleness(idle_s, activities, learned) if is_over else describe_timeout(timeout_s)
+            self._on_idle(what, self._is_urgent)
         elif was_idle and not self._idle:
-            self._on_idle(None)
+            self._on_idle(None, False)
         self._schedule()
+
+    def _find_timeout_s(self, activities: Mapping[int, Activity], now_s: float) -> float:
+        """The timeout after which torch ends one of these workers soon; 0: none.
+
+        A worker that does something else meanwhile does not count: another thread of it waits for orders, say.
+        """
+        waits = (rank for rank in activities if now_s - self._baselines[rank].at_s >= _LEAST_WAIT_S)
+        return max((activities[rank].timeout_s for rank in waits), default=0.0)
 
     def _is_over(self, idle_s: float, now_s: float) -> bool:
         if self._limits is None:
@@ -241,6 +263,11 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
     can_see_writes = all(reading.written_bytes is not None for reading in readings)
     output = "nothing written" if can_see_writes else "no output captured"
     return f"hung: no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout{learned})"
+
+
+def describe_timeout(timeout_s: float) -> str:
+    """Why idle workers count as hung before the limit; like `describe_idleness`."""
+    return f"hung: torch would end it soon, at its process group's timeout of {timeout_s:.0f} s (--hang-timeout)"
 
 
 def read_sessions(stack_files: Mapping[int, str | None]) -> dict[int, dict[ProcessKey, Reading]]:

@@ -113,6 +113,8 @@ class Collective:
     """Since the rank has entered it."""
     is_done: bool
     is_p2p: bool = False
+    timeout_s: Seconds = 0.0
+    """After which torch ends the rank if it is not done; 0: not known."""
 
 
 @record

@@ -142,6 +142,8 @@ class CollectStacks:
     """Collect the stacks of the live workers, then post `StacksCollected`."""
 
     round: Round
+    is_hang: bool = False
+    """Read their flight recorders first."""
 
 
 @record
@@ -198,6 +200,7 @@ class ReportIdle:
     round: Round
     local_ranks: tuple[int, ...] = ()
     reason: str = ""
+    is_urgent: bool = False
 
 
 @record

@@ -21,6 +21,7 @@ from muster._contract import ExitCode, name_signal
 from muster.agent.node.actions import (
     Action,
     BeginRound,
+    CollectStacks,
     EndQuestion,
     Finish,
     InterruptWorker,
@@ -286,7 +287,8 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         is_fenced = event.kind is BreakKind.FENCED
         if state.preemption is not None or _is_over(state, phase, event):
             return _leave_drained(state, phase, kill=is_fenced)
-        return begin_stop(state, phase, kill=is_fenced, stacks=event.want_stacks, then=Rejoin(round=broken))
+        stacks = CollectStacks(round=phase.round, is_hang=event.is_hang) if event.want_stacks else None
+        return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken))
     if isinstance(phase, Stopping):
         return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
     return _report_stopped(state, broken)  # no worker was started, or none is left

@@ -107,6 +107,8 @@ class WorkersIdle:
 
     round_number: int
     reason: str
+    is_urgent: bool = False
+    """Or torch is about to end one that waits in a collective."""
 
 
 @record

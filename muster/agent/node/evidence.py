@@ -89,6 +89,7 @@ class Evidence:
         round: Round,  # noqa: A002
         on_done: Callable[[dict[int, WorkerStack]], None],
         *,
+        is_hang: bool = False,
         always: bool = False,
     ) -> None:
         """Request the stacks of all live workers, in a hang also their flight recorders; calls back by local rank.
@@ -96,9 +97,10 @@ class Evidence:
         Args:
             round: theirs.
             on_done: called once.
+            is_hang: the job hangs, whatever this node's workers do.
             always: read the recorders also when no hang is known. What they say of a failure is not worth its time.
         """
-        if not (always or self._workers.is_idle):
+        if not (always or is_hang or self._workers.is_idle):
             self._collect_texts(lambda texts: on_done(_join(texts, {})))
             return
         until_s = 0.0 if always or round.group_world_size == 1 else self._clock.now_s() + OTHERS_S

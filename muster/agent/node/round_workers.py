@@ -29,7 +29,7 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter, ge
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
-    from muster.agent.diagnosis.hangs.servers import WorkerReader
+    from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
     from muster.agent.diagnosis.report import RankView
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
@@ -82,7 +82,6 @@ class RoundWorkers:
         self._opening: actions.StartWorkers | None = None
         """A start that waits for its round's log files."""
         self._hang: HangWatch | None = None
-        self._hang_reader: WorkerReader | None = None
         self._watched_round = 0
         self._fencings = 0
         """The guard's count when the workers were started."""
@@ -385,18 +384,20 @@ class RoundWorkers:
         from muster.agent.diagnosis.hangs.limits import LEAST_S, LearnedLimits
         from muster.agent.diagnosis.hangs.servers import WorkerReader
 
-        def on_idle(reason: str | None) -> None:
-            idle = events.WorkersActive(round_number=number) if reason is None else None
-            self._post(idle or events.WorkersIdle(round_number=number, reason=reason or ""))
+        def on_idle(reason: str | None, is_urgent: bool) -> None:
+            if reason is None:
+                self._post(events.WorkersActive(round_number=number))
+            else:
+                self._post(events.WorkersIdle(round_number=number, reason=reason, is_urgent=is_urgent))
 
         is_auto = limit_s == HANG_TIMEOUT_AUTO
         limit_s = LEAST_S if is_auto else limit_s
-        self._hang_reader = WorkerReader(limit_s)
+        reader = WorkerReader(limit_s)
         self._hang = HangWatch(
             self._loop,
             limit_s=limit_s,
             limits=LearnedLimits() if is_auto else None,
-            read=self._read_activity,
+            read=lambda idle_s, then: self._read_activity(reader, idle_s, then),
             on_idle=on_idle,
         )
 
@@ -439,25 +440,26 @@ class RoundWorkers:
 
         self._loop.call_in_thread(read, then)
 
-    def _read_activity(self, then: "Callable[[Mapping[int, Activity]], None]") -> None:
+    def _read_activity(
+        self, reader: "WorkerReader", idle_s: float, then: "Callable[[Mapping[int, Activity]], None]"
+    ) -> None:
         from muster.agent.diagnosis import hang
 
-        reader = self._hang_reader
         live = self._pool.live
         stack_files = {worker.pid: self.streams[worker.local_rank].stack_file for worker in live}
 
-        def read() -> "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]] | None":
+        def read() -> "tuple[hang.Sessions, Mapping[int, Progress]] | None":
             try:
                 sessions = hang.read_sessions(stack_files)
-                return sessions, {} if reader is None else reader.read_progress(sessions)
+                return sessions, reader.read_progress(sessions, idle_s)
             except (OSError, RuntimeError):  # no descriptors or threads left: no reason to end workers that run
                 return None
 
-        def add_output(found: "tuple[hang.Sessions, Mapping[int, tuple[int, ...]]] | None") -> None:
+        def add_output(found: "tuple[hang.Sessions, Mapping[int, Progress]] | None") -> None:
             if found is None:
                 then({})
                 return
-            processes, collectives = found
+            processes, progress = found
             then(
                 {
                     worker.local_rank: hang.Activity(
@@ -465,7 +467,8 @@ class RoundWorkers:
                         processes=processes[worker.pid],
                         progress_ns=self._read_progress_ns(worker.local_rank),
                         phase=self.page.read_slot(worker.local_rank).phase if self.page else "",
-                        collectives=collectives.get(worker.pid),
+                        collectives=progress[worker.pid].collectives,
+                        timeout_s=progress[worker.pid].timeout_s,
                     )
                     for worker in live
                 }

@@ -226,6 +226,7 @@ class Supervisor:
                 self._read_evidence().collect_stacks(
                     action.round,
                     lambda stacks: self._events.append(events.StacksCollected(round_number=number, stacks=stacks)),
+                    is_hang=action.is_hang,
                 )
             case actions.PrintStacks():
                 self._read_evidence().print_stacks(action.round)
@@ -282,7 +283,7 @@ class Supervisor:
                 rendezvous.report_failures(action.round.number, failures)
             case actions.ReportIdle():
                 self._transition_log.write_idle(action.round, action.local_ranks)
-                rendezvous.report_idle(action.round.number, self._collect_idle(action))
+                rendezvous.report_idle(action.round.number, self._collect_idle(action), is_urgent=action.is_urgent)
             case actions.ReportSucceeded():
                 rendezvous.report_succeeded(action.round.number, action.drained_rank)
             case actions.ReportStopped():

@@ -56,6 +56,7 @@ from muster.agent.node.state import (
     StopStep,
     Succeeded,
 )
+from muster.agent.round import Round
 from muster.agent.runtime.records import replace
 
 Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
@@ -69,6 +70,7 @@ OWN_REQUEST = 0
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
 
+_AWAITED = "hung: torch would soon end ranks that wait for it, at their process group's timeout (--hang-timeout)"
 _FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
 
 
@@ -191,7 +193,9 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
         return state, (ReportIdle(round=phase.round),)
     if not phase.alive or (phase.drain is not None and phase.drain.is_pause):
         return state, ()
-    return state, (ReportIdle(round=phase.round, local_ranks=tuple(sorted(phase.alive)), reason=event.reason),)
+    alive = tuple(sorted(phase.alive))
+    idle = ReportIdle(round=phase.round, local_ranks=alive, reason=event.reason, is_urgent=event.is_urgent)
+    return state, (idle,)
 
 
 def _add_failure(book: FailureBook, failure: LocalFailure) -> FailureBook:
@@ -209,7 +213,7 @@ def begin_stop(
     *,
     then: Rejoin | StartNext | Finish,
     kill: bool = False,
-    stacks: bool = False,
+    stacks: CollectStacks | None = None,
     signum: int = signal.SIGTERM,
 ) -> Decision:
     """Stop the workers: at once with `kill`, else with a grace period, after `stacks` have been collected if wanted."""
@@ -219,12 +223,19 @@ def begin_stop(
     step, alive, failures = StopStep.STACKS, phase.alive, phase.failures
     stopping = Stopping(round=phase.round, step=step, signum=signum, alive=alive, failures=failures, then=then)
     cancel = (CancelStarts(),) if phase.awaited else ()
-    if stacks and alive and not kill:
+    if stacks is not None and alive and not kill:
         limit = RoundTimer(purpose=TimerPurpose.STACKS, round_number=number)
         timer = StartTimer(timer=limit, delay_s=STACKS_LIMIT_S)
-        return replace(state, phase=stopping), (*cancel, timer, CollectStacks(round=phase.round))
+        return replace(state, phase=stopping), (*cancel, *_report_awaited(phase.round, alive, stacks), timer, stacks)
     state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
     return state, (*cancel, *actions)
+
+
+def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks) -> tuple[Action, ...]:
+    """In a hang, workers of other nodes may wait for those that are busy here: the report needs them, too."""
+    if not stacks.is_hang or current.group_world_size == 1:
+        return ()
+    return (ReportIdle(round=current, local_ranks=tuple(sorted(alive)), reason=_AWAITED),)
 
 
 def _signal_workers(state: NodeState, phase: Stopping) -> Decision:

@@ -87,6 +87,8 @@ class RoundBroken:
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
     want_stacks: bool = False
     """Take the Python stacks of the workers before they are stopped, and hand them to `report_stopped`."""
+    is_hang: bool = False
+    """With the stacks, read the flight recorders."""
     leaves: bool = False
     """This node has no place in the next round: a drain ends the job for it."""
     is_leader: bool = True
@@ -293,11 +295,12 @@ class Rendezvous(Protocol):
         """Report failed workers of this node. The backend posts RoundBroken (FAILURE or FINAL)."""
         ...
 
-    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
+    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]", *, is_urgent: bool = False) -> None:
         """Report that no worker of this node makes progress (one failure per worker), or one does again (no failures).
 
-        A node may be waiting for another: the job hangs only when every node that has not succeeded reports this. The
-        backend then treats it as `report_failures` of all of them.
+        A node may be waiting for another: the job hangs only when every node that has not succeeded reports this, or
+        one of them with `is_urgent`: torch is about to end a worker that has waited for too long. The backend then
+        treats it as `report_failures` of all that have reported it.
         """
         ...
 

@@ -9,7 +9,8 @@ What a record can tell of, and what its detail has (the documentation prints thi
         and exec) and, when a warm start was wanted and the worker started cold, reason.
     worker_exited: A worker's process ended: code.
     worker_failed: A worker has failed: reason.
-    workers_idle: These ranks have used no CPU time and written nothing; without ranks: they are active again.
+    workers_idle: These ranks have shown no sign of life for the limit, or the job hangs; without ranks: they are
+        active again.
     stacks_taken: The stacks of these ranks were read.
     round_broken: The round ends: kind, reason.
     workers_stopped: No worker of the round is left.

@@ -82,9 +82,13 @@ class _GroupRecorder(dict):  # type: ignore[type-arg]  # torch's own is a plain 
     def __setitem__(self, group: "Any", ranks: "Any") -> None:
         super().__setitem__(group, ranks)
         try:
-            self.write({"group": str(group.group_name), "ranks": [int(rank) for rank in ranks]})
+            line = {"group": str(group.group_name), "ranks": [int(rank) for rank in ranks]}
         except (AttributeError, TypeError, ValueError, RuntimeError):
             return  # another torch: the agent knows fewer groups
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):  # no backend for such devices
+            backend = group._get_backend(sys.modules["torch"].device("cuda"))  # noqa: SLF001
+            line["device_timeout_s"] = backend.options._timeout.total_seconds()  # noqa: SLF001
+        self.write(line)
 
     def write(self, line: "dict[str, Any]") -> None:
         """Append one line."""

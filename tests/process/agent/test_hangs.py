@@ -176,6 +176,28 @@ def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(start: str, tmp_path:
     assert "JOB FAILED" not in outcomes[0].stderr, outcomes[0].explain()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_rank_is_named_before_torchs_own_timeout_whatever_its_node_does(nproc: int, tmp_path: Path) -> None:
+    """The last rank computes in a phase that it names: by itself that is no hang for half an hour."""
+    guilty = 2 * nproc - 1
+    flags = ["--hang-timeout", "auto", "--hang-action", "stop"]
+    with start_pair(tmp_path, "evaluates", guilty, nproc, *flags) as trees:
+        outcomes = [tree.wait(240) for tree in trees]
+    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[0].explain()
+    report = json.loads((tmp_path / "hang" / "report.json").read_text())
+    waiting = "rank 0 has" if guilty == 1 else "ranks 0-2 have"
+    expected = f"rank {guilty} did not enter {SIXTH}; {waiting} waited in it for # s; last seen at hang.py:"
+    assert remove_seconds(report["reason"]).startswith(expected), outcomes[0].explain()
+    limit = {
+        1: "; hung: torch would soon end ranks that wait for it, at their process group's timeout (--hang-timeout); ",
+        2: "; hung: torch would end it soon, at its process group's timeout of 95 s (--hang-timeout); ",
+    }[nproc]
+    assert limit in report["reason"], report["reason"]
+    root = report["failures"][0]
+    assert (root["global_rank"], root["hung"], root["collateral"]) == (guilty, True, False), outcomes[0].explain()
+
+
 def test_a_hang_that_ends_the_job(tmp_path: Path) -> None:
     outcome = run_tree(build_argv(tmp_path, "sleeps", "--hang-action", "stop", "--max-restarts", "2"))
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()

@@ -4,12 +4,16 @@ import ctypes
 import os
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from muster import worker
+
 LONG_S = 600.0
+SHORT = timedelta(seconds=95)
 
 
 def wait() -> None:
@@ -38,7 +42,7 @@ def main(how: str, guilty: int) -> None:
         wait()
     if how == "old":  # as before torch 2.5
         del torch._C._distributed_c10d._WorkerServer
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=SHORT if how == "evaluates" else None)
     values = torch.ones(4)
     for _ in range(5):
         dist.all_reduce(values)
@@ -58,6 +62,9 @@ def main(how: str, guilty: int) -> None:
         dist.broadcast(values, 0)
     if how == "spins" and is_guilty:
         spin()
+    if how == "evaluates" and is_guilty:
+        with worker.phase("eval"):
+            spin()
     if how == "native" and is_guilty:
         ctypes.PyDLL(None).sleep(int(LONG_S))
     if how == "stops" and is_guilty:

@@ -41,9 +41,13 @@ class World:
         self.reports: list[str | None] = []
         self.answers: list[Callable[[], None]] = []
         self.answers_at_once = True
-        self.watch = HangWatch(self.loop, limit_s=10.0, read=self.read, on_idle=self.reports.append)
+        self.watch = HangWatch(self.loop, limit_s=10.0, read=self.read, on_idle=self.note)
 
-    def read(self, then: Callable[[Mapping[int, Activity]], None]) -> None:
+    def note(self, text: str | None, is_urgent: bool) -> None:
+        assert not is_urgent
+        self.reports.append(text)
+
+    def read(self, _idle_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
         found = {
             rank: Activity(
                 captured_bytes=self.captured[rank],

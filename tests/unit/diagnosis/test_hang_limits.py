@@ -10,6 +10,8 @@ from muster.agent.diagnosis.hangs.limits import LearnedLimits, Limits
 from muster.agent.runtime.loop import Loop
 
 RANKS = 4
+TIMEOUT_S = 600.0
+"""Of the process group, NCCL's own."""
 LOOK_S = 5.0
 
 
@@ -68,14 +70,20 @@ class Job:
         self.cpu_s = [0.0] * RANKS
         self.written = [0] * RANKS
         self.phase = ""
+        self.waits_since: dict[int, float] = {}
+        """When ranks entered the collective in which they wait."""
         self.reports: list[str] = []
+        self.urgent_s: list[float] = []
+        """When a report said that torch is about to end a worker."""
         self.watch = HangWatch(self.loop, limit_s=60.0, limits=LearnedLimits(), read=self.read, on_idle=self.note)
 
-    def note(self, text: str | None) -> None:
+    def note(self, text: str | None, is_urgent: bool) -> None:
         if text is not None:
             self.reports.append(text)
+        if is_urgent:
+            self.urgent_s.append(self.clock.at_s)
 
-    def read(self, then: Callable[[Mapping[int, Activity]], None]) -> None:
+    def read(self, _idle_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
         found = {}
         for rank in range(RANKS):
             count = self.collectives[rank]
@@ -85,13 +93,26 @@ class Job:
                 processes={(10 + rank, 1): reading},
                 phase=self.phase,
                 collectives=None if count is None else (count,),
+                timeout_s=TIMEOUT_S if self.clock.at_s - self.waits_since.get(rank, self.clock.at_s) >= 570.0 else 0.0,
             )
         then(found)
 
     def pass_s(
-        self, seconds: float, *, busy: tuple[int, ...] = (), writing: tuple[int, ...] = (), step: bool = False
+        self,
+        seconds: float,
+        *,
+        busy: tuple[int, ...] = (),
+        writing: tuple[int, ...] = (),
+        waiting: tuple[int, ...] = (),
+        step: bool = False,
     ) -> None:
-        """Time passes; some ranks use the CPU or write. With `step`, all ranks do a collective at its end."""
+        """Time passes; some ranks use the CPU or write, or have entered a collective and wait for the others.
+
+        With `step`, all ranks complete a collective at its end.
+        """
+        for rank in waiting:
+            self.waits_since.setdefault(rank, self.clock.at_s)
+            self.collectives[rank] = (self.collectives[rank] or 0) + 1
         until_s = self.clock.at_s + seconds
         while self.clock.at_s < until_s:
             part_s = min(1.0, until_s - self.clock.at_s)
@@ -103,6 +124,7 @@ class Job:
             self.loop.turn(0.0)
         if step:
             self.collectives = [(count or 0) + 1 for count in self.collectives]
+            self.waits_since = {}
 
     def close(self) -> None:
         self.watch.close()
@@ -117,6 +139,7 @@ def job() -> Iterator[Job]:
 
 
 EVERYONE = tuple(range(RANKS))
+OTHERS = (0, 2, 3)
 
 
 def play(job: Job, seed: int) -> None:
@@ -132,9 +155,9 @@ def play(job: Job, seed: int) -> None:
         kind = draw.choice(["eval", "rank 0", "checkpoint", "quiet"])
         job.phase = kind if names else ""
         if kind == "eval":
-            job.pass_s(draw.uniform(5, 460), busy=EVERYONE, step=True)
+            job.pass_s(draw.uniform(5, 1700 if names else 460), busy=EVERYONE, step=True)
         elif kind == "rank 0":
-            job.pass_s(draw.uniform(5, 460), busy=(0,), step=True)
+            job.pass_s(draw.uniform(5, 560 if names else 460), busy=(0,), waiting=(1, 2, 3), step=True)
         elif kind == "checkpoint":
             job.pass_s(draw.uniform(5, 300), writing=EVERYONE, step=True)
         else:
@@ -145,13 +168,15 @@ def play(job: Job, seed: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_no_false_alarm_and_each_hang_is_found(first: int) -> None:
-    """25 seeded jobs; each hangs at its end, with all ranks quiet or one in an endless loop."""
+    """25 seeded jobs; each hangs at its end, with all ranks quiet or one in an endless loop, perhaps in a phase."""
     for seed in range(first, first + 25):
         job = Job()
         play(job, seed)
         assert job.reports == [], f"seed {seed}"
-        job.pass_s(2600.0, busy=(1,) if seed % 2 else ())
-        assert job.reports, f"seed {seed}"
+        job.phase = "eval" if seed % 3 == 0 else ""
+        job.pass_s(597.0, busy=(1,) if seed % 2 else (), waiting=OTHERS)
+        assert job.reports, f"seed {seed}: torch's own timeout ends the job first"
+        assert job.urgent_s, f"seed {seed}"
         job.close()
 
 
@@ -171,3 +196,47 @@ def test_a_busy_hang_is_found_before_nccl_ends_the_process(job: Job) -> None:
     assert job.reports == []
     job.pass_s(30.0, busy=EVERYONE)
     assert len(job.reports) == 1
+
+
+def test_a_wait_is_found_before_torch_ends_it_whatever_limit_was_learned(job: Job) -> None:
+    """Long pauses were seen, so that 1000 s would be no hang."""
+    for _ in range(6):
+        job.pass_s(200.0, busy=EVERYONE, step=True)
+    job.pass_s(565.0, busy=(1,), waiting=OTHERS)
+    assert job.reports == []
+    job.pass_s(10.0, busy=(1,))
+    assert job.reports == ["hung: torch would end it soon, at its process group's timeout of 600 s (--hang-timeout)"]
+    job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.pass_s(60.0, busy=EVERYONE)
+    assert len(job.reports) == len(job.urgent_s) == 1
+
+
+def test_a_rank_that_works_while_an_operation_of_it_is_open_does_not_wait(job: Job) -> None:
+    """Another thread of it waits for orders in a broadcast, say, for as long as the job lasts."""
+    job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.waits_since = dict.fromkeys(EVERYONE, job.clock.at_s)
+    for _ in range(20):
+        job.pass_s(40.0, busy=EVERYONE)
+        job.collectives = [(count or 0) + 1 for count in job.collectives]
+    assert job.reports == []
+
+
+def test_a_rank_that_prepares_data_before_its_first_collective_keeps_no_others_waiting_for_too_long(job: Job) -> None:
+    """It shows a sign of life, by the CPU time that it uses, and torch would end the others all the same."""
+    job.pass_s(565.0, busy=(1,), waiting=OTHERS)
+    assert job.reports == []
+    job.pass_s(10.0, busy=(1,))
+    assert len(job.urgent_s) == 1
+    job.pass_s(30.0, busy=(1,))
+    assert len(job.urgent_s) == 1, "once"
+
+
+def test_that_torch_is_about_to_end_a_worker_is_said_again_of_a_node_that_was_idle(job: Job) -> None:
+    """The other nodes may not be idle: they were waited for."""
+    for _ in range(100):
+        job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.pass_s(75.0, waiting=OTHERS)
+    assert (len(job.reports), job.urgent_s) == (1, [])
+    job.pass_s(500.0)
+    assert len(job.urgent_s) == 1
+    assert job.reports[-1].startswith("hung: no collective and no step for 56")

@@ -8,8 +8,9 @@ import pytest
 
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.collectives import find_cause
-from muster.agent.diagnosis.hangs.servers import Answer, Place, WorkerReader
+from muster.agent.diagnosis.hangs.servers import Answer, Place, Progress, WorkerReader
 from muster.agent.diagnosis.report import Collective, Group
+from muster.agent.runtime.records import replace
 
 SESSIONS = {7: [(7, 1)]}
 ENTERED = Group(name="0", description="default_pg", entered=3, completed=2)
@@ -29,19 +30,116 @@ def test_a_worker_that_has_come_back_from_its_process_group_is_judged_by_what_it
     """torch before 2.10 shows no collectives: it must not count as hung in init_process_group for ever."""
     reader = WorkerReader(4.0)
     answers[7] = Answer(has_begun=True, is_initialising=True)
-    assert reader.read_progress(SESSIONS) == {7: ()}
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=())}
     answers[7] = Answer()  # it does not answer now
-    assert reader.read_progress(SESSIONS) == {7: ()}
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=())}
     answers[7] = Answer(has_begun=True)
-    assert reader.read_progress(SESSIONS) == {}
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress()}
 
 
 def test_collectives_that_were_seen_stay_when_the_recorder_is_empty(answers: dict[int, Answer]) -> None:
     reader = WorkerReader(4.0)
     answers[7] = Answer(has_begun=True, groups=(ENTERED,))
-    assert reader.read_progress(SESSIONS) == {7: (3, 2)}
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(3, 2))}
     answers[7] = Answer(has_begun=True)
-    assert reader.read_progress(SESSIONS) == {7: (3, 2)}
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(3, 2))}
+
+
+class Hand:
+    """The reader's clocks."""
+
+    def __init__(self) -> None:
+        self.monotonic_s = 1000.0
+        self.wall_s = 1_795_432_043.0
+
+    def pass_s(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.wall_s += seconds
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    made = Hand()
+    monkeypatch.setattr(servers.time, "monotonic", lambda: made.monotonic_s)
+    monkeypatch.setattr(servers.time, "time", lambda: made.wall_s)
+    return made
+
+
+def build_waiting(age_s: float, *, took_s: float = 0.05, is_done: bool = False, timeout_s: float = 600.0) -> Answer:
+    """A worker that has entered collective 3 so long ago."""
+    entry = Collective(
+        number=3, operation="all_reduce", sizes="", age_s=age_s, is_done=is_done, is_p2p=False, timeout_s=timeout_s
+    )
+    group = Group(name="0", description="default_pg", entered=3, completed=2 + is_done, entries=(entry,))
+    return Answer(has_begun=True, is_answering=True, groups=(group,), took_s=took_s)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "age_s", "found_s"), [(600.0, 569.0, 0.0), (600.0, 571.0, 600.0), (0.0, 9e5, 0.0)]
+)
+def test_a_wait_that_torch_is_about_to_end(
+    timeout_s: float, age_s: float, found_s: float, answers: dict[int, Answer], hand: Hand
+) -> None:
+    reader = WorkerReader(60.0)
+    answers[7] = build_waiting(age_s, timeout_s=timeout_s)
+    assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == found_s
+
+
+def test_a_wait_is_looked_at_again_before_it_counts(answers: dict[int, Answer], hand: Hand) -> None:
+    """Workers are asked more seldom than that: the rank may have gone on since."""
+    reader = WorkerReader(60.0)
+    answers[7] = build_waiting(566.0)
+    assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == 0.0
+    answers[7] = build_waiting(1.0, is_done=True)
+    hand.pass_s(5.0)
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(3, 3))}
+    answers[7] = build_waiting(571.0)
+    assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == 0.0, "asked again too soon"
+    hand.pass_s(10.0)
+    assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == 600.0
+    answers[7] = Answer()  # it does not answer now
+    hand.pass_s(10.0)
+    assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == 600.0
+    assert reader.read_progress({}, 0.0) == {}
+
+
+def test_ages_of_a_wall_clock_that_was_set_do_not_count(answers: dict[int, Answer], hand: Hand) -> None:
+    """Or of a machine that was suspended, while torch's clock stood still."""
+    reader = WorkerReader(60.0)
+    hand.wall_s += 8 * 3600
+    answers[7] = build_waiting(8 * 3600 + 5.0)
+    assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == 0.0
+
+
+def test_an_operation_that_later_ones_have_passed_is_none_that_the_rank_waits_in(
+    answers: dict[int, Answer], hand: Hand
+) -> None:
+    """What a CUDA graph has captured is never marked as done."""
+    answer = build_waiting(9e5)
+    later = replace(answer.groups[0].entries[0], number=4, is_done=True)
+    answers[7] = replace(answer, groups=(replace(answer.groups[0], entries=(*answer.groups[0].entries, later)),))
+    assert WorkerReader(60.0).read_progress(SESSIONS, 0.0)[7].timeout_s == 0.0
+
+
+def test_the_recorder_of_nccl_is_read_only_of_workers_that_have_been_idle_for_nearly_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, hand: Hand
+) -> None:
+    """Reading it may end the capture of a CUDA graph. What it says is no sign of life: it is not read before."""
+    asked: list[int] = []
+
+    def read_workers(_places: object, handlers: tuple[str, ...] = servers._DIAGNOSIS) -> dict[int, Answer]:
+        asked.append(len(handlers))
+        answer = build_waiting(575.0) if len(handlers) == 2 else Answer(has_begun=True, is_answering=True)
+        return {7: replace(answer, device_timeout_s=600.0)}
+
+    monkeypatch.setattr(servers, "find_places", dict.fromkeys)
+    monkeypatch.setattr(servers, "read_workers", read_workers)
+    reader = WorkerReader(60.0)
+    assert reader.read_progress(SESSIONS, 569.0) == {7: Progress()}
+    assert asked == [1]
+    hand.pass_s(20.0)
+    assert reader.read_progress(SESSIONS, 571.0) == {7: Progress(timeout_s=600.0)}
+    assert asked == [1, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.page import describe_slow_ranks
-from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+from muster.agent.diagnosis.hangs.reading import KnownGroups, read_groups, read_recorder
 from muster.agent.diagnosis.report import ENDED, ENTRY_LIMIT, Collective, Group, RankView, Stack
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
 from muster.agent.runtime.records import replace
@@ -309,6 +309,13 @@ def test_gloos_format() -> None:
     assert read.entries[-1] == last
 
 
+def test_a_collectives_timeout() -> None:
+    data = json.loads(GLOO)
+    data["entries"] = [{**data["entries"][0], "timeout_ms": 77500}]
+    (read,) = read_recorder(json.dumps(data).encode(), 8_000_000_000, {})
+    assert read.entries[0].timeout_s == 77.5
+
+
 def test_of_many_open_collectives_the_first_is_kept() -> None:
     """All of them may be open at once; the rank waits in the first."""
     data = json.loads(GLOO)
@@ -338,10 +345,16 @@ def test_a_collectives_age_by_todays_clock() -> None:
 
 
 def test_the_file_of_groups() -> None:
-    lines = b'{"init": true}\n{"group": "0", "ranks": [0, 1]}\n{"group": "1", "ranks": [1]}\n{"gro'
-    assert read_groups(lines) == (False, {"0": (0, 1), "1": (1,)})
-    assert read_groups(b'{"init": true}\n') == (True, {})
-    assert read_groups(lines + b'\n{"init": true}\n') == (True, {})
+    lines = b"""{"init": true}
+{"group": "0", "ranks": [0, 1], "device_timeout_s": 600.0}
+{"group": "1", "ranks": [1], "device_timeout_s": 55.5}
+{"group": "2", "ranks": [1]}
+{"gro"""
+    groups = {"0": (0, 1), "1": (1,), "2": (1,)}
+    assert read_groups(lines) == KnownGroups(is_initialising=False, ranks=groups, device_timeout_s=55)
+    begun = KnownGroups(is_initialising=True, ranks={}, device_timeout_s=0.0)
+    assert read_groups(b'{"init": true}\n') == begun
+    assert read_groups(lines + b'\n{"init": true}\n') == begun
 
 
 def test_who_enters_last() -> None:

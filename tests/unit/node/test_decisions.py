@@ -13,6 +13,7 @@ from muster._contract import AskKind, AskOutcome, ExitCode
 from muster.agent.node.actions import (
     Action,
     AskPerson,
+    CollectStacks,
     EndQuestion,
     Finish,
     JoinJob,
@@ -21,6 +22,7 @@ from muster.agent.node.actions import (
     LocalFailure,
     PrintLine,
     ReportFailed,
+    ReportIdle,
     ReportStopped,
     StartTimer,
     StartWorkers,
@@ -419,6 +421,18 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
         Ended,
     ),
 }
+
+
+@pytest.mark.parametrize(("nodes", "is_hang", "said"), [(2, True, [(0, 1)]), (2, False, []), (1, True, [])])
+def test_in_a_hang_the_report_gets_the_workers_that_others_wait_for(
+    nodes: int, is_hang: bool, said: list[tuple[int, ...]]
+) -> None:
+    """They may be busy, so that this node has not reported them. Of one node all that hang are known."""
+    state, _ = run(RoundFormed(round=make_round(group_world_size=nodes)), started(0), started(1))
+    event = RoundBroken(round_number=1, kind=BreakKind.FAILURE, reason="why", want_stacks=True, is_hang=is_hang)
+    actions = decide(state, event)[1]
+    assert [each.local_ranks for each in actions if isinstance(each, ReportIdle)] == said
+    assert [each.is_hang for each in actions if isinstance(each, CollectStacks)] == [is_hang]
 
 
 @pytest.mark.parametrize("name", CASES)

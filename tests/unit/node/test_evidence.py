@@ -95,6 +95,17 @@ def test_a_hang_of_several_nodes_is_read_on_all_of_them_before_a_worker_is_stopp
         assert done == [{}]
 
 
+def test_the_leader_says_that_the_job_hangs_to_nodes_that_work():
+    """The rank that keeps the others waiting may be busy here."""
+    node = Node()
+    node.workers.is_idle = False
+    for is_hang in (True, False):
+        read = []
+        node.workers.read_views = lambda *_args, read=read: read.append("views")
+        node.evidence.collect_stacks(ROUND, lambda stacks: None, is_hang=is_hang)
+        assert read == (["views"] if is_hang else [])
+
+
 def test_a_stop_waits_longer_than_recorders_and_stacks_may_take():
     """Else those that came in time would be lost with the others."""
     assert DEADLINE_S + JOIN_S + TEXTS_LIMIT_S < STACKS_LIMIT_S

@@ -326,6 +326,17 @@ def test_a_hang_is_over_when_a_node_succeeds():
     assert WantStacks in kinds(job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0))
 
 
+def test_a_hang_that_torch_is_about_to_end_is_told_while_another_node_works():
+    job = Job(hang_action="report")
+    urgent = Idle(id="0", round_number=job.number, failures=(IDLE,), is_urgent=True)
+    assert WantStacks in kinds(job.send(urgent, after_s=570.0))
+    assert WantStacks not in kinds(job.send(urgent)), "once"
+    over = job.send(Idle(id="0", round_number=job.number, failures=()))
+    assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
+    assert job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0) == []
+    assert WantStacks in kinds(job.send(Idle(id="1", round_number=job.number, failures=(IDLE,)), after_s=60.0))
+
+
 def test_what_the_leader_sends_is_what_the_person_reads():
     stack = Stack(global_rank=1, node=1, local_rank=0, text="File x")
     sent = Answer(outcome=AskOutcome.LATE, line="é", step=12, ranks=2, took_s=1.5, late=(LATE,), stacks=(stack,))

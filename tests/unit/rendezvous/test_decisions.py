@@ -714,10 +714,15 @@ def test_a_round_is_committed_when_all_have_acknowledged_it() -> None:
         pytest.param("i0 i1 a0 i2", None, id="one is active again"),
         pytest.param("i0 i1 a0 i2 i0", (0, 1, 2), id="and idle again"),
         pytest.param("i0 d0 d1 d2", None, id="idle at the end of its work: no hang"),
+        pytest.param("u1", (1,), id="torch is about to end one that waits: the others do not matter"),
+        pytest.param("i0 i1 u1", (0, 1), id="likewise, said later"),
     ],
 )
 def test_a_job_hangs_when_every_node_that_still_works_is_idle(reports: str, hung: tuple[int, ...] | None) -> None:
-    """i: idle, a: active again, d: succeeded, each with a node number. Only the last report may make the job hang."""
+    """i: idle, u: and torch is about to end it, a: active again, d: succeeded, each with a node number.
+
+    Only the last report may make the job hang.
+    """
     leader = Leader(rules(3, 3))
     leader.form(3)
     for item in reports.split():
@@ -728,6 +733,7 @@ def test_a_job_hangs_when_every_node_that_still_works_is_idle(reports: str, hung
     else:
         broken = leader.only(BreakRound)
         assert (broken.kind, broken.want_stacks, broken.ids) == (BreakKind.FAILURE, True, ("m0", "m1", "m2"))
+        assert broken.is_hang
         assert sorted(seen.failure.node for seen in leader.state.failures.seen) == list(hung)
 
 
@@ -737,8 +743,28 @@ def report(leader: Leader, item: str, *, round_number: int) -> None:
     if item[0] == "d":
         leader.feed(Succeeded(id=member_id, round_number=round_number), after_s=1.0)
         return
-    failures = (failure(number, exit_code=None, reason="made no progress"),) if item[0] == "i" else ()
-    leader.feed(Idle(id=member_id, round_number=round_number, failures=failures), after_s=1.0)
+    failures = (failure(number, exit_code=None, hung=True, reason="made no progress"),) if item[0] in "iu" else ()
+    idle = Idle(id=member_id, round_number=round_number, failures=failures, is_urgent=item[0] == "u")
+    leader.feed(idle, after_s=1.0)
+
+
+def test_of_a_hang_the_report_also_has_the_workers_that_are_busy() -> None:
+    """Their node says so when the round is broken: the ranks that hang wait for one of them."""
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    report(leader, "u0", round_number=1)
+    report(leader, "i1", round_number=1)
+    assert [seen.failure.node for seen in leader.state.failures.seen] == [0, 1]
+
+
+def test_a_node_that_is_idle_when_another_has_failed_adds_no_failure() -> None:
+    """It waited for the one that has failed."""
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
+    assert not leader.only(BreakRound).is_hang
+    report(leader, "i0", round_number=1)
+    assert [seen.failure.node for seen in leader.state.failures.seen] == [1]
 
 
 def test_idle_members_are_cleared_in_the_next_round() -> None:

@@ -101,7 +101,7 @@ UP: list[Message] = [
     RoundAcknowledged(id="m9", round_number=1),
     Succeeded(id="m9", round_number=1),
     Failed(id="m9", round_number=1, failures=(FAILED,)),
-    Idle(id="m9", round_number=1, failures=(FAILED,)),
+    Idle(id="m9", round_number=1, failures=(FAILED,), is_urgent=True),
     Stopped(id="m9", round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
     Leaving(id="m9", reason="SIGTERM"),
     up.EndAcknowledged(),

@@ -5,6 +5,9 @@ worker uses CPU time or writes anything either: then the margin is smaller, sinc
 not quiet. Pauses are learned by the phase that workers name with `muster.worker.phase`: an evaluation or a checkpoint
 may take longer than a step. Until a phase is known, its limits are wide, but below NCCL's own timeout of 600 s, after
 which torch ends the process.
+
+Whatever was learned, and with a limit in seconds too, a rank that waits in a collective counts as hung before torch
+ends it.
 """
 
 from muster.agent.runtime.records import record
@@ -16,6 +19,8 @@ UNKNOWN_S = 480.0
 """The limit of a phase that is not known, and the least one of a pause that is not quiet."""
 NAMED_BUSY_S = 1800.0
 """The least limit of a pause that is not quiet in a phase that the program has named: it says that it is at work."""
+TORCH_MARGIN_S = 30.0
+"""So long before the timeout of its process group a rank that waits in a collective counts as hung."""
 WARM_UP = 5
 """Looks at an active job after which its steps are known: the first ones compile."""
 

@@ -9,27 +9,38 @@ from collections.abc import Mapping, Sequence
 
 from muster.agent.diagnosis.report import ENTRY_LIMIT, Collective, Group
 from muster.agent.runtime.fields import MOST
+from muster.agent.runtime.records import record
 
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"}
 _DTYPES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
 
 
-def read_groups(text: bytes) -> tuple[bool, dict[str, tuple[int, ...]]]:
-    """Read the file of `workers.torch_hook`.
+@record
+class KnownGroups:
+    """What the file of `workers.torch_hook` says."""
 
-    Returns:
-        Whether the worker is inside `init_process_group`, and the global ranks of its groups, by name.
-    """
+    is_initialising: bool
+    """The worker is inside `init_process_group`."""
+    ranks: Mapping[str, tuple[int, ...]]
+    """The global ranks of its groups, by name."""
+    device_timeout_s: float
+    """The shortest timeout of the groups' backends for CUDA devices; 0: there is none, or it is not known."""
+
+
+def read_groups(text: bytes) -> KnownGroups:
+    """Read the file of `workers.torch_hook`."""
     is_initialising = False
     groups: dict[str, tuple[int, ...]] = {}
+    timeouts: set[int] = set()
     for line in text.splitlines():
         data = _load(line)
         if "group" in data:
             is_initialising = False
             groups[str(data["group"])] = tuple(_to_int(rank) for rank in _to_list(data.get("ranks")))
+            timeouts.add(_to_int(data.get("device_timeout_s")))
         elif "init" in data:
-            is_initialising, groups = True, {}
-    return is_initialising, groups
+            is_initialising, groups, timeouts = True, {}, set()
+    return KnownGroups(is_initialising=is_initialising, ranks=groups, device_timeout_s=min(timeouts - {0}, default=0))
 
 
 def _load(text: bytes) -> Mapping[str, object]:
@@ -103,6 +114,7 @@ def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
         age_s=round(max(0, now_ns - created_ns) / 1e9, 3) if isinstance(created_ns, int) and created_ns > 0 else 0.0,
         is_done=bool(entry.get("retired")) or entry.get("state") == "completed",
         is_p2p=is_p2p,
+        timeout_s=_to_int(entry.get("timeout_ms")) / 1000,
     )
 
 

@@ -5,6 +5,7 @@ workers are asked side by side.
 """
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -12,8 +13,9 @@ import time
 from collections.abc import Iterable, Mapping
 
 from muster import _processes
+from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
-from muster.agent.diagnosis.report import Group, RankView
+from muster.agent.diagnosis.report import Collective, Group, RankView
 from muster.agent.runtime.records import record, replace
 
 DEADLINE_S = 1.0
@@ -82,6 +84,8 @@ class Answer:
     is_answering: bool = False
     took_s: float = 0.0
     """How long the server has taken; 0: it has not answered."""
+    device_timeout_s: float = 0.0
+    """See `KnownGroups`."""
 
 
 def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGNOSIS) -> dict[int, Answer]:
@@ -109,6 +113,16 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGN
     return dict(answers)
 
 
+@record
+class Progress:
+    """How far a worker is in its collectives."""
+
+    collectives: tuple[int, ...] | None = None
+    """Changes whenever it enters or completes one; None: it has entered none, as far as is known."""
+    timeout_s: float = 0.0
+    """Of a collective in which it waits, once torch is about to end it for that; else 0."""
+
+
 class WorkerReader:
     """Reads again and again how far the workers are in their collectives, at a bounded cost.
 
@@ -125,15 +139,22 @@ class WorkerReader:
         self._longest_s = limit_s / 4
         self._progress: dict[int, tuple[int, ...]] = {}
         """By the worker's process id."""
+        self._waits: dict[int, _Wait] = {}
+        """Likewise."""
         self._due_s = 0.0
+        self._device_limit_s = math.inf
+        """How long a worker is idle before NCCL's recorder is read, too."""
+        self._offset_s = time.time() - time.monotonic()
 
-    def read_progress(self, sessions: Mapping[int, Iterable[tuple[int, int]]]) -> dict[int, tuple[int, ...]]:
-        """Read what changes whenever a worker enters or completes a collective, by the worker's process id.
+    def read_progress(self, sessions: Mapping[int, Iterable[tuple[int, int]]], idle_s: float) -> dict[int, Progress]:
+        """Read how far the workers are, by the worker's process id; who does not answer now keeps what it said last.
 
-        Workers that do not answer now keep what they said last; those that have never entered one are left out.
+        Args:
+            sessions: see `find_places`.
+            idle_s: for how many seconds the worker that is idle for longest has been so.
         """
         began_s = time.monotonic()
-        if began_s >= self._due_s:
+        if began_s >= self._due_s or self._list_ending(began_s):
             places = find_places(sessions)
             answers = read_workers(places, _LOOK)
             for pid, answer in answers.items():
@@ -146,13 +167,65 @@ class WorkerReader:
                     del self._progress[pid]  # it has come back; an older torch shows no collectives after it
             took_s = max((answer.took_s for answer in answers.values()), default=0.0)
             self._due_s = time.monotonic() + min(took_s / _SHARE, self._longest_s)
-        return {pid: self._progress[pid] for pid in sessions if pid in self._progress}
+            timeouts = [answer.device_timeout_s for answer in answers.values() if answer.device_timeout_s]
+            self._device_limit_s = min(timeouts, default=math.inf) - TORCH_MARGIN_S
+            self._find_waits(read_workers(places) if idle_s >= self._device_limit_s else answers)
+        ending = self._list_ending(time.monotonic())
+        return {
+            pid: Progress(
+                collectives=self._progress.get(pid), timeout_s=self._waits[pid].timeout_s if pid in ending else 0.0
+            )
+            for pid in sessions
+        }
+
+    def _list_ending(self, now_s: float) -> set[int]:
+        return {pid for pid, wait in self._waits.items() if wait.ends_s - TORCH_MARGIN_S <= now_s}
+
+    def _find_waits(self, answers: Mapping[int, Answer]) -> None:
+        now_s = time.monotonic()
+        # Ages are measured by the wall clock. When it is set, or the machine was suspended, they are less certain.
+        since_s = now_s + abs(time.time() - now_s - self._offset_s)
+        self._waits = {pid: wait for pid, wait in self._waits.items() if pid in answers}
+        for pid, answer in answers.items():
+            if not answer.is_answering:
+                continue
+            waits = [
+                _Wait(ends_s=since_s + entry.timeout_s - entry.age_s, timeout_s=entry.timeout_s)
+                for group in answer.groups
+                for entry in _list_open(group)
+                if entry.timeout_s
+            ]
+            if waits:
+                self._waits[pid] = min(waits, key=lambda wait: wait.ends_s)
+            else:
+                self._waits.pop(pid, None)
+
+
+@record
+class _Wait:
+    """A worker's wait in a collective."""
+
+    ends_s: float
+    """When torch ends it, by the monotonic clock."""
+    timeout_s: float
+
+
+def _list_open(group: Group) -> list[Collective]:
+    """What is not done, while nothing that was called later is: what a CUDA graph has captured is never done."""
+    found: list[Collective] = []
+    passed: set[bool] = set()
+    for entry in reversed(group.entries):
+        if entry.is_done:
+            passed.add(entry.is_p2p)
+        elif entry.is_p2p not in passed:
+            found.append(entry)
+    return found
 
 
 def _read_worker(pid: int, handlers: tuple[str, ...]) -> Answer:
     try:
         with open(f"/proc/{pid}/fd/{_choose_number(1)}", "rb") as file:
-            is_initialising, members = read_groups(file.read(_FILE_LIMIT_BYTES))
+            known = read_groups(file.read(_FILE_LIMIT_BYTES))
     except OSError:
         return Answer()
     began_s = time.monotonic()
@@ -163,15 +236,16 @@ def _read_worker(pid: int, handlers: tuple[str, ...]) -> Answer:
     for handler, text in texts.items():
         if text is None and handler not in _LOOK:
             continue
-        found = read_recorder(text or b"{}", time.time_ns(), members)
+        found = read_recorder(text or b"{}", time.time_ns(), known.ranks)
         # A group may have two backends, each of which counts by itself.
         groups += found if handler in _LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
     return Answer(
         groups=tuple(groups),
         has_begun=True,
-        is_initialising=is_initialising,
+        is_initialising=known.is_initialising,
         is_answering=is_answering,
         took_s=took_s,
+        device_timeout_s=known.device_timeout_s,
     )
 
 

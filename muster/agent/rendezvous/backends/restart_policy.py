@@ -148,7 +148,11 @@ class LocalRestartPolicy:
         """Post that the round is broken."""
         self.broken = kind
         want_stacks = kind is not BreakKind.MEMBERSHIP
-        self._post(RoundBroken(round_number=self.number, kind=kind, reason=reason, want_stacks=want_stacks))
+        is_hang = any(each.failure.hung for each in self._failures)
+        broken = RoundBroken(
+            round_number=self.number, kind=kind, reason=reason, want_stacks=want_stacks, is_hang=is_hang
+        )
+        self._post(broken)
 
     def _record(self, failures: "tuple[Failure, ...]") -> None:
         from muster.agent.diagnosis.root_cause import DatedFailure

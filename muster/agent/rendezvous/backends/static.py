@@ -91,7 +91,7 @@ class StaticRendezvous:
         """See `Rendezvous`."""
         self._policy.record_failures(round_number, failures)
 
-    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
+    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]", *, is_urgent: bool = False) -> None:  # noqa: ARG002
         """See `Rendezvous`. There is no other node: if this one is idle, the job hangs."""
         if self._config.hang_action == "report":
             self._policy.record_idle(round_number, failures)

@@ -182,7 +182,7 @@ class TorchRendezvous:
             else:
                 self._thread.send_command(Command(order=Order.FAIL, reason=final.describe(), root=root))
 
-    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:  # noqa: ARG002
         """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""
         if self._config.hang_action == "report":
             self._policy.record_idle(round_number, failures)

@@ -58,6 +58,8 @@ class BreakRound:
     want_stacks: bool
     next_attempt: int
     startup_signature: str | None
+    is_hang: bool = False
+    """The flight recorders of all nodes are wanted, too."""
     final: FinalFailure | None = None
     """With `BreakKind.FINAL`."""
     leaving: tuple[str, ...] = ()

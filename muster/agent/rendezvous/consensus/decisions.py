@@ -66,7 +66,7 @@ from muster.agent.rendezvous.consensus.membership import (
 )
 from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, RoundRunning
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
-from muster.agent.runtime.persistent import PersistentMap
+from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 from muster.agent.runtime.records import assert_never, replace
 
 
@@ -172,6 +172,7 @@ def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
     phase = replace(
         phase,
         idle=PersistentMap(),
+        urgent=PersistentSet(),
         has_reported_hang=False,
         succeeded=succeeded,
         succeeded_s=now_s,

@@ -79,6 +79,8 @@ class Idle:
     id: Name
     round_number: RoundNumber
     failures: Failures
+    is_urgent: bool = False
+    """torch is about to end a worker that waits: whether others are idle does not matter any more."""
 
 
 @record

@@ -56,6 +56,8 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
 def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
     """Workers of a member became idle, or active again. One node may wait for another; see `_check_hang`."""
     phase = state.phase
+    if isinstance(phase, Forming) and _has_hung(state):  # its workers do not hang by themselves: others wait for them
+        return on_failed(state, Failed(id=event.id, round_number=event.round_number, failures=event.failures), now_s)
     if (
         event.round_number != state.round_number
         or event.id not in state.assignments
@@ -67,7 +69,8 @@ def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
     if event.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
         return state, ()  # it may have waited for the member that has just succeeded; if it hangs, it says so again
     idle = phase.idle.with_item(event.id, event.failures) if event.failures else phase.idle.without(event.id)
-    phase = replace(phase, idle=idle)
+    urgent = phase.urgent.with_item(event.id) if event.is_urgent else phase.urgent.without(event.id)
+    phase = replace(phase, idle=idle, urgent=urgent)
     if state.rules.hang_action == "report":
         return _note_hang(state, phase)
     return _check_hang(replace(state, phase=phase), phase, now_s)
@@ -83,12 +86,14 @@ def _note_hang(state: JobState, phase: RoundRunning) -> Decision:
 
 
 def _is_hung(state: JobState, phase: RoundRunning) -> bool:
-    """Every node that has not succeeded is idle; no member is both."""
-    return bool(phase.idle) and len(phase.idle) + len(phase.succeeded) >= len(state.assignments)
+    """Every node that has not succeeded is idle (no member is both), or one cannot wait for the others."""
+    if not phase.idle:
+        return False
+    return bool(phase.urgent) or len(phase.idle) + len(phase.succeeded) >= len(state.assignments)
 
 
 def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
-    """The job hangs when every node that has not succeeded is idle: this counts as a failure of all of them."""
+    """When the job hangs, this counts as a failure of all nodes that are idle."""
     actions: tuple[Action, ...] = ()
     if not _is_hung(state, phase):
         return state, actions
@@ -103,6 +108,11 @@ def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
 
 def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFailure, ...]:
     return tuple(DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures)
+
+
+def _has_hung(state: JobState) -> bool:
+    """Whether the round ends because of a hang."""
+    return any(each.failure.hung for each in state.failures.seen)
 
 
 def _find_final_failure(state: JobState) -> FinalFailure | None:
@@ -145,6 +155,7 @@ def break_round(
         kind=kind,
         reason=reason,
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
+        is_hang=_has_hung(state),
         next_attempt=state.attempt + (1 if kind is BreakKind.FAILURE else 0),
         startup_signature=state.startup_signature,
         final=final,

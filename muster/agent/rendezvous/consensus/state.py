@@ -121,8 +121,10 @@ class RoundRunning:
     """Members whose workers all succeeded, also those that were lost afterwards."""
     idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
     """Members whose workers are all idle, and the failures to record if the whole job hangs."""
+    urgent: PersistentSet[str] = PersistentSet()
+    """Those of them for which the others are not waited."""
     has_reported_hang: bool = False
-    """With --hang-action report: all are idle, and that was reported."""
+    """With --hang-action report: the job hangs, and that was reported."""
     succeeded_s: float = -FOREVER
     """When a member succeeded last."""
     batch_since_s: float | None = None

@@ -264,6 +264,7 @@ def _build_round_break(action: BreakRound, state: JobState) -> RoundBreak:
         want_stacks=action.want_stacks,
         next_attempt=action.next_attempt,
         startup_signature=action.startup_signature,
+        is_hang=action.is_hang,
         final=action.final,
         ended=ended,
     )

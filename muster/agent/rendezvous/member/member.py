@@ -134,10 +134,11 @@ class Member:
         if self._is_current(round_number):
             self._session.send(Failed(id=self._id, round_number=round_number, failures=failures))
 
-    def report_idle(self, round_number: int, failures: tuple[Failure, ...]) -> None:
+    def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:
         """See `Rendezvous`."""
         if self._is_current(round_number):
-            self._session.send(Idle(id=self._id, round_number=round_number, failures=failures))
+            idle = Idle(id=self._id, round_number=round_number, failures=failures, is_urgent=is_urgent)
+            self._session.send(idle)
 
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""
@@ -383,11 +384,11 @@ class Member:
             return
         self._recovery.record_break(broken)
         if self._is_running:
-            self._post_break(broken.kind, broken.reason, want_stacks=broken.want_stacks, leaves=broken.leaves)
+            self._post_break(broken.kind, broken.reason, sent=broken)
         else:
             self._session.send(self._build_stopped(broken.round_number))
 
-    def _post_break(self, kind: BreakKind, reason: str, *, want_stacks: bool = False, leaves: bool = False) -> None:
+    def _post_break(self, kind: BreakKind, reason: str, sent: down.RoundBreak | None = None) -> None:
         if not self._is_running or kind in self._kinds_posted:
             return
         self._kinds_posted.add(kind)
@@ -395,8 +396,9 @@ class Member:
             round_number=self._recovery.round_number,
             kind=kind,
             reason=reason,
-            want_stacks=want_stacks,
-            leaves=leaves,
+            want_stacks=sent is not None and sent.want_stacks,
+            is_hang=sent is not None and sent.is_hang,
+            leaves=sent is not None and sent.leaves,
             is_leader=self._session.is_leading,
         )
         self._post(broken)

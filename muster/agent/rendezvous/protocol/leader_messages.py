@@ -137,6 +137,8 @@ class RoundBreak:
     want_stacks: bool
     next_attempt: Count
     startup_signature: Paragraph | None
+    is_hang: bool = False
+    """The flight recorders are wanted, too."""
     final: FinalFailure | None = None
     """With `BreakKind.FINAL`, and only with it."""
     leaves: bool = False

@@ -139,7 +139,7 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
         case WorkerStarted():
             return on_worker_started(state, event)
         case WorkerExited():
-            return on_worker_exited(state, event)
+            return _on_worker_exited(state, event)
         case SpawnFailed():
             return on_spawn_failed(state, event)
         case StoreLost():
@@ -360,6 +360,16 @@ def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
     state, lines = _print_held(state)
     state, actions = _end_with(state, Finish(code=code, ended=event))
     return state, (*lines, *actions) if event.succeeded else (RecordJobFailure(), *lines, *actions)
+
+
+def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
+    """One that the guard has killed ends the round for this node, and with it a question at the terminal."""
+    state, actions = on_worker_exited(state, event)
+    if isinstance(state.phase, Running | Succeeded):
+        return state, actions
+    state, question, interrupt = _end_round_of_question(state)
+    state, stop = (state, ()) if interrupt is None else _stop_on_signal(state, interrupt)
+    return state, (*actions, *question, *stop)
 
 
 def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision:

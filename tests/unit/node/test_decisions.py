@@ -836,8 +836,12 @@ def test_only_node_0_tells_that_a_failure_restarts_the_workers() -> None:
 
 @settings(max_examples=500)
 @given(st.lists(any_event(), max_size=40))
-def test_the_question_at_the_terminal_is_open_only_while_workers_run_and_always_ends(events: list[Event]) -> None:
-    state, is_open = new_state(asks_at_interrupt=True), False
+def test_an_open_question_at_the_terminal_ends_with_its_workers_at_the_latest(events: list[Event]) -> None:
+    ctrl_c = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)
+    paused = RequestAnswered(request=TERMINAL_REQUEST, answer=Answer(outcome=AskOutcome.DONE, line="all wait"))
+    state, history = run(*RUNNING, ctrl_c, paused, state=new_state(asks_at_interrupt=True))
+    assert AskPerson() in history[-1]
+    is_open = True
     for event in events:
         state, actions = decide(state, event)
         for action in actions:
@@ -845,5 +849,6 @@ def test_the_question_at_the_terminal_is_open_only_while_workers_run_and_always_
                 is_open = isinstance(action, AskPerson)
         assert state.interrupt is None or isinstance(state.phase, Running | Succeeded)
         assert not is_open or state.interrupt is not None
-    state, _ = run(ctrl_c := SignalReceived(signum=signal.SIGINT), ctrl_c, state=state)
+    again = replace(ctrl_c, is_at_terminal=False)
+    state, _ = run(again, again, state=state)
     assert isinstance(state.phase, Ended | Stopping)

@@ -6,6 +6,7 @@ import pytest
 from doubles.samples import make_round
 
 from muster._contract import ExitCode
+from muster._contract import StatusPageLayout as Layout
 from muster.agent.node.actions import (
     AskDrain,
     Finish,
@@ -274,6 +275,70 @@ def test_a_backend_that_cannot_agree_answers_at_once():
     actions = node.send(DrainWithdrawn(round_number=3, drain=0, reason="--rdzv-backend x cannot agree on a step"))
     assert actions[0] == PrintLine(text="no common last step: --rdzv-backend x cannot agree on a step")
     assert SignalWorkers(signum=signal.SIGTERM) in actions
+
+
+def test_a_node_that_is_preempted_while_a_failure_of_its_own_is_reported_leaves_at_once():
+    """The round ends anyway, and no drain with it."""
+    node = Node()
+    node.send(exited(1, code=1, asked=None))
+    assert LeaveJob in kinds(node.send(term()))
+
+
+def test_a_node_whose_ranks_know_the_step_says_that_it_leaves_with_them():
+    node = Node()
+    node.commit()
+    [line, *_] = node.send(term())
+    assert line.text == "received SIGTERM: leaving when all ranks have stopped, up to 10 s"
+    early = Node()
+    early.send(BEGUN)
+    [line, *_] = early.send(term())
+    assert line.text == "received SIGTERM: asking all ranks to stop at one step, up to 10 s"
+
+
+def test_each_drain_has_one_limit_on_a_node():
+    """A node that is preempted has set that of the stop; a checkpoint before it has its own."""
+    node = Node()
+    node.send(term())
+    assert StartTimer not in kinds(node.send(BEGUN))
+    node = Node()
+    node.send(term())
+    assert StartTimer in kinds(node.send(replace(BEGUN, kind=Layout.CHECKPOINT)))
+
+
+def test_a_later_drain_takes_the_place_of_one_whose_end_was_not_told():
+    node = Node()
+    node.send(BEGUN)
+    assert ReadSlots(round_number=3, drain=2) in node.send(replace(BEGUN, drain=2))
+
+
+def test_a_preempted_node_leaves_in_time_also_during_a_pause():
+    node = Node()
+    node.send(term(), replace(BEGUN, kind=Layout.PAUSE))
+    assert LeaveJob in kinds(node.send(expired(TimerPurpose.DRAIN)))
+
+
+def test_a_node_that_is_not_preempted_keeps_the_limit_of_the_stop_too():
+    own = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.DRAIN, round_number=3, number=1))
+    node = Node()
+    node.commit()
+    [timer] = node.send(own)
+    assert timer.timer.purpose is TimerPurpose.GRACE
+    ended = Node()
+    ended.commit()
+    ended.send(exited(0), exited(1))
+    assert isinstance(ended.state.phase, Succeeded)
+    [timer] = ended.send(own)
+    assert timer.timer.purpose is TimerPurpose.GRACE
+    waits = Node()
+    waits.send(BEGUN)
+    assert waits.send(own) == [], "the node that is preempted leaves; its round ends with it"
+
+
+def test_ranks_that_have_stopped_at_the_step_stay_told():
+    node = Node()
+    node.commit()
+    node.send(exited(0), exited(1), WITHDRAWN)
+    assert node.state.phase == Succeeded(round=ROUND, is_told=True)
 
 
 def test_without_a_step_in_time_the_preempted_node_leaves_and_the_others_wait_for_that():

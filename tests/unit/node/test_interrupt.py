@@ -19,9 +19,9 @@ from muster.agent.node.actions import (
     SignalWorkers,
 )
 from muster.agent.node.decisions import decide
-from muster.agent.node.events import Choice, PersonChose, SignalReceived, WorkersGone
+from muster.agent.node.events import Choice, PersonChose, SignalReceived, WorkerExited, WorkersGone
 from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
-from muster.agent.node.state import NodeRules, NodeState, Running, Stopping
+from muster.agent.node.state import NodeRules, NodeState, Rejoin, Running, Stopping
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RequestAnswered, RoundBroken, RoundFormed
 from muster.agent.runtime.records import replace
@@ -217,6 +217,16 @@ def test_a_round_of_another_leader_ends_the_question():
     node.pause()
     assert EndQuestion in list_kinds(node.send(RoundFormed(round=replace(ROUND, number=4))))
     assert node.state.interrupt is None
+
+
+def test_workers_that_the_guard_kills_end_the_question_and_an_answer_ends_no_job():
+    """The node had lost contact with the job. The question stayed open, and its "continue" stopped the node."""
+    node = Node()
+    node.pause()
+    fenced = node.send(WorkerExited(round_number=3, local_rank=0, code=-9, fencings=1))
+    assert EndQuestion() in fenced
+    assert node.send(CONTINUE) == []
+    assert isinstance(node.state.phase.then, Rejoin)
 
 
 def test_a_round_that_ends_after_continue_goes_on():

@@ -4,8 +4,10 @@ from doubles.samples import make_round
 
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
+from muster.agent.diagnosis.report import Stack
 from muster.agent.node.actions import (
     AnswerPerson,
+    PrintStacks,
     ReadSlots,
     ReportDrain,
     ReportFollowed,
@@ -18,8 +20,17 @@ from muster.agent.node.actions import (
     WriteDeadline,
 )
 from muster.agent.node.decisions import decide
-from muster.agent.node.events import Requested, RoundTimer, SlotsRead, TimerExpired, TimerPurpose, WorkersIdle
+from muster.agent.node.events import (
+    Requested,
+    RoundTimer,
+    SlotsRead,
+    StacksRequested,
+    TimerExpired,
+    TimerPurpose,
+    WorkersIdle,
+)
 from muster.agent.node.state import Delaying, Joining, NodeRules, NodeState, Running
+from muster.agent.node.worker_decisions import OWN_REQUEST
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
@@ -98,6 +109,7 @@ def test_every_request_is_answered_when_the_leader_is_lost():
     [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
     assert (lost.requests, lost.answer.outcome) == ((1,), AskOutcome.LOST)
     assert lost.answer.line == "the round ended: the leader was lost"
+    assert node.send(RequestAnswered(request=1, answer=DONE)) == [], "it has its answer"
 
 
 def test_every_request_is_answered_when_another_leader_has_formed_a_round():
@@ -151,3 +163,68 @@ def test_stacks_are_collected_for_the_leader():
     assert node.send(StacksWanted(round_number=2, number=6)) == []
     node.state = replace(node.state, phase=Delaying(round=ROUND, is_held=True))
     assert node.send(StacksWanted(round_number=3, number=7)) == [SendStacks(round=ROUND, number=7)], "it has none"
+
+
+def test_a_node_that_gets_sigquit_prints_what_the_leader_has_collected():
+    node = Node()
+    node.state = replace(node.state, phase=replace(node.state.phase, round=replace(ROUND, group_world_size=2)))
+    [asked] = node.send(StacksRequested())
+    assert (asked.request, asked.kind) == (OWN_REQUEST, AskKind.STACKS)
+    stack = Stack(global_rank=3, node=1, local_rank=1, text="File x")
+    answer = Answer(outcome=AskOutcome.LATE, line="the stacks of 1 of 2 ranks", stacks=(stack,))
+    printed = node.send(RequestAnswered(request=OWN_REQUEST, answer=answer))
+    assert [line.text for line in printed] == ["stacks of rank 3:", "  File x", "the stacks of 1 of 2 ranks"]
+
+
+def test_a_node_whose_leader_refuses_prints_its_own_stacks():
+    node = Node()
+    formed = replace(ROUND, group_world_size=2)
+    node.state = replace(node.state, phase=replace(node.state.phase, round=formed))
+    node.send(StacksRequested())
+    refused = Answer(outcome=AskOutcome.REFUSED, line="this backend cannot")
+    assert node.send(RequestAnswered(request=OWN_REQUEST, answer=refused)) == [PrintStacks(round=formed)]
+
+
+def test_what_was_asked_for_stacks_is_no_person():
+    node = Node()
+    node.state = replace(node.state, phase=replace(node.state.phase, round=replace(ROUND, group_world_size=2)))
+    node.send(StacksRequested())
+    assert AnswerPerson not in map(type, node.send(RoundFormed(round=replace(ROUND, number=4))))
+
+
+def test_ranks_that_let_no_step_be_agreed_on_are_named_at_the_end_of_the_limit():
+    """It is not known how far they will ask: they have asked once."""
+    node = Node()
+    node.begin(Layout.PAUSE)
+    once = SlotsRead(round_number=3, drain=1, slots=tuple(replace(slot, stride=0) for slot in read(10, 10).slots))
+    node.send(once)
+    assert node.send(over()) == [ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)]
+    [report] = node.send(once)
+    assert isinstance(report, ReportFollowed)
+    assert [(late.global_rank, late.step) for late in report.late] == [(2, 10), (3, 10)]
+
+
+def test_a_node_that_has_reported_names_no_rank_when_others_let_no_step_be_agreed_on():
+    node = Node()
+    node.begin(Layout.PAUSE)
+    look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))
+    [report] = node.send(read(10, 9), look, read(10, 10))
+    assert isinstance(report, ReportDrain)
+    node.send(over())
+    assert node.send(read(10, 10)) == [ReportFollowed(round=ROUND, drain=1)]
+
+
+def test_what_was_read_after_a_pause_was_withdrawn_changes_nothing():
+    node = Node()
+    node.begin(Layout.PAUSE)
+    node.send(DrainWithdrawn(round_number=3, drain=1, reason="resumed"))
+    assert node.send(read(10, 10)) == []
+    assert node.send(TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))) == []
+
+
+def test_a_stop_that_a_person_asked_for_reports_its_late_ranks_and_gives_them_the_grace_period():
+    node = Node()
+    node.commit(Layout.STOP)
+    look, grace = node.send(over())
+    assert look == ReadSlots(round_number=3, drain=1, kind=Layout.STOP)
+    assert grace.timer.purpose is TimerPurpose.GRACE

@@ -60,7 +60,10 @@ class LocalDriver:
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
-        capture = Capture(self._event_queue, self._folder.replica_dir(replica))
+        try:
+            capture = Capture(self._event_queue, self._folder.replica_dir(replica))
+        except OSError as error:  # a full disk, or no descriptors left
+            raise StartError(f"{error.filename or self._folder.path}: {error.strerror}") from error
         listener = self._listeners.get(replica.role)
         launch = Launch(
             command=plan["command"] if _runs_agent(plan) else _guard_command(self._spec, plan["command"]),

@@ -52,7 +52,13 @@ def read_log(query: FileLogQuery, has_ended: Callable[[], bool], *also: Path) ->
 
 
 def _read_lines(query: FileLogQuery, has_ended: Callable[[], bool], also: tuple[Path, ...]) -> Iterator[bytes]:
-    with Watch(query.folder, *also) as watch, open(log_path(query.folder, query.stream), "rb") as log:
+    path = log_path(query.folder, query.stream)
+    with Watch(query.folder, *also) as watch:
+        while not path.exists():  # it was not started
+            if (not query.follow or has_ended()) and not path.exists():
+                return
+            watch.wait()
+    with Watch(query.folder, *also) as watch, open(path, "rb") as log:
         _seek_since(log, query)
         lines, last_read_s, complete, notice = LineSplitter(), time.monotonic(), False, b""
         while True:

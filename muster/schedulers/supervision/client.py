@@ -109,10 +109,10 @@ def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
     finally:
         os.close(ready_write)
     with open(ready_read, "rb") as ready:
-        if ready.read() != b"ok":
-            raise SupervisorError(
-                f"the supervisor of {spec.app_id} ended early: {_read_last_line(folder, old_log_bytes)}"
-            )
+        answer = ready.read().decode(errors="replace")
+    if answer != "ok":
+        why = answer or _read_last_line(folder, old_log_bytes)
+        raise SupervisorError(f"the supervisor of {spec.app_id} ended early: {why}")
 
 
 def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:

@@ -270,7 +270,8 @@ def main(path: str, ready_fd: int) -> None:
 
     Args:
         path: the app's folder.
-        ready_fd: write end of a pipe that gets "ok" when all replicas have started; closed without it on failure.
+        ready_fd: write end of a pipe that gets "ok" when all replicas have started; on failure it is closed without, or
+            gets why there is no log.
     """
     if os.fork() != 0:
         os.close(ready_fd)
@@ -278,7 +279,11 @@ def main(path: str, ready_fd: int) -> None:
     os.set_inheritable(ready_fd, False)  # else replicas keep it open, and the submission waits for their end
     os.setsid()
     folder = AppFolder(Path(path))
-    _redirect(folder.log_file)
+    try:
+        _redirect(folder.log_file)
+    except OSError as error:
+        os.write(ready_fd, f"{error.filename}: {error.strerror}".encode())
+        return
 
     def report_ready(word: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the command that started us has ended already
@@ -290,8 +295,8 @@ def main(path: str, ready_fd: int) -> None:
 
 def _redirect(log_file: Path) -> None:
     """Redirect standard input to /dev/null and the output, for instance a traceback, to a file."""
-    null = os.open(os.devnull, os.O_RDWR)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -10,7 +10,8 @@ from harness import run_tree, wait_until
 from torchx.specs import AppDef, Resource, Role
 
 from muster.schedulers.local import create_detached_scheduler, create_scheduler
-from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.client import SupervisorError, start_supervisor
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 pytestmark = pytest.mark.torchx
@@ -54,6 +55,17 @@ def folder_of(app_id, name):
 
 def wait_for(scheduler, app_id, *states):
     wait_until(lambda: scheduler.describe(app_id).state.name in states, timeout_s=60, what=f"{app_id} being {states}")
+
+
+def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):
+    """It wrote a traceback to the terminal, and the command said only that the log is empty."""
+    spec = AppSpec(app_id="a", scheduler="s", folder=str(tmp_path / "a"), driver="none", roles=(), grace_s=1.0)
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    folder.log_file.mkdir()
+    with pytest.raises(SupervisorError, match=rf"^the supervisor of a ended early: {folder.log_file}: Is a directory$"):
+        start_supervisor(folder, spec)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_roles_named_like_files_in_the_folder(scheduler):

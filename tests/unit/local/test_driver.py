@@ -26,6 +26,28 @@ def test_an_agent_is_told_how_often_it_was_started_before(
         raise OSError("no process is started here")
 
     monkeypatch.setattr("muster.schedulers.local.driver.spawn", refuse)
+    driver = build_driver(tmp_path, runs_agent=runs_agent)
+    for others in ({}, {ReplicaId("r", 1): Mock()}):  # no incarnation for a node that comes back alone
+        driver._running = others
+        for start_number in (1, 2, 3):
+            with pytest.raises(StartError):
+                driver.start(ReplicaId("r", 0), start_number)
+    driver.close(succeeded=True)
+    told = [launch.env.get(Env.INCARNATION) for launch in launches]
+    assert told == [None] * 4 + (["1", "2"] if runs_agent else [None] * 2)
+
+
+def test_a_log_that_cannot_be_written_is_a_start_that_failed(tmp_path: Path) -> None:
+    """It ended the supervisor, each time that a command started it again."""
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "0").touch()
+    driver = build_driver(tmp_path, runs_agent=False)
+    with pytest.raises(StartError, match=rf"^{tmp_path}/r/0: File exists$"):
+        driver.start(ReplicaId("r", 0), 2)
+    driver.close(succeeded=False)
+
+
+def build_driver(tmp_path: Path, *, runs_agent: bool) -> LocalDriver:
     plan = {"command": ["true"], "env": {}, "cwd": str(tmp_path), "runs_agent": runs_agent}
     spec = AppSpec(
         app_id="app",
@@ -36,12 +58,4 @@ def test_an_agent_is_told_how_often_it_was_started_before(
         grace_s=1.0,
         details={"replicas": {"r": [plan, plan]}, "base_env": {}, "token": "secret"},
     )
-    driver = LocalDriver(spec=spec, event_queue=Mock(now_s=lambda: 0.0))
-    for others in ({}, {ReplicaId("r", 1): Mock()}):  # no incarnation for a node that comes back alone
-        driver._running = others
-        for start_number in (1, 2, 3):
-            with pytest.raises(StartError):
-                driver.start(ReplicaId("r", 0), start_number)
-    driver.close(succeeded=True)
-    told = [launch.env.get(Env.INCARNATION) for launch in launches]
-    assert told == [None] * 4 + (["1", "2"] if runs_agent else [None] * 2)
+    return LocalDriver(spec=spec, event_queue=Mock(now_s=lambda: 0.0))

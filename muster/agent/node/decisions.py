@@ -82,6 +82,7 @@ from muster.agent.node.worker_decisions import (
     kill_now,
     on_failure_settled,
     on_idle_changed,
+    on_slow_stop,
     on_spawn_failed,
     on_stacks_collected,
     on_stacks_requested,
@@ -430,6 +431,8 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:
             return kill_now(state, phase) if isinstance(phase, Stopping) else _end_drain_grace(state)
+        case TimerPurpose.SLOW:
+            return on_slow_stop(state)
         case TimerPurpose.LOOK | TimerPurpose.DRAIN:
             return _on_drain(state, timer)
         case _:

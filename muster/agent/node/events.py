@@ -25,6 +25,8 @@ class TimerPurpose(Enum):
     """Do not wait for stacks any longer."""
     GRACE = "grace"
     """The grace period of a stop is over, or that of ranks that have been told a drain's step."""
+    SLOW = "slow"
+    """Say which workers have not ended since the signal of a stop."""
     LOOK = "look"
     """Look again at what the workers have published: a drain's ceiling was written."""
     DRAIN = "drain"

@@ -11,7 +11,7 @@ A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
 import signal
 from typing import TypeAlias
 
-from muster._contract import AskKind
+from muster._contract import AskKind, name_signal
 from muster.agent.node.actions import (
     Action,
     CancelStarts,
@@ -67,6 +67,8 @@ RequestDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], SignalReceived
 OWN_REQUEST = 0
 """The number of this agent's own request for the stacks of all nodes; persons' begin with 1."""
 
+SLOW_STOP_S = 5.0
+"""After how long a stop names the workers that it waits for."""
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
 
@@ -240,11 +242,23 @@ def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks
 
 def _signal_workers(state: NodeState, phase: Stopping) -> Decision:
     grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
+    slow = RoundTimer(purpose=TimerPurpose.SLOW, round_number=phase.round.number)
+    limit_s = state.rules.shutdown_timeout_s
     state = replace(state, phase=replace(phase, step=StopStep.GRACE))
-    return state, (
-        SignalWorkers(signum=phase.signum),
-        StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s),
-    )
+    tells = (StartTimer(timer=slow, delay_s=SLOW_STOP_S),) if limit_s > SLOW_STOP_S else ()
+    return state, (SignalWorkers(signum=phase.signum), StartTimer(timer=grace, delay_s=limit_s), *tells)
+
+
+def on_slow_stop(state: NodeState) -> Decision:
+    """Say what the silence is about; a stop that the workers heed is over before."""
+    phase = state.phase
+    if not isinstance(phase, Stopping) or phase.step is not StopStep.GRACE:
+        return state, ()
+    from muster.agent.diagnosis.report import name_ranks  # most stops are over before
+
+    ranks = name_ranks(phase.round.rank_offset + local_rank for local_rank in phase.alive)
+    text = f"{ranks} did not end within {SLOW_STOP_S:g} s of {name_signal(phase.signum)}; "
+    return state, (PrintLine(text=f"{text}SIGKILL in {state.rules.shutdown_timeout_s - SLOW_STOP_S:g} s"),)
 
 
 def kill_now(state: NodeState, phase: Stopping) -> Decision:

@@ -161,7 +161,7 @@ def play(*events: Event) -> tuple[NodeState, list[tuple[str, ...]]]:
 
 RUNNING = (formed(), started(0), started(1))
 RUN = [("BeginRound", "StartWorkers"), (), ("ReportStarted",)]
-STOP = ("ParkWorkers", "SignalWorkers", "StartTimer")
+STOP = ("ParkWorkers", "SignalWorkers", "StartTimer", "StartTimer")
 STACKS = ("ParkWorkers", "StartTimer", "CollectStacks")
 SIGTERM = SignalReceived(signum=signal.SIGTERM)
 SIGINT = SignalReceived(signum=signal.SIGINT)
@@ -244,19 +244,19 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
             ("ReportStopped",),
             ("BeginRound", "StartWorkers"),
             (),
-            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer"),
+            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer", "StartTimer"),
             (),
         ],
         Stopping,
     ),
     "stacks first when wanted": (
         (*RUNNING, broken(want_stacks=True), stacks()),
-        [*RUN, STACKS, ("SignalWorkers", "StartTimer")],
+        [*RUN, STACKS, ("SignalWorkers", "StartTimer", "StartTimer")],
         Stopping,
     ),
     "stacks that do not come: the stop goes on after their limit; late ones change nothing": (
         (*RUNNING, broken(want_stacks=True), expired(TimerPurpose.STACKS), stacks()),
-        [*RUN, STACKS, ("SignalWorkers", "StartTimer"), ()],
+        [*RUN, STACKS, ("SignalWorkers", "StartTimer", "StartTimer"), ()],
         Stopping,
     ),
     "the last worker ends while stacks are collected: killed afterwards": (
@@ -271,7 +271,7 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a signal while stacks are collected: it is sent at once, and only once": (
         (*RUNNING, broken(want_stacks=True), SIGTERM, stacks()),
-        [*RUN, STACKS, ("LeaveJob", "SignalWorkers", "StartTimer"), ()],
+        [*RUN, STACKS, ("LeaveJob", "SignalWorkers", "StartTimer", "StartTimer"), ()],
         Stopping,
     ),
     "a signal while stacks are collected of workers that have ended: killed at once": (
@@ -306,7 +306,11 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a break while workers are being started cancels the rest": (
         (formed(), started(0), broken()),
-        [("BeginRound", "StartWorkers"), (), ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer")],
+        [
+            ("BeginRound", "StartWorkers"),
+            (),
+            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer", "StartTimer"),
+        ],
         Stopping,
     ),
     "a worker whose start was on its way when the stop began gets its grace period, too": (
@@ -314,7 +318,7 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
         [
             ("BeginRound", "StartWorkers"),
             (),
-            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer"),
+            ("ParkWorkers", "CancelStarts", "SignalWorkers", "StartTimer", "StartTimer"),
             (),
             (),
             ("KillWorkers",),
@@ -376,12 +380,12 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a second signal does not end the grace period": (
         (*RUNNING, SIGTERM, SIGTERM),
-        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer"), ()],
+        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer", "StartTimer"), ()],
         Stopping,
     ),
     "a second Ctrl-C does": (
         (*RUNNING, SIGINT, SIGINT),
-        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer"), ("KillWorkers",)],
+        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer", "StartTimer"), ("KillWorkers",)],
         Stopping,
     ),
     "after the guard's death there is no grace period": (
@@ -441,6 +445,23 @@ def test_history(name: str) -> None:
     state, history = play(*events)
     assert history == actions
     assert isinstance(state.phase, phase)
+
+
+def list_slow_lines(*events: Event, **rules: Any) -> list[str]:
+    _, history = run(*RUNNING, *events, expired(TimerPurpose.SLOW), state=new_state(**rules))
+    return [action.text for action in history[-1] if isinstance(action, PrintLine)]
+
+
+def test_a_stop_says_which_workers_it_waits_for() -> None:
+    text = "rank 1 did not end within 5 s of SIGTERM; SIGKILL in 25 s"
+    assert list_slow_lines(broken(), exited(0, 1)) == [text]
+    assert list_slow_lines(SIGTERM) == [text.replace("rank 1", "ranks 0-1")]
+    assert list_slow_lines(broken(), exited(0), exited(1)) == [], "only what they left behind is being ended"
+    assert list_slow_lines(broken(), grace_over()) == []
+    assert list_slow_lines() == []
+    _, history = run(*RUNNING, broken(), state=new_state(shutdown_timeout_s=5.0))
+    purposes = [action.timer.purpose for action in history[-1] if isinstance(action, StartTimer)]
+    assert purposes == [TimerPurpose.GRACE], "SIGKILL comes before anyone asks"
 
 
 def finish_of(*events: Event) -> Finish:

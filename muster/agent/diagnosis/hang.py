@@ -267,7 +267,8 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
 
 def describe_timeout(timeout_s: float) -> str:
     """Why idle workers count as hung before the limit; like `describe_idleness`."""
-    return f"hung: torch would end it soon, at its process group's timeout of {timeout_s:.0f} s (--hang-timeout)"
+    limit = f"its process group's timeout of {timeout_s:.0f} s"
+    return f"hung: torch would soon end a rank that waits, at {limit} (--hang-timeout)"
 
 
 def read_sessions(stack_files: Mapping[int, str | None]) -> dict[int, dict[ProcessKey, Reading]]:

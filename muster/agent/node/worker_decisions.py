@@ -72,7 +72,7 @@ SLOW_STOP_S = 5.0
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
 
-_AWAITED = "hung: torch would soon end ranks that wait for it, at their process group's timeout (--hang-timeout)"
+_AWAITED = "hung: torch would soon end a rank that waits, at its process group's timeout (--hang-timeout)"
 _FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
 
 

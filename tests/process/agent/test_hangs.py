@@ -190,8 +190,8 @@ def test_a_rank_is_named_before_torchs_own_timeout_whatever_its_node_does(nproc:
     expected = f"rank {guilty} did not enter {SIXTH}; {waiting} waited in it for # s; last seen at hang.py:"
     assert remove_seconds(report["reason"]).startswith(expected), outcomes[0].explain()
     limit = {
-        1: "; hung: torch would soon end ranks that wait for it, at their process group's timeout (--hang-timeout); ",
-        2: "; hung: torch would end it soon, at its process group's timeout of 95 s (--hang-timeout); ",
+        1: "; hung: torch would soon end a rank that waits, at its process group's timeout (--hang-timeout); ",
+        2: "; hung: torch would soon end a rank that waits, at its process group's timeout of 95 s (--hang-timeout); ",
     }[nproc]
     assert limit in report["reason"], report["reason"]
     root = report["failures"][0]

@@ -205,7 +205,9 @@ def test_a_wait_is_found_before_torch_ends_it_whatever_limit_was_learned(job: Jo
     job.pass_s(565.0, busy=(1,), waiting=OTHERS)
     assert job.reports == []
     job.pass_s(10.0, busy=(1,))
-    assert job.reports == ["hung: torch would end it soon, at its process group's timeout of 600 s (--hang-timeout)"]
+    assert job.reports == [
+        "hung: torch would soon end a rank that waits, at its process group's timeout of 600 s (--hang-timeout)"
+    ]
     job.pass_s(1.0, busy=EVERYONE, step=True)
     job.pass_s(60.0, busy=EVERYONE)
     assert len(job.reports) == len(job.urgent_s) == 1

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from muster import __version__
 from muster._control import Answer, ControlError
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
@@ -90,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"muster {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in REQUESTS.items():
         command = _add_command(commands, name, text)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from muster import __version__
 from muster._contract import AskOutcome
 from muster._control import Answer, ControlError, ExitCode, LateRank, RankStack, merge_answers
 from muster.cli import answers, operations, prune
@@ -128,6 +129,12 @@ def test_wrong_words(words, line, capsys):
         main(words)
     assert stop.value.code == ExitCode.USAGE
     assert line in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"muster {__version__}\n")
 
 
 def test_equal_stacks_are_printed_once():

@@ -73,6 +73,18 @@ def test_the_page_of_the_muster_command_names_every_command():
         assert re.search(rf"^\| `muster {name}\b.*` \| \w", text, re.MULTILINE), name
 
 
+def test_the_map_names_files_that_exist():
+    text = (doc_pages.ROOT / "CONTRIBUTING.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| ") and "`muster/" in row]
+    assert len(rows) > 20
+    for row in rows:
+        words = re.findall(r"`([\w./]+)`", row)
+        folders = [word for word in words if "." not in word]
+        for word in words:
+            if "/" in word or word.endswith(".py"):
+                assert any((doc_pages.ROOT / folder / word).exists() for folder in ("", *folders)), f"{word}: {row}"
+
+
 def test_options_and_variables_exist():
     records = (LocalOptions, DockerOptions, KubernetesOptions)
     known = {option.name or field for record in records for field, option in list_options(record).items()}

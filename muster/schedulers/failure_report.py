@@ -30,7 +30,8 @@ def describe_report(report: Mapping[str, Any]) -> str:
 
 def find_root_cause(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first failure that is not collateral; empty if the report has none."""
-    failures = [each for each in report.get("failures") or () if isinstance(each, dict)]
+    found = report.get("failures")
+    failures = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     return next((each for each in failures if not each.get("collateral")), {})
 
 
@@ -43,7 +44,7 @@ def parse_attempt(records: bytes) -> int:
     lines = [line for line in records.split(b"\n") if line]
     try:
         return int(json.loads(lines[-1]).get("attempt", 0)) if lines else 0
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, OverflowError, TypeError, ValueError):
         return 0
 
 
@@ -57,25 +58,23 @@ def parse_hang(records: bytes) -> str:
         records: lines of JSON, of the agents of one job; the first may be incomplete.
     """
     lines: list[str] = []
-    seen_s = 0.0
-    for what, time_s, text in filter(None, map(_parse_record, records.split(b"\n"))):
+    seen = ""
+    for what, time, text in filter(None, map(_parse_record, records.split(b"\n"))):
         if what in _NO_HANG:
             lines = []
         elif what == _HANG:
-            seen_s = seen_s if lines else time_s
+            seen = seen if lines else time
             lines.append(text)
-    if not lines:
-        return ""
-    seen = datetime.fromtimestamp(seen_s, timezone.utc)
-    return " ".join(f"{'; '.join(lines)} (reported at {seen:%Y-%m-%d %H:%M:%S} UTC)".split())
+    return " ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split()) if lines else ""
 
 
-def _parse_record(line: bytes) -> tuple[str, float, str] | None:
-    """(what, time_s, text); None if it is cut off, or of another version."""
+def _parse_record(line: bytes) -> tuple[str, str, str] | None:
+    """(what, time in UTC, text); None if it is cut off, damaged or of another version."""
     try:
         record = json.loads(line)
-        return record["what"], float(record["time_s"]), str(record.get("detail", {}).get("text", ""))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        seen = datetime.fromtimestamp(record["time_s"], timezone.utc)
+        return record["what"], f"{seen:%Y-%m-%d %H:%M:%S}", str(record.get("detail", {}).get("text", ""))
+    except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
         return None
 
 

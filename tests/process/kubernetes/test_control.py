@@ -22,6 +22,8 @@ from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
+from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.kinds import POD
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.local.scheduler import ask_node
 from muster.schedulers.supervision.state import ReplicaId
@@ -108,6 +110,22 @@ def test_a_status_needs_no_right_to_run_commands(cluster, scheduler, app, monkey
     show_status(monkeypatch)
     status = scheduler.describe(app)
     assert (status.state.name, status.msg, cluster.commands) == ("RUNNING", "<NONE>", [])
+
+
+def test_a_status_needs_no_second_list_of_the_pods(cluster, scheduler, app, monkeypatch):
+    """It is asked for the records of a hang only; without it the whole status was an error."""
+    list_all, lists = Objects.list_all, []
+
+    def list_once(self, kind, *args, **more):
+        lists.append(kind)
+        if lists.count(POD) == 2:
+            raise Unreachable("no response")
+        return list_all(self, kind, *args, **more)
+
+    monkeypatch.setattr(Objects, "list_all", list_once)
+    show_status(monkeypatch)
+    status = scheduler.describe(app)
+    assert (status.state.name, status.msg, lists.count(POD)) == ("RUNNING", "<NONE>", 2)
 
 
 def test_any_running_pod_is_asked(cluster, scheduler, app):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
@@ -113,6 +113,18 @@ def test_refusals_say_what_to_do_in_one_line(status, reason, message, path, expe
     error = explain(Refusal.parse(status, body), verb="create", what="job/a", path=path, origin="context 'c'")
     assert expected in str(error)
     assert "\n" not in str(error)
+
+
+def test_a_bug_in_the_watch_is_an_error_of_its_readers():
+    """They waited for ever."""
+
+    class Broken:
+        def list_all(self, *_args, **_more):
+            raise KeyError("uid")
+
+    watch = PodWatch(Broken(), AppRef(namespace="n", name="app"), elastic_role="", check_ended=lambda: False)
+    with pytest.raises(EngineError, match=r"^cannot follow the pods of app: KeyError\('uid'\)$"), watch:
+        pass
 
 
 def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():

@@ -10,6 +10,7 @@ from muster.schedulers.failure_report import (
     describe_report,
     find_root_cause,
     join_hangs,
+    parse_attempt,
     parse_hang,
     parse_report,
     read_error_file,
@@ -70,7 +71,7 @@ def test_the_root_cause_is_named_once():
     assert describe_report(report) == "rank 1 failed: ValueError: x"
     assert describe_report(report | {"reason": "rank 1: ValueError: x"}) == "rank 1: ValueError: x"
     assert describe_report({}) == ""
-    assert find_root_cause({"failures": ["odd"]}) == {}
+    assert find_root_cause({"failures": ["odd"]}) == find_root_cause({"failures": 1}) == {}
 
 
 def write_records(*events):
@@ -98,9 +99,23 @@ def test_a_hang_that_is_over(end):
     assert parse_hang(write_records(("hang_named", "before"), (end, ""), *HANG)).startswith("the job hangs: no step")
 
 
-@pytest.mark.parametrize("record", [b"[]", b"1", b'{"what": "hang_named"}', b'{"what": 1, "time_s": "x"}'])
-def test_records_of_another_version(record):
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"[]",
+        b"1",
+        b'{"what": "hang_named"}',
+        b'{"what": 1, "time_s": "x"}',
+        *(
+            b'{"what": "hang_named", "attempt": 1e999, "time_s": %s}' % time
+            for time in (b"1e999", b"NaN", b"1e18", b"-1e15")
+        ),
+    ],
+)
+def test_records_of_another_version_and_damaged_ones(record):
+    """`torchx status` ended with a traceback."""
     assert parse_hang(record + b"\n") == ""
+    assert parse_attempt(record + b"\n") == 0
 
 
 def test_error_files(tmp_path):

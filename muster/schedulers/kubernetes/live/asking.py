@@ -185,13 +185,15 @@ def read_hang(resources: Objects, ref: AppRef, observation: Observation) -> str:
         return ""
     labels = label_roles([role.name for role in roles])
     names = {fact.role: fact.name for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
-    pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    by_name = {pod["metadata"]["name"]: pod for pod in pods}
+    by_name: dict[str, Mapping[str, Any]] = {}
+    with contextlib.suppress(EngineError):
+        pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+        by_name = {pod["metadata"]["name"]: pod for pod in pods}
     found: dict[str, str] = {}
     for label, role in zip(labels, roles, strict=True):
         pod = by_name.get(names.get(label, ""))
         if is_agent_role(role) and pod is not None:
-            with contextlib.suppress(EngineError, Unreachable):
+            with contextlib.suppress(EngineError):
                 found[role.name] = parse_hang(_read_records(resources, ref, pod))
     return join_hangs(found)
 

@@ -154,6 +154,10 @@ class PodWatch:
                 version = self._watch_once(version)
         except (EngineError, SchedulerError) as error:  # also Unreachable: the client has retried
             self._record_error(error)
+        except Exception as error:  # noqa: BLE001  # a bug, or a pod of an odd form: readers would wait for ever
+            told = EngineError(f"cannot follow the pods of {self._ref.name}: {error!r}")
+            told.__cause__ = error
+            self._record_error(told)
 
     def _watch_once(self, version: str) -> str:
         try:

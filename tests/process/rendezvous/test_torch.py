@@ -1,6 +1,8 @@
 """torch's rendezvous behind the agent's protocol, and muster's inside torchrun. Real stores, real processes."""
 
+import gc
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -201,3 +203,53 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InternalError, match="ended with an error"):
         handler.next_rendezvous()
     handler.shutdown()
+
+
+@pytest.fixture
+def build_plugin():
+    """Build muster's handler as torch does, with values of --rdzv-conf."""
+    api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
+    from muster.agent.rendezvous.backends import torch_plugin
+
+    def build(**conf: object):
+        endpoint = conf.pop("endpoint", f"127.0.0.1:{find_port()}")
+        return torch_plugin.build_handler(api.RendezvousParameters("muster", endpoint, "run", 2, 2, rank=0, **conf))
+
+    return build
+
+
+def test_torchs_agent_learns_of_the_end_each_time_it_asks(build_plugin) -> None:
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
+
+    handler = build_plugin(join_timeout="0.2")
+    try:
+        for _ in range(2):
+            with pytest.raises(RendezvousTimeoutError, match="of at least 2 nodes"):
+                handler.next_rendezvous()
+    finally:
+        handler.shutdown()
+    with pytest.raises(RendezvousClosedError):
+        handler.next_rendezvous()
+
+
+def test_a_handler_that_was_never_used_leaves_no_descriptor_open(build_plugin) -> None:
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd"))
+    handler = build_plugin()
+    handler.shutdown()
+    handler.shutdown()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("conf", "line"),
+    [
+        ({"endpoint": "host:70000"}, "'70000' is not a port"),
+        ({"join_timeout": "soon"}, "--rdzv-conf join_timeout=soon: must be a number above 0"),
+        ({"keep_alive_interval": "nan"}, "--rdzv-conf keep_alive_interval=nan: must be a number above 0"),
+        ({"last_call_timeout": -1}, "--rdzv-conf last_call_timeout=-1: must be a number from 0 on"),
+    ],
+)
+def test_a_value_that_torchs_agent_passes_on_is_checked(build_plugin, conf: dict[str, object], line: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(line)):
+        build_plugin(**conf)

@@ -1,13 +1,11 @@
 """Any rendezvous of torch's registry behind our protocol: `c10d-torch`, `etcd`, `etcd-v2`, third-party ones.
 
-torch's handlers block, so one thread owns the handler, carries out the loop's commands and returns results through a
-pipe. What the handler cannot do is not imitated: every agent has its own restart budget, and the node that a failure
+torch's handlers block, so one thread owns the handler, carries out the loop's commands and posts what it finds on the
+loop. What the handler cannot do is not imitated: every agent has its own restart budget, and the node that a failure
 happened on reports it. Through the round's store (`torch_watch`) the agents agree on the end of the job and on lost
 nodes; torch's agent instead takes 300 s of waiting for success.
 """
 
-import os
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -77,30 +75,17 @@ class TorchRendezvous:
         self._closed = False
         self._awaits_round = False
         """No worker is left, and the next round has not formed."""
-        self._findings: deque[ThreadFinding] = deque()
-        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        loop.watch_readable(self._read_fd, self._receive_findings)
         self._thread = make_thread(self)
 
     # -- what the thread finds --------------------------------------------------------------------------------------
 
     def post_finding(self, finding: ThreadFinding) -> None:
-        """Called by the thread: have the loop handle it."""
-        self._findings.append(finding)
-        try:
-            os.write(self._write_fd, b"\0")
-        except (OSError, ValueError):
-            self._findings.clear()  # closed meanwhile: nothing is wanted any more
-
-    def _receive_findings(self) -> None:
-        try:
-            os.read(self._read_fd, 4096)
-        except BlockingIOError:
-            return
-        while self._findings:
-            self._handle(self._findings.popleft())
+        """Called by the thread: have the loop handle it. A handler may block past `close`; then it is ignored."""
+        self._loop.call_from_thread(lambda: self._handle(finding))
 
     def _handle(self, finding: ThreadFinding) -> None:
+        if self._closed:
+            return
         match finding:
             case HandlerFormedRound():
                 self._begin_round(finding)
@@ -247,6 +232,3 @@ class TorchRendezvous:
             return
         self._closed = self._policy.has_ended = True
         self._thread.stop()
-        self._loop.unwatch(self._read_fd)
-        os.close(self._read_fd)
-        os.close(self._write_fd)

@@ -8,6 +8,7 @@ Named in `pyproject.toml` under `torchrun.handlers`. torch calls the named funct
 what it returns (Source: torch/distributed/elastic/rendezvous/registry.py).
 """
 
+import math
 import os
 import queue
 import socket
@@ -52,6 +53,7 @@ from muster.agent.runtime.ports import PortReservation
 from muster.agent.runtime.records import assert_never
 
 STORE_TIMEOUT = timedelta(seconds=60)
+_PORT_LIMIT = 65535
 
 
 def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -63,7 +65,7 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
     """A handler for one torchrun agent.
 
     Raises:
-        ValueError: the endpoint or a value of --rdzv-conf cannot be read.
+        ValueError: the endpoint or a value of --rdzv-conf cannot be used; it is named.
     """
     host, port = parse_endpoint(params.endpoint)
     config = RendezvousConfig(
@@ -76,10 +78,10 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
         max_nodes=params.max_nodes,
         local_addr=params.local_addr,
         token=os.environ.get(Env.TOKEN),
-        join_timeout_s=float(params.get("join_timeout", 600)),
-        last_call_timeout_s=float(params.get("last_call_timeout", 3)),
-        keep_alive_interval_s=float(params.get("keep_alive_interval", 1)),
-        keep_alive_max_attempt=int(params.get("keep_alive_max_attempt", 5)),
+        join_timeout_s=_read_number(params, "join_timeout", 600),
+        last_call_timeout_s=_read_number(params, "last_call_timeout", 3, is_zero_allowed=True),
+        keep_alive_interval_s=_read_number(params, "keep_alive_interval", 1),
+        keep_alive_max_attempt=math.ceil(_read_number(params, "keep_alive_max_attempt", 5)),
     )
     return MusterHandler(config)
 
@@ -88,16 +90,28 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """`HOST`, `HOST:PORT` or `[IPv6]:PORT`; empty means this machine.
 
     Raises:
-        ValueError: the port is not a number.
+        ValueError: the port is not a number up to 65535.
     """
     if not endpoint:
         return "localhost", DEFAULT_RDZV_PORT
     host, colon, port = endpoint.rpartition(":")
     if not colon or endpoint.endswith("]") or (":" in host and not host.startswith("[")):
         return endpoint.strip("[]"), DEFAULT_RDZV_PORT
-    if not port.isascii() or not port.isdigit():
+    if not port.isascii() or not port.isdigit() or int(port) > _PORT_LIMIT:
         raise ValueError(f"--rdzv-endpoint {endpoint!r}: {port!r} is not a port; write HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _read_number(params: RendezvousParameters, key: str, default: float, *, is_zero_allowed: bool = False) -> float:
+    """A value of --rdzv-conf: text, or a number where a program made the parameters."""
+    value = params.get(key, default)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not is_zero_allowed):
+        raise ValueError(f"--rdzv-conf {key}={value}: must be a number {'from 0 on' if is_zero_allowed else 'above 0'}")
+    return number
 
 
 class _LoopThread(threading.Thread):
@@ -107,8 +121,6 @@ class _LoopThread(threading.Thread):
         super().__init__(daemon=True, name="muster-rendezvous")
         self._loop = Loop()
         self._events: deque[RendezvousEvent] = deque()
-        self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._calls: deque[Callable[[], None]] = deque()
         self.results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
         self.waiting = 0
         """What `num_nodes_waiting` returns: above 0 once the round is broken."""
@@ -127,13 +139,11 @@ class _LoopThread(threading.Thread):
         )
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Run something on the loop's thread."""
-        self._calls.append(callback)
-        os.write(self._wake_write_fd, b"\0")
+        """Run something on the loop's thread. Does nothing when it has ended."""
+        self._loop.call_from_thread(callback)
 
     def run(self) -> None:
         """Turn the loop until `stop`."""
-        self._loop.watch_readable(self._wake_fd, self._run_calls)
         try:
             while not self._quit:
                 self._loop.turn()
@@ -143,13 +153,11 @@ class _LoopThread(threading.Thread):
             if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes
                 self.waiting = 1
                 self.results.put(InternalError("muster's rendezvous thread has ended with an error, see above"))
-            self.member.close()
-            self._loop.close()
+            self._close()
 
-    def _run_calls(self) -> None:
-        os.read(self._wake_fd, 4096)
-        while self._calls:
-            self._calls.popleft()()
+    def _close(self) -> None:
+        self.member.close()
+        self._loop.close()
 
     def _handle_event(self, event: RendezvousEvent) -> None:
         match event:
@@ -180,17 +188,17 @@ class _LoopThread(threading.Thread):
                 assert_never(event)
 
     def stop(self) -> None:
-        """End the thread and close its descriptors. Idempotent."""
-        if self._quit:
-            return
+        """End the thread, which closes its descriptors. Idempotent."""
 
         def quit_loop() -> None:
             self._quit = True
 
-        self.call(quit_loop)
-        self.join(2.0)
-        os.close(self._wake_fd)
-        os.close(self._wake_write_fd)
+        if self.ident is not None:
+            self.call(quit_loop)
+            self.join(2.0)
+        elif not self._quit:  # it was never started
+            self._quit = True
+            self._close()
 
 
 class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types are not read
@@ -214,7 +222,9 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
 
     def next_rendezvous(self) -> RendezvousInfo:
         """See torch's class."""
-        if self._round is None and not self._thread.is_alive():
+        if self._closed:
+            raise RendezvousClosedError("the rendezvous is closed")
+        if self._thread.ident is None:
             self._thread.start()
             self._thread.call(self._thread.member.join)
         elif self._round is not None:
@@ -223,6 +233,8 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             number = self._round.number
             self._thread.call(lambda: self._thread.member.report_stopped(number))
         result = self._thread.results.get()
+        if not isinstance(result, Round):
+            self._thread.results.put(result)  # for a later call, too
         if isinstance(result, InternalError):
             raise result
         if isinstance(result, RendezvousFailed):
@@ -266,8 +278,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
     def shutdown(self) -> bool:
         """See torch's class."""
         self._closed = True
-        if self._thread.is_alive():
-            self._thread.call(lambda: self._thread.member.report_leaving("its torchrun agent has ended"))
-            self._thread.stop()
+        self._thread.call(lambda: self._thread.member.report_leaving("its torchrun agent has ended"))
+        self._thread.stop()
         self._store = None
         return True

@@ -229,13 +229,15 @@ def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
 def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
     """Sleep until the agent sends the release. Does not return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
-    if len(fds) == 1:
+    if not message:
+        os._exit(0)  # not needed any more
+    if len(message) > 1 and fds:
         from muster.agent.workers.warm import store  # no other process needs it
 
         rename_process(["muster-store"])
         store.serve(parked, int.from_bytes(message, "big"), fds[0])
-    if not message or len(fds) != 3:
-        os._exit(0)  # not needed any more
+    if len(fds) != 3:
+        os._exit(1)  # the kernel drops descriptors beyond the limit: no line of the program can run
     parked.close()
     with os.fdopen(fds[0], "rb") as file:
         file.seek(0)

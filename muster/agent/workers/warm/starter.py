@@ -355,7 +355,10 @@ class TemplateStarter:
                 self._request_forks(1)
                 return
             parked = self._parked.popleft()
-            store.hand_over(parked.socket, parked.pid)
+            try:
+                store.hand_over(parked.socket, parked.pid)
+            except OSError as error:
+                store.fail(f"cannot send its socket: {error.strerror}")
 
     def _start_store_cold(self) -> None:
         store = self._store

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from muster._contract import name_signal
+from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import bind_wildcard
 from muster.agent.runtime.signals import ChildWatch
@@ -77,12 +78,18 @@ class StoreHandle:
         return not self.pid and not self._closed
 
     def hand_over(self, control: socket.socket, pid: int) -> bool:
-        """Make a parked worker the store's process; False when it has ended."""
+        """Make a parked worker the store's process; False when it has ended. Closes `control` unless it is True.
+
+        Raises:
+            OSError: the socket cannot be sent.
+        """
         try:
             socket.send_fds(control, [self._world_size.to_bytes(4, "big")], [self._listener.fileno()])
-        except ConnectionError:
+        except OSError as error:
             control.close()
-            return False
+            if isinstance(error, ConnectionError):
+                return False
+            raise
         self.pid, self._control = pid, control
         control.setblocking(False)
         self._loop.watch_readable(control.fileno(), self._receive)
@@ -96,8 +103,8 @@ class StoreHandle:
             options: of the template that there is none of any more.
 
         Raises:
-            OSError: there are no descriptors left.
-            SpawnError: it cannot be started.
+            OSError: there are no descriptors left, or the socket cannot be sent.
+            SpawnError: it cannot be started, or has ended at once.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -106,7 +113,8 @@ class StoreHandle:
             except BaseException:  # whatever it is, it is raised again
                 ours.close()
                 raise
-        self.hand_over(ours, pid)
+        if not self.hand_over(ours, pid):
+            raise SpawnError("the store's process has ended at once")
 
     def _receive(self) -> None:
         """The process has counted too many clients, or has ended."""

@@ -126,10 +126,14 @@ class TemplateHandle:
             try:
                 message = json.dumps({"fork": batch}).encode()
                 socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
-            except OSError:
+            except OSError as error:
                 for ours, _ in pairs:
                     ours.close()
-                return None
+                if isinstance(error, ConnectionError):
+                    return None
+                # No answer would come. The processes of one user may have only so many descriptors under way, and
+                # data loaders send them, too.
+                return f"cannot send sockets for {batch} worker(s): {error.strerror}"
             finally:
                 for _, theirs in pairs:
                     theirs.close()
@@ -199,7 +203,7 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
     The spec goes in a memory file: an environment may be larger than a socket accepts without blocking.
 
     Raises:
-        SpawnError: that file cannot be made: no descriptor is left, or RLIMIT_FSIZE is too small.
+        SpawnError: that file cannot be made (no descriptor is left, or RLIMIT_FSIZE is too small) or sent.
     """
     try:
         memory_fd = _make_memory_file(json.dumps(encode_worker(spec)).encode())
@@ -212,6 +216,8 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
         socket.send_fds(parked, [b"!"], [memory_fd, stdout_fd, stderr_fd])
     except ConnectionError:
         return False
+    except OSError as error:
+        raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}", error.errno) from error
     finally:
         os.close(memory_fd)
         parked.close()

@@ -146,7 +146,8 @@ class DockerDriver:
         """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        remove_payload(self._folder, self._app)
+        with suppress(OSError):  # a disk that is read-only by now: the containers are not on it
+            remove_payload(self._folder, self._app)
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
             reservations.release_reservations(self._engine, self._app.labels)

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -299,8 +299,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
         """Whether an app has ended and its containers, with their logs, have been removed from this engine."""
         folder = self._find_folder(app_id)
-        address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
-        return is_terminal(state) and app_id not in found and address == pick_address(os.environ)
+        if folder is None:
+            return True
+        if not is_terminal(state) or app_id in found:
+            return False
+        return bool(folder.read_spec().description.get(ENGINE_KEY) == pick_address(os.environ))
 
     def _add_unregistered(self, states: dict[str, AppState], app_id: str, containers: Sequence[ContainerFacts]) -> None:
         if app_id in states:
@@ -311,9 +314,12 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             logger.info("%s was submitted with another home: its state is in %s", app_id, other)
 
     def _read_state(self, app_id: str) -> AppState:
+        """UNKNOWN if it cannot be read, or another shell has just deleted it, so that the others are still listed."""
         folder = self._find_folder(app_id)
-        response = None if folder is None else build_describe_response(*client.read_app(folder))
-        return AppState.UNKNOWN if response is None else response.state
+        with suppress(client.SupervisorError, FileNotFoundError):
+            if folder is not None:
+                return build_describe_response(*client.read_app(folder)).state
+        return AppState.UNKNOWN
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """See `PluginScheduler`. Output of all containers of the replica, in order."""

@@ -19,7 +19,6 @@ work, see `AppFolder`.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -236,19 +235,24 @@ class AppFolder:
         with _translate_errors(self.state_file):
             return _parse_record(content)
 
-    def write_request(self, request: str) -> bool:
+    def write_request(self, request: str) -> OSError | None:
         """Record a request ("cancel", "kill") for the next supervisor if this one is dead. A kill is never undone.
 
-        False: the disk is full. A supervisor that runs can carry it out all the same.
+        Returns:
+            None; or why the disk refuses it: it is full, or read-only after an error. A supervisor that runs can carry
+            it out all the same.
+
+        Raises:
+            FileNotFoundError: no app here (any more).
         """
         if self.read_request() != "kill":
             try:
                 _write_text(self.request_file, request)
+            except FileNotFoundError:
+                raise
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                return False
-        return True
+                return error
+        return None
 
     def read_request(self) -> str | None:
         """The recorded request, or None."""
@@ -283,8 +287,9 @@ class AppFolder:
         return False
 
     def remove_secrets(self) -> None:
-        """Remove the file that only a running app needs."""
-        self.private_file.unlink(missing_ok=True)
+        """Remove the file that only a running app needs, unless its disk is read-only by now."""
+        with contextlib.suppress(OSError):
+            self.private_file.unlink(missing_ok=True)
 
 
 def build_role_dir_name(role: str) -> str:

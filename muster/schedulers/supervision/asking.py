@@ -122,12 +122,12 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
     began_s = time.monotonic()
-    is_recorded = folder.write_request("cancel")  # for the next supervisor, if this one dies
+    refusal = folder.write_request("cancel")  # for the next supervisor, if this one dies
     jobs = sum(role.runs_agent for role in spec.roles)  # asked one after the other
     if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
-        client.ensure_recorded(folder, is_recorded=is_recorded)
+        client.ensure_recorded(folder, refusal)
         client.read_app(folder)
-    if is_recorded:  # else the disk is full, and the supervisor's record never changes
+    if refusal is None:  # else the disk is full, and the supervisor's record never changes
         _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
     asked = ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none

@@ -184,20 +184,25 @@ def request_stop(folder: AppFolder, request: str = "cancel") -> None:
     Raises:
         SupervisorError: none runs, and none can be started that would end the app.
     """
-    is_recorded = folder.write_request(request)
+    refusal = folder.write_request(request)
     if not folder.send_request(request):
-        ensure_recorded(folder, is_recorded=is_recorded)
+        ensure_recorded(folder, refusal)
         read_app(folder)
 
 
-def ensure_recorded(folder: AppFolder, *, is_recorded: bool) -> None:
+def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
     """Before a supervisor is started to carry out a request: without a record it would go on with the app.
 
+    Args:
+        folder: the app's.
+        refusal: what `AppFolder.write_request` has returned.
+
     Raises:
-        SupervisorError: there is none, because the disk is full.
+        SupervisorError: there is none.
     """
-    if not is_recorded:
-        raise SupervisorError(f"no supervisor runs, and none can be told: {folder.path}: no space left on the disk")
+    if refusal is not None:
+        why = f"{folder.path}: {refusal.strerror}"
+        raise SupervisorError(f"no supervisor runs, and none can be told: {why}") from refusal
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
@@ -246,9 +251,9 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
     left = [folder for folder in folders if folder.spec_file.exists() and not has_ended(folder.read_record())]
     try:
         for folder in left:
-            grace_s = folder.read_spec().grace_s
-            logger.info("stopping %s, up to %g s; Ctrl-C again kills", folder.path.name, grace_s)
             with _report_each():
+                grace_s = folder.read_spec().grace_s
+                logger.info("stopping %s, up to %g s; Ctrl-C again kills", folder.path.name, grace_s)
                 request_stop(folder)
         for folder in left:
             with _report_each():
@@ -269,7 +274,9 @@ def _report_each() -> Iterator[None]:
     """One app that cannot be stopped keeps no other one running: each supervisor sees that the owner has ended, too."""
     try:
         yield
-    except SupervisorError as error:
+    except FileNotFoundError:  # another shell has just deleted it
+        return
+    except (SupervisorError, StateError, OSError) as error:
         logger.warning("%s", error)
 
 

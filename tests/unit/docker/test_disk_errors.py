@@ -1,13 +1,19 @@
-"""What the file system refuses is one line of the command, with the file or the folder."""
+"""What the file system refuses or has lost is one line of the command, with the file or the folder."""
 
 import errno
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from muster.schedulers.docker import create_scheduler
+from muster.schedulers.docker.engine.errors import EngineUnavailable
+from muster.schedulers.docker.live import unregistered
 from muster.schedulers.docker.live.payload import PackedWorkspaces
 from muster.schedulers.errors import EngineError, describe_os_error
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.registry import AppRegistry
 
 
 def make_error(code: int, *name: str) -> OSError:
@@ -39,3 +45,26 @@ def test_a_full_disk_under_a_packed_workspace_is_one_line(monkeypatch, tmp_path)
             scheduler.build_workspace_and_update_role(None, f"file://{tmp_path}", {})
     finally:
         scheduler.close()
+
+
+def test_a_damaged_app_and_one_that_is_just_deleted_hide_no_other(monkeypatch, tmp_path):
+    def fail(_engine):
+        raise EngineUnavailable("no engine")
+
+    def iterate(registry: AppRegistry) -> Iterator[str]:
+        return iter(("damaged", "deleted", "new"))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(unregistered, "list_apps", fail)
+    monkeypatch.setattr(AppRegistry, "__iter__", iterate)
+    for name in ("damaged", "new"):
+        spec = AppSpec(app_id=name, scheduler="docker", folder=str(tmp_path / name), driver="d", roles=(), grace_s=1.0)
+        AppFolder(spec.folder).create(spec)
+        AppRegistry(tmp_path / "muster", "docker").add(name, Path(spec.folder))
+    AppFolder(tmp_path / "damaged").state_file.write_text("{}")
+    scheduler = create_scheduler("torchx")
+    try:
+        found = {app.app_id: app.state.name for app in scheduler.list()}
+    finally:
+        scheduler.close()
+    assert found == {"damaged": "UNKNOWN", "deleted": "UNKNOWN", "new": "SUBMITTED"}

@@ -52,12 +52,16 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     assert requests == [f"drain:{120 + asking.DRAIN_MARGIN_S:g}"]
 
 
-def refuse_to_write(path, text):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.fixture(params=[errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+def refuse_to_write(request):
+    def refuse(path, text):
+        raise OSError(request.param, os.strerror(request.param))
+
+    return refuse
 
 
 @pytest.mark.parametrize("stop", [lambda folder: asking.stop_app(folder, 1.0, answer_nothing), client.request_stop])
-def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch, stop):
+def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch, stop, refuse_to_write):
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     requests = []
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
@@ -70,13 +74,36 @@ def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch,
 
 
 @pytest.mark.parametrize("stop", [lambda folder: asking.stop_app(folder, 1.0, answer_nothing), client.request_stop])
-def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkeypatch, stop):
+def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkeypatch, stop, refuse_to_write):
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
-    with pytest.raises(client.SupervisorError, match="no space left"):
+    told = (
+        rf"^no supervisor runs, and none can be told: {folder.path}: (No space left on device|Read-only file system)$"
+    )
+    with pytest.raises(client.SupervisorError, match=told):
         stop(folder)
+
+
+def test_an_app_that_is_just_deleted_or_damaged_keeps_no_other_one_running(folder, monkeypatch, caplog):
+    others = []
+    for name in ("deleted", "damaged"):
+        others.append(AppFolder(folder.path.with_name(name)))
+        others[-1].create(replace(folder.read_spec(), app_id=name, folder=str(others[-1].path)))
+    told = []
+
+    def tell(folder, request):
+        if not told:
+            shutil.rmtree(others[0].path)
+            others[1].spec_file.write_text("{}")
+        told.append(f"{folder.path.name} {request}")
+        return True
+
+    monkeypatch.setattr(AppFolder, "send_request", tell)
+    client.end_all([AppFolder(folder.path.with_name("none")), folder, *others, folder], flush_s=0.0)
+    assert told == ["app-x cancel", "app-x cancel"]
+    assert "spec.json cannot be read" in caplog.text
 
 
 def test_a_resize_on_a_full_disk_is_refused_at_once(folder, monkeypatch):

@@ -151,6 +151,7 @@ class HangWatch:
             # What kept it from reading may have kept the workers from working.
             self._active_s += late_s
             self._busy_s += late_s
+        self._baselines = {rank: each for rank, each in self._baselines.items() if rank in activities}
         active = {rank for rank, activity in activities.items() if self._is_active(rank, activity, now_s)}
         if self._limits is not None:
             self._learn(self._limits, activities, now_s, is_active=bool(active))

@@ -73,6 +73,9 @@ class Job:
         self.waits_since: dict[int, float] = {}
         """When ranks entered the collective in which they wait."""
         self.reports: list[str] = []
+        self.idle_s = 0.0
+        """Of the worker that is idle for longest, as the watch said at its last look."""
+        self.ended: set[int] = set()
         self.urgent_s: list[float] = []
         """When a report said that torch is about to end a worker."""
         self.watch = HangWatch(self.loop, limit_s=60.0, limits=LearnedLimits(), read=self.read, on_idle=self.note)
@@ -83,9 +86,10 @@ class Job:
         if is_urgent:
             self.urgent_s.append(self.clock.at_s)
 
-    def read(self, _idle_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
+    def read(self, idle_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
+        self.idle_s = idle_s
         found = {}
-        for rank in range(RANKS):
+        for rank in set(range(RANKS)) - self.ended:
             count = self.collectives[rank]
             reading = Reading(cpu_s=self.cpu_s[rank], written_bytes=self.written[rank])
             found[rank] = Activity(
@@ -242,3 +246,14 @@ def test_that_torch_is_about_to_end_a_worker_is_said_again_of_a_node_that_was_id
     job.pass_s(500.0)
     assert len(job.urgent_s) == 1
     assert job.reports[-1].startswith("hung: no collective and no step for 56")
+
+
+def test_a_rank_that_has_ended_is_not_idle(job: Job) -> None:
+    """NCCL's recorder of the others would be read for it."""
+    job.pass_s(10.0, busy=EVERYONE, step=True)
+    job.ended = {1}
+    for _ in range(20):
+        job.pass_s(10.0, busy=EVERYONE, step=True)
+    assert job.idle_s <= 20.0
+    job.pass_s(40.0)
+    assert job.idle_s >= 30.0

@@ -50,7 +50,7 @@ class Node:
 
     def read_console(self) -> None:
         for name in self.console_fds:
-            self.readers.append(threading.Thread(target=self._read, args=(name,)))
+            self.readers.append(threading.Thread(target=self._read, args=(name,), daemon=True))
             self.readers[-1].start()
 
     def _read(self, name: str) -> None:
@@ -269,7 +269,7 @@ def test_a_disk_that_hangs_does_not_hang_the_agent(tmp_path: Path) -> None:
     node.finish(limit_s=0.05)
     fifo = os.open(folder / "stdout.log", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(fifo, True)
-    reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(fifo, 1 << 16), b"")])
+    reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(fifo, 1 << 16), b"")], daemon=True)
     reader.start()
     node.close()
     reader.join()
@@ -289,7 +289,7 @@ def test_what_a_disk_that_hung_has_kept_of_one_round_does_not_end_the_output_of_
     node.start(["sh", "-c", "for i in $(seq 40); do echo $i || exit; sleep 0.02; done"], number=3, attempt=1)
     fifo = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(fifo, True)
-    reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(fifo, 1 << 16), b"")])
+    reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(fifo, 1 << 16), b"")], daemon=True)
     reader.start()
     node.finish()
     node.close()

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -122,6 +123,23 @@ def test_peers_that_do_not_read_share_one_limit_at_the_end(agent, monkeypatch):
         monkeypatch.undo()
         assert clock.seconds - began_s <= FLUSH_S
         assert b"the agent that was asked has ended" in links[3].recv(4096)
+
+
+def test_an_answer_that_is_being_read_at_the_end_is_read_whole(agent, monkeypatch):
+    stacks = tuple(Stack(global_rank=rank, node=0, local_rank=rank, text="x" * 60_000) for rank in range(64))
+    with agent.connect() as link:
+        agent.ask(link)
+        agent.server.answer((1,), Answer(outcome=AskOutcome.DONE, line="here they are", stacks=stacks))
+        lines = []
+        reader = threading.Thread(target=lambda: lines.extend(link.makefile("rb")), daemon=True)
+        reader.start()
+        monkeypatch.setattr(
+            socket.socket, "settimeout", lambda link, _: link.setblocking(True)
+        )  # the limit is no matter
+        agent.server.close()
+        monkeypatch.undo()
+        reader.join()
+    assert len(json.loads(lines[-1])["stacks"]) == 64
 
 
 def test_a_peer_that_does_not_read_its_answer_keeps_no_place(agent):

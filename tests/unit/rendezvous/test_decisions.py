@@ -1,8 +1,9 @@
 """Event histories through the leader's pure state machine."""
 
 import pytest
+from doubles.samples import make_failure
 
-from muster.agent.diagnosis.report import Failure, FinalFailure
+from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
 from muster.agent.rendezvous.consensus.actions import (
     BreakRound,
     CheckLease,
@@ -69,20 +70,8 @@ def importing(number: int) -> MemberRecord:
 
 
 def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
-    values = {
-        "node": node,
-        "node_index": node,
-        "host": f"h{node}",
-        "local_rank": 0,
-        "global_rank": node,
-        "attempt": 0,
-        "round": 1,
-        "pid": 1,
-        "time_s": 0.0,
-        "age_s": age_s,
-        "exit_code": 1,
-    }
-    return Failure(**{**values, **changes})
+    values = {"node_index": node, "host": f"h{node}", "global_rank": node, "exit_code": 1, **changes}
+    return make_failure(node=node, age_s=age_s, **values)
 
 
 class Leader:
@@ -533,6 +522,58 @@ def test_one_budget_for_the_whole_job() -> None:
     assert (end.succeeded, end.printer_id, set(end.ids)) == (False, "m0", {"m0", "m1"})
     assert end.report is not None
     assert end.report.failures[0].global_rank == 1
+    assert not leader.feed(Failed(id="m0", round_number=2, failures=(failure(0),)))
+
+
+def test_the_report_has_what_comes_with_the_end_of_the_workers() -> None:
+    leader = Leader(rules(3, 3, max_restarts=0))
+    leader.form(3)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
+    leader.wait(0.3)
+    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
+    stack = Stack(global_rank=2, node=2, local_rank=0, text="File x")
+    stopped = failure(2, exit_code=None, signal="SIGTERM", stopped_by_us=True)
+    leader.feed(Stopped(id="m2", round_number=1, port=1, failures=(stopped,), stacks=(stack,)))
+    leader.stop_all(0, 1)
+    report = leader.only(EndJob).report
+    assert [each.global_rank for each in report.failures] == [0, 1, 2]
+    assert report.stacks == (stack,)
+
+
+def test_the_loss_of_a_node_does_not_explain_its_own_failure() -> None:
+    leader = Leader(rules(1, 2, max_restarts=3))
+    leader.form(2)
+    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=9.0)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.5)
+    leader.stop_all(0)
+    leader.wait(0.31)
+    assert leader.only(FormRound).attempt == 1
+    last = Leader(rules(1, 2, max_restarts=0))
+    last.form(2)
+    last.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=9.0)
+    last.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.05)
+    assert last.only(BreakRound).kind is BreakKind.FINAL
+
+
+def test_a_loss_long_after_a_failure_does_not_explain_it() -> None:
+    leader = Leader(rules(1, 2, max_restarts=3))
+    leader.form(2)
+    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=20.0)
+    leader.stop_all(0)
+    leader.wait(0.31)
+    assert leader.only(FormRound).attempt == 1
+
+
+def test_a_spare_and_a_node_that_has_succeeded_break_no_round_when_they_stop() -> None:
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Joined(member=member(5)), after_s=1.0)
+    leader.feed(Succeeded(id="m1", round_number=1))
+    for number in (5, 1):
+        assert not leader.feed(Stopped(id=f"m{number}", round_number=1, port=1))
+    assert isinstance(leader.state.phase, RoundRunning)
 
 
 def test_a_failure_explained_by_a_loss_costs_nothing() -> None:

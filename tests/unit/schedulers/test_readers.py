@@ -93,7 +93,9 @@ def test_a_hang_that_goes_on():
     assert join_hangs({"a": "", "b": ""}) == join_hangs({}) == ""
 
 
-@pytest.mark.parametrize("end", ["hang_ended", "round_broken", "round_formed", "workers_stopped", "job_ended"])
+@pytest.mark.parametrize(
+    "end", ["hang_ended", "round_broken", "round_formed", "workers_stopped", "fenced", "job_ended"]
+)
 def test_a_hang_that_is_over(end):
     assert parse_hang(write_records(*HANG, (end, ""))) == ""
     assert parse_hang(write_records(("hang_named", "before"), (end, ""), *HANG)).startswith("the job hangs: no step")

@@ -1,6 +1,7 @@
 import fcntl
 import os
 import stat
+from contextlib import nullcontext
 
 import pytest
 
@@ -284,18 +285,28 @@ def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
     assert words == ["cancel", "kill"]
 
 
-def test_an_app_that_cannot_be_stopped_keeps_no_other_one_running(spec, monkeypatch, caplog):
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_an_app_that_cannot_be_stopped_keeps_no_other_one_running(spec, monkeypatch, caplog, interrupts):
     folders = [AppFolder(spec.folder), AppFolder(f"{spec.folder}-2")]
-    asked = []
+    asked, waited = [], []
 
     def ask(folder, word="cancel"):
         asked.append((folder.path.name, word))
         raise client.SupervisorError(f"no supervisor of {folder.path.name} runs")
 
+    def wait(folder, *, limit_s):
+        waited.append(folder.path.name)
+        if interrupts and len(waited) == 1:
+            raise KeyboardInterrupt
+        raise client.SupervisorError(f"no supervisor of {folder.path.name} runs")
+
     for folder in folders:
         folder.create(spec)
     monkeypatch.setattr(client, "request_stop", ask)
-    monkeypatch.setattr(client, "wait_ended", lambda *_, **__: True)
-    client.end_all(folders, flush_s=1)
-    assert asked == [("app-x", "cancel"), ("app-x-2", "cancel")]
+    monkeypatch.setattr(client, "wait_ended", wait)
+    with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+        client.end_all(folders, flush_s=1)
+    words = ["cancel", "kill"] if interrupts else ["cancel"]
+    assert asked == [(name, word) for word in words for name in ("app-x", "app-x-2")]
+    assert waited[-2:] == ["app-x", "app-x-2"]
     assert "no supervisor of app-x-2 runs" in caplog.text

@@ -67,6 +67,7 @@ def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch,
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
+    monkeypatch.setattr(asking, "_wait_recorded", lambda _: pytest.fail("nothing can be recorded"))
     monkeypatch.setattr(asking, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
     stop(folder)

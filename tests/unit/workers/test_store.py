@@ -27,7 +27,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, bytes], by
                     client.sendall(struct.pack("=q", connected))
 
         def run(connected: int, words: bytes) -> bytes:
-            thread = threading.Thread(target=serve, args=(connected,))
+            thread = threading.Thread(target=serve, args=(connected,), daemon=True)
             thread.start()
             agent, control = socket.socketpair()
             with closing(agent):

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from muster.schedulers.docker import create_scheduler
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.live import unregistered
 from muster.schedulers.docker.live.payload import PackedWorkspaces
+from muster.schedulers.docker.spec import Label
 from muster.schedulers.errors import EngineError, describe_os_error
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.registry import AppRegistry
@@ -45,6 +47,18 @@ def test_a_full_disk_under_a_packed_workspace_is_one_line(monkeypatch, tmp_path)
             scheduler.build_workspace_and_update_role(None, f"file://{tmp_path}", {})
     finally:
         scheduler.close()
+
+
+def test_of_a_replica_that_was_started_again_the_newest_container_counts():
+    """`torchx list` said FAILED of an app whose state folder is gone, and `torchx status` SUCCEEDED."""
+
+    def make(incarnation: int, exit_code: int) -> ContainerFacts:
+        labels = {Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: str(incarnation)}
+        facts = {"id": "c", "name": "c", "oom_killed": False, "error": "", "started_at": "", "finished_at": ""}
+        return ContainerFacts(status="exited", exit_code=exit_code, labels=labels, **facts)
+
+    assert unregistered.find_app_state([make(1, 0), make(0, 1)]).name == "SUCCEEDED"
+    assert unregistered.find_app_state([make(0, 0), make(1, 1)]).name == "FAILED"
 
 
 def test_a_damaged_app_and_one_that_is_just_deleted_hide_no_other(monkeypatch, tmp_path):

@@ -25,10 +25,7 @@ def find_app(engine: Engine, app_id: str) -> list[ContainerFacts]:
         for user in list_user_ids()
         for facts in engine.list_containers({Label.APP: app_id, Label.USER: user, Label.ROLE: None})
     ]
-    newest: dict[tuple[str, int], ContainerFacts] = {}
-    for facts in sorted(found, key=_incarnation):
-        newest[facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])] = facts
-    return [newest[key] for key in sorted(newest)]
+    return _list_newest(found)
 
 
 def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
@@ -47,8 +44,8 @@ def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -
 
 
 def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
-    """The state of an app without a supervisor."""
-    states = [find_state(facts) for facts in containers]
+    """The state of an app without a supervisor; of a replica that was started again its newest container counts."""
+    states = [find_state(facts) for facts in _list_newest(containers)]
     for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
         if state in states:
             return state
@@ -107,5 +104,9 @@ def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]
     ]
 
 
-def _incarnation(facts: ContainerFacts) -> int:
-    return int(facts.labels[Label.INCARNATION])
+def _list_newest(containers: Sequence[ContainerFacts]) -> list[ContainerFacts]:
+    """The newest container of each replica, in order."""
+    newest: dict[tuple[str, int], ContainerFacts] = {}
+    for facts in sorted(containers, key=lambda each: int(each.labels[Label.INCARNATION])):
+        newest[facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])] = facts
+    return [newest[key] for key in sorted(newest)]

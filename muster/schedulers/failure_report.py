@@ -28,6 +28,20 @@ def describe_report(report: Mapping[str, Any]) -> str:
     return " ".join(": ".join(part for part in parts if part).split())
 
 
+USAGE_LINE_LIMIT_BYTES = 1 << 16
+"""How much of the end of an agent's stderr is searched for its last sentence."""
+
+
+def find_usage_line(errors: bytes) -> str:
+    """What an agent that exited with 2 says about its command line, before any log folder is known; "" if nothing.
+
+    Args:
+        errors: the end of its stderr; the first line may be incomplete.
+    """
+    lines = [line for line in errors.split(b"\n") if line.startswith(b"muster: ")]
+    return lines[-1][len(b"muster: ") :].decode(errors="replace").strip() if lines else ""
+
+
 def find_root_cause(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first failure that is not collateral; empty if the report has none."""
     found = report.get("failures")

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from muster import _processes
-from muster._contract import AGENT_BUNDLE_NAME, Env, ExitCode
-from muster.schedulers.failure_report import describe_report
+from muster._contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
+from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, describe_report, find_usage_line
 from muster.schedulers.local.agent_files import read_report
-from muster.schedulers.local.capture import Capture
+from muster.schedulers.local.capture import Capture, log_path
 from muster.schedulers.local.replica_process import Launch, spawn
 from muster.schedulers.naming import derive_token
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
@@ -149,16 +149,18 @@ class LocalDriver:
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         kill_orphans({each.pid for each in self._running.values()})
         running.capture.close()  # after the last writer has ended, so that no output is lost
-        reason = self._read_reason(replica) if code == ExitCode.WORKERS_FAILED else ""
+        reason = self._read_reason(replica, code) if code in NEVER_RETRY else ""
         self._event_queue.post(
             ReplicaEnded(replica=replica, exit_code=code if code >= 0 else 128 - code, reason=reason)
         )
 
-    def _read_reason(self, replica: ReplicaId) -> str:
+    def _read_reason(self, replica: ReplicaId, code: int) -> str:
         """Why the job failed, as its agents reported it; "" when they left no report."""
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
         if not _runs_agent(plan) or Env.LOG_DIR not in plan["env"]:
             return ""
+        if code == ExitCode.USAGE:
+            return find_usage_line(_read_end(log_path(self._folder.replica_dir(replica), "stderr")))
         return describe_report(read_report(Path(plan["env"][Env.LOG_DIR])))
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
@@ -179,6 +181,15 @@ class LocalDriver:
 def _runs_agent(plan: Mapping[str, Any]) -> bool:
     """Whether a replica runs the agent; earlier versions named it `is_agent`."""
     return bool(plan["runs_agent"] if "runs_agent" in plan else plan["is_agent"])
+
+
+def _read_end(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - USAGE_LINE_LIMIT_BYTES))
+            return file.read()
+    except OSError:
+        return b""  # a full disk: the end must be reported in any case
 
 
 def kill_orphans(guards: set[int]) -> None:

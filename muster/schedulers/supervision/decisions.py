@@ -185,7 +185,7 @@ def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
 def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
     if not role.runs_agent or event.final:
         return what
-    if event.reason and event.exit_code == ExitCode.WORKERS_FAILED:
+    if event.reason and event.exit_code in NEVER_RETRY:
         return f"{event.reason} ({event.replica} exited with {event.exit_code})"
     meaning = {
         int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",

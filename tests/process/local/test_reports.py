@@ -99,6 +99,15 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
     assert status.num_restarts == 1
 
 
+def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:
+    (tmp_path / "train.py").write_text("")
+    app_id = scheduler.submit(dist.ddp(script="train.py", j="1x1", rdzv_backend="foo"), {})
+    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=120, what="the end")
+    msg = scheduler.describe(app_id).msg
+    assert msg.startswith("--rdzv-backend 'foo': must be one of muster, "), msg
+    assert msg.endswith(" (train/0 exited with 2)"), msg
+
+
 @pytest.mark.torch
 def test_the_status_names_the_rank_that_keeps_the_others_waiting(scheduler, tmp_path) -> None:
     pytest.importorskip("torch", reason="no torch in this environment")

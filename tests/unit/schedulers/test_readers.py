@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from muster.schedulers.failure_report import (
     describe_report,
     find_root_cause,
+    find_usage_line,
     join_hangs,
     parse_attempt,
     parse_hang,
@@ -62,6 +63,12 @@ def test_what_is_no_time(text):
 @pytest.mark.parametrize("text", ["", "no round", "[]", "1", "{}", '{"other": 1}', "{", b"\xff"])
 def test_what_is_no_report(text):
     assert parse_report(text) is None
+
+
+def test_what_an_agent_says_about_its_command_line():
+    errors = b"uster: cut off\nmuster: no such script: x.py (in /app)\nfrom a library\nmuster"
+    assert find_usage_line(errors) == "no such script: x.py (in /app)"
+    assert find_usage_line(b"Traceback\n") == find_usage_line(b"") == ""
 
 
 def test_the_root_cause_is_named_once():

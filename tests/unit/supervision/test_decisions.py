@@ -146,6 +146,16 @@ class TestAgentExitCodes:
         app.end("trainer/1", 137, reason="out of memory")
         assert app.state.reason == "trainer/1 was ended by SIGKILL (out of memory); no retries (max_retries is 0)"
 
+    def test_what_an_agent_says_about_its_command_line_is_the_reason(self):
+        for reason, expected in (
+            ("no such script: x.py", "no such script: x.py (trainer/0 exited with 2)"),
+            ("", "trainer/0 exited with 2: its command line is wrong; see its log"),
+        ):
+            app = App(agents(1, max_retries=3))
+            app.begin()
+            assert app.end("trainer/0", 2, reason=reason) == ["finish FAILED"]
+            assert app.state.reason == expected
+
     def test_what_cannot_be_started_is_final(self):
         app = App(agents(max_retries=3))
         app.begin()

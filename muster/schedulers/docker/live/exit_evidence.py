@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muster._contract import ExitCode
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
@@ -15,6 +16,7 @@ from muster.schedulers.docker.live.exit_reason import (
     describe_state,
 )
 from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequest
+from muster.schedulers.failure_report import find_usage_line
 
 _CANNOT_EXECUTE: Final = 126
 _INIT_ERROR_PREFIX: Final = b"[FATAL tini "
@@ -50,6 +52,9 @@ class ExitEvidence:
         if missing:
             return ContainerExit(reason=missing, final=True)
         message = self._read_last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
+        if not message and request.runs_agent and facts.exit_code == ExitCode.USAGE:
+            output = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
+            message = find_usage_line(output).encode()
         return ContainerExit(reason=describe_state(facts, message))
 
     def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:

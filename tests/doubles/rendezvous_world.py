@@ -24,11 +24,14 @@ from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import LinkEnd
 from muster.agent.round import Round
+from muster.agent.runtime.records import replace
 
 EPHEMERAL = 40000
 TICK_S = 1e-9
 STOP_LIMIT_S = 21.0
 """After this an agent gives up workers that do not end."""
+IDLE_S = 3.0
+"""Between two reports of workers that hang."""
 Instance = tuple[int, int, int]
 """Identifies a round among rounds of the same number: number, MASTER_PORT, size."""
 
@@ -385,6 +388,8 @@ class Process:
                     if world.random.random() < 0.5:
                         world.schedule(STOP_LIMIT_S, self, self.give_up)
                 self.breaking = True
+                if event.is_hang and self.round.group_world_size > 1:
+                    self.report_idle()
                 if event.kind is BreakKind.FENCED:
                     delay_s = world.random.uniform(0.0, 0.25)
                 else:
@@ -440,6 +445,19 @@ class Process:
                 self.world.failures.append((self.world.now_s, self.instance))
             self.run(lambda: self.member.report_failures(failure.round, (failure,)))
 
+    def report_idle(self, *, is_urgent: bool = False) -> None:
+        """Report that the workers of the running round hang."""
+        failure = self.build_failure()
+        if failure is not None and self.workers_alive and not self.workers_done:
+            idle = replace(failure, exit_code=None, hung=True, reason="hung: why")
+            self.member.report_idle(failure.round, (idle,), is_urgent=is_urgent)
+
+    def report_idle_again(self, instance: Instance, *, is_urgent: bool) -> None:
+        """Report it as long as this round runs here."""
+        if self.instance == instance and self.workers_alive and not self.breaking:
+            self.report_idle(is_urgent=is_urgent)
+            self.world.schedule(IDLE_S, self, lambda: self.report_idle_again(instance, is_urgent=is_urgent))
+
     def build_failure(self) -> Failure | None:
         if self.round is None:
             return None
@@ -457,7 +475,8 @@ class Process:
         )
 
     def finish_work(self, instance: Instance) -> None:
-        if self.workers_alive and not self.workers_done and self.instance == instance:
+        is_hung = instance in self.world.hung
+        if self.workers_alive and not self.workers_done and not is_hung and self.instance == instance:
             self.workers_done = True
             self.run(lambda: self.member.report_succeeded(instance[0]))
 
@@ -564,6 +583,8 @@ class World:
         self.max_restarts = max_restarts
         self.min_nodes, self.max_nodes = min_nodes, nodes
         self.failures: list[tuple[float, Instance | None]] = []
+        self.hung: set[Instance | None] = set()
+        """Rounds whose workers will not end their work."""
         self.trained: list[Trained] = []
         self.processes: list[Process] = []
         self.machines = [Machine(self, f"n{i}", self.random.uniform(0, 1000)) for i in range(nodes)]
@@ -644,6 +665,17 @@ class World:
         machine.is_up = False
         if machine.process is not None:
             machine.process.vanish()
+
+    def hang(self, process: Process, *, is_urgent: bool) -> None:
+        """A worker of its round hangs, and all others of it wait. With `is_urgent` only this node says so."""
+        instance = process.instance
+        if instance is None or not process.workers_alive or process.workers_done or process.breaking:
+            return
+        self.hung.add(instance)
+        self.failures.append((self.now_s, instance))
+        for each in [process] if is_urgent else self.alive():
+            delay_s = IDLE_S + self.draw_lateness_s()
+            self.schedule(delay_s, each, lambda each=each: each.report_idle_again(instance, is_urgent=is_urgent))  # type: ignore[misc]
 
     def alive(self) -> list[Process]:
         return [process for process in self.processes if process.is_alive]

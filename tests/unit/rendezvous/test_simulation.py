@@ -85,6 +85,9 @@ class Story:
                 )
             )
             world.at(rng.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), lambda f=fault: self.inflict(f))
+        if self.seed % 8 in (0, 2, 7):
+            own = random.Random(self.seed)  # the other histories stay as they are
+            world.at(own.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), lambda: self.inflict(lambda: self.hang(own)))
         world.at(HEALED_S, self.repair)
         world.at(HEALED_S + 4.0, self.check_imports)
         world.run_until(HEALED_S)
@@ -208,6 +211,14 @@ class Story:
         if process is not None:
             self.record(f"worker fails on {process.machine.host}")
             process.fail_worker()
+
+    def hang(self, own: random.Random) -> None:
+        alive = self.world.alive()
+        if alive:
+            process, is_urgent = own.choice(alive), own.random() < 0.5
+            self.fault_times.append(self.world.now_s)
+            self.record(f"worker hangs on {process.machine.host}{', urgent' if is_urgent else ''}")
+            self.world.hang(process, is_urgent=is_urgent)
 
     def repair(self) -> None:
         self.heal()

@@ -21,7 +21,7 @@ rise within an attempt. While the nodes agree on the last step, the question wai
   --step I     the step, 0 or more
   --stride S   this rank asks about every S-th step (default: the distance of its last two questions)
 
-exit code: 0 go on (also outside of a muster job), 10 save and stop now, 2 wrong usage
+exit code: 0 go on (also outside a muster job), 10 save and stop now, 2 wrong usage
 """
 
 

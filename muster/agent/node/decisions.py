@@ -478,7 +478,8 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
     ):
         return state, ()
     reason = f"cannot end {'process' if len(event.pids) == 1 else 'processes'} {', '.join(map(str, event.pids))}"
-    line = PrintLine(text=f"{reason}, killed but in an uninterruptible sleep: this node leaves the job without them")
+    them = "it" if len(event.pids) == 1 else "them"
+    line = PrintLine(text=f"{reason}, killed but in an uninterruptible sleep: this node leaves the job without {them}")
     if isinstance(phase.then, Finish):
         state, actions = _end(state, replace(phase.then, code=phase.then.code or ExitCode.WORKERS_FAILED))
         return state, (line, *actions)

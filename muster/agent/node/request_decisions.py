@@ -76,7 +76,7 @@ def decide_request(
 def _send(state: NodeState, event: Requested) -> Decision:
     phase = state.phase
     if not isinstance(phase, Running | Succeeded):
-        line = "no workers run: they are being started, or stopped; nothing was changed"
+        line = "no workers are running: they are being started or stopped; nothing was changed"
         refused = Answer(outcome=AskOutcome.REFUSED, line=line)
         return state, (AnswerPerson(requests=(event.request,), answer=refused),)
     send = SendRequest(round=phase.round, request=event.request, kind=event.kind, limit_s=event.limit_s)

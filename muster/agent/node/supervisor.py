@@ -2,7 +2,7 @@
 
 Rendezvous, `ChildWatch`, timers and signals post events on the node's queue. Between two turns of the loop all are
 decided, in order. `round_workers` acts on workers, `evidence` reads about them; this module does all the rest. Every
-transition writes one record to the event log. Over 400 lines: one class carries out every action.
+transition writes one record to the event log. Over 400 lines: one class carries out every action not on workers.
 """
 
 import os
@@ -124,7 +124,7 @@ class Supervisor:
             self._event_log.write("agent_started", pid=os.getpid(), start=self._config.start)
             self._workers.prepare()
             if self._config.asks_at_interrupt and not os.isatty(0):
-                self._logs.print_line("--interrupt-action ask: standard input is no terminal; Ctrl-C stops the job")
+                self._logs.print_line("--interrupt-action ask: standard input is not a terminal; Ctrl-C stops the job")
             code = self._handle_events()
             while code is None:
                 self._loop.turn()

@@ -129,7 +129,8 @@ def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: Worke
     if event.code == 0:
         return state, actions
     rank = phase.round.rank_offset + event.local_rank
-    line = f"rank {rank} ended with {event.code} after it was told to stop at step {drain.step}: it may not have saved"
+    how = f"ended with exit code {event.code}" if event.code > 0 else f"was ended by {name_signal(-event.code)}"
+    line = f"rank {rank} {how} after it was told to stop at step {drain.step}: it may not have saved"
     return state, (PrintLine(text=line), *actions)
 
 

@@ -72,7 +72,7 @@ def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{origin} {kind!r}: cannot count the devices: {error}") from error
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"the counting process ended with {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [f"the counting process ended with exit code {done.returncode}"]
         raise UsageError(f"{origin} {kind!r}: {lines[-1]}; must be a number, auto, cpu, gpu, xpu, or a device's name")
     number = int(done.stdout.split()[-1])
     return count_allowed_cores() if number < 0 else number

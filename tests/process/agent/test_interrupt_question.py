@@ -113,7 +113,7 @@ def test_without_a_terminal_one_line_says_so(tmp_path):
                 line = process.stdout.readline()
                 assert line, text
                 text += line
-            assert text.count("--interrupt-action ask: standard input is no terminal; Ctrl-C stops the job") == 1
+            assert text.count("--interrupt-action ask: standard input is not a terminal; Ctrl-C stops the job") == 1
             process.send_signal(signal.SIGINT)
             text += process.stdout.read()
             assert process.wait(120) == 128 + signal.SIGINT, text

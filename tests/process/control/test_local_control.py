@@ -26,7 +26,7 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
         assert job.read_console().count(f"saves at step {step}\n") == 4, job.explain(saved)
 
         paused = muster("pause", job.handle)
-        text = r"all 4 ranks wait at step \d+, after \d+\.\d s; torch's own timeout of collectives goes on\n"
+        text = r"all 4 ranks wait at step \d+, after \d+\.\d s; torch's own timeout of collectives keeps running\n"
         assert paused.code == 0, job.explain(paused)
         assert re.fullmatch(text, paused.stdout), job.explain(paused)
         refused = muster("checkpoint", job.handle)

@@ -254,5 +254,5 @@ def test_a_node_of_one_role_cannot_join_the_job_of_another(roles):
     critic.args[critic.args.index("--rdzv-id") + 1] = "app-x1-actor"
     port = actor.args[actor.args.index("--rdzv-port") + 1]
     assert end_all([actor.start(0), critic.start(1, MUSTER_RDZV_PORT=port)]) == [69, 69]
-    assert "only 1 of at least 2 nodes were there" in (actor.folder / "log-0").read_text()
+    assert "only 1 of at least 2 nodes joined" in (actor.folder / "log-0").read_text()
     assert "the other node has a different job token" in (critic.folder / "log-1").read_text()

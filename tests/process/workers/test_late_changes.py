@@ -47,7 +47,7 @@ def test_a_change_that_comes_too_late_is_said_once(package: Path) -> None:
     (package / "pkg" / "__init__.py").write_text(HIDDEN)
     outcome = run(package, "-m", "pkg.main")
     assert outcome.exit_code == 0, outcome.explain()
-    line = "muster: the program sets OMP_NUM_THREADS, which torch reads when it is imported, and the warm start has"
+    line = "muster: the program sets OMP_NUM_THREADS, which torch reads when it is imported, but the warm start has"
     assert outcome.stderr.count(line) == 1, outcome.explain()
     assert "--start cold" in outcome.stderr
 
@@ -82,7 +82,7 @@ def test_a_folder_with_another_module_makes_workers_start_cold(tmp_path: Path) -
     (tmp_path / "main.py").write_text(inserted + SHOW)
     outcome = run(tmp_path, "main.py")
     assert outcome.exit_code == 1
-    assert "workers start cold: the program inserts a folder into sys.path for" in " ".join(outcome.stderr.split())
+    assert "workers start cold: the program inserts the folder of" in " ".join(outcome.stderr.split())
     assert "shadowed" in outcome.stderr
 
 
@@ -91,7 +91,7 @@ def test_a_folder_that_the_source_does_not_show_is_said_at_the_end(tmp_path: Pat
     (tmp_path / "main.py").write_text("import sys\ngetattr(sys, 'path').insert(0, input and 'libs')\n" + SHOW)
     outcome = run(tmp_path, "main.py")
     assert (outcome.exit_code, outcome.stdout.split()) == (0, SHOWN), outcome.explain()
-    assert outcome.stderr.count("muster: the program inserts a folder into sys.path for libs/typing_extensions") == 1
+    assert outcome.stderr.count("muster: the program inserts the folder of libs/typing_extensions") == 1
 
 
 def test_other_folders_and_variables_change_nothing(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_no_descriptor_left_is_a_failed_start_and_the_next_one_is_warm(
         agent.starter.park(40)
         agent.start(42)
     assert set(agent.started) == {0, 1}
-    assert set(agent.failed.values()) == {"cannot make sockets for 40 worker(s): Too many open files"}
+    assert set(agent.failed.values()) == {"cannot make sockets for 40 workers: Too many open files"}
     assert sorted(agent.failed) == list(range(2, 42))
     assert agent.wait_for_end() == [40, 41]
     agent.start()

@@ -140,7 +140,7 @@ def test_a_pause_lasts_until_it_is_resumed():
     assert answers(job.follow(0)) == []
     [(_, outcome, line)] = answers(job.follow(1))
     assert outcome is AskOutcome.DONE
-    assert line == "all 2 ranks wait at step 12, after 4.0 s; torch's own timeout of collectives goes on"
+    assert line == "all 2 ranks wait at step 12, after 4.0 s; torch's own timeout of collectives keeps running"
     assert answers(job.ask(AskKind.PAUSE, 2)) == [(2, AskOutcome.DONE, "the job is paused at step 12 already")]
     assert answers(job.ask(AskKind.CHECKPOINT, 3)) == [
         (3, AskOutcome.REFUSED, "the job is paused at step 12: resume it first")

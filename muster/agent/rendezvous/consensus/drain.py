@@ -86,7 +86,7 @@ VERBS = ("stop", "save", "pause")
 
 _KINDS = {AskKind.STOP: Layout.STOP, AskKind.CHECKPOINT: Layout.CHECKPOINT, AskKind.PAUSE: Layout.PAUSE}
 
-COLLECTIVES_LINE = "torch's own timeout of collectives goes on"
+COLLECTIVES_LINE = "torch's own timeout of collectives keeps running"
 """A pause that is longer may end the job."""
 
 

@@ -217,9 +217,11 @@ def fail_rendezvous(state: JobState) -> Decision:
         )
     elif count >= rules.min_nodes:
         missing = sum(each.count_missing() for each in state.quorum_rounds[-1:])
-        why = f"{missing} nodes of round {state.round_number} are unreachable and may still be running"
+        nodes = "1 node" if missing == 1 else f"{missing} nodes"
+        verb = "is" if missing == 1 else "are"
+        why = f"{nodes} of round {state.round_number} {verb} unreachable and may still be running; no round was formed"
     else:
-        why = f"only {count} of at least {rules.min_nodes} nodes were there"
+        why = f"only {count} of at least {rules.min_nodes} nodes joined"
     return replace(state, phase=Ending(job_end=None)), (
         FailRendezvous(reason=f"{why} within {rules.join_timeout_s:g} s"),
     )

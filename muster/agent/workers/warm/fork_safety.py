@@ -80,7 +80,8 @@ def _find_threads() -> str | None:
         return None
     threading = sys.modules.get("threading")
     names = [thread.name for thread in threading.enumerate()[1:]] if threading else []
-    return f"an import has left {count - 1} thread(s) running ({', '.join(names) or 'not started by Python'})"
+    what = "a thread" if count == 2 else f"{count - 1} threads"
+    return f"an import has left {what} running ({', '.join(names) or 'not started by Python'})"
 
 
 def _count_threads() -> int:

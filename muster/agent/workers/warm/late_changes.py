@@ -134,7 +134,7 @@ class LateChanges:
             return
         if not self._has_imported_torch(sys._getframe(1)):  # noqa: SLF001  # who sets it
             self._has_said = True
-            self._say(f"sets {name}, which torch reads when it is imported, and the warm start has imported it before")
+            self._say(f"sets {name}, which torch reads when it is imported, but the warm start has already imported it")
 
     def _has_imported_torch(self, frame: FrameType | None) -> bool:
         """Whether the program has imported torch itself: then no fresh process would read the variable any more."""
@@ -156,7 +156,8 @@ class LateChanges:
         folders = [folder for folder in sys.path[:first] if isinstance(folder, str)]  # imports ignore all else
         shadowed = find_shadowed(folders, self._modules)
         if shadowed is not None:
-            self._say(f"inserts a folder into sys.path for {shadowed}, but the warm start has imported another before")
+            why = "but the warm start has already imported another module of that name"
+            self._say(f"inserts the folder of {shadowed} into sys.path, {why}")
 
     def _say(self, what: str) -> None:
         if not self._says:

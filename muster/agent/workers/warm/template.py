@@ -168,7 +168,7 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     _resume_collections(thresholds)
     shadowed = _find_inserted(preload.files)
     if shadowed is not None:
-        exit_unsafe(control, f"the program inserts a folder into sys.path for {shadowed}, and another is imported")
+        exit_unsafe(control, f"the program inserts the folder of {shadowed} into sys.path, and another is imported")
     reason = fork_safety.find_hazard(known)
     if reason is not None:
         exit_unsafe(control, reason)

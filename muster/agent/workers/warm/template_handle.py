@@ -119,10 +119,11 @@ class TemplateHandle:
         """
         while count > 0 and self._control is not None:
             batch = min(count, _MAX_FORKS_PER_REQUEST)
+            what = "a worker" if batch == 1 else f"{batch} workers"
             try:
                 pairs = _make_pairs(batch)
             except OSError as error:
-                return f"cannot make sockets for {batch} worker(s): {error.strerror}"
+                return f"cannot make sockets for {what}: {error.strerror}"
             try:
                 message = json.dumps({"fork": batch}).encode()
                 socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])
@@ -133,7 +134,7 @@ class TemplateHandle:
                     return None
                 # No answer would come. The processes of one user may have only so many descriptors under way, and
                 # data loaders send them, too.
-                return f"cannot send sockets for {batch} worker(s): {error.strerror}"
+                return f"cannot send sockets for {what}: {error.strerror}"
             finally:
                 for _, theirs in pairs:
                     theirs.close()

@@ -151,7 +151,7 @@ def test_a_rank_of_another_node_that_ended_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_of_another_node_that_ended_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
-    """All workers of that node have ended, so that it is not asked for stacks."""
+    """No worker of that node is left that could be read; the node itself tells that it has ended."""
     with start_pair(tmp_path, "leaves", 1, 1, "--hang-action", "report") as trees:
         wait_for(trees[0], "the job hangs: no collective and no step for ", f" has ended; rank 0 has waited in {SIXTH}")
         for tree in trees:

@@ -10,7 +10,7 @@
     _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     _contract     what components, schedulers, agent and workers must agree on: variables, exit codes, file names, the
                   layout of the status page
-    _control      what persons ask of a running job, and the answers: the side of commands and adapters
+    _control      what people ask of a running job, and the answers: the side of commands and adapters
     _processes    process trees, cores, and the system calls that Python lacks
     _debugger     pdb in one worker, at the terminal of its node's agent
     _programs     whether the program of a job exists

@@ -14,7 +14,7 @@
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed
     node/       what one node does about each event         placement/  CPUs and GPUs of workers
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes
-    control/    what persons ask of a running job: stop, checkpoint, pause, stacks
+    control/    what people ask of a running job: stop, checkpoint, pause, stacks
 
 Adapters and components never import the agent: they know the command `python -m muster.agent` and `muster._contract`.
 """

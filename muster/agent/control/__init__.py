@@ -1,4 +1,4 @@
-"""What persons ask of a running job, through the agent of any of its nodes. Loaded when a round has run for a second.
+"""What people ask of a running job, through the agent of any of its nodes. Loaded when a round has run for a second.
 
 `server` listens in the agent, and posts each request as an event of the node; the answer comes from the leader.
 `client` is `muster-agent ask job`, which the adapters run on a node; `address` is what the two agree on. `question`

@@ -1,4 +1,4 @@
-"""Listens for persons' requests in the agent: reads and checks them, posts them, sends the answers."""
+"""Listens for people's requests in the agent: reads and checks them, posts them, sends the answers."""
 
 import contextlib
 import hmac
@@ -21,13 +21,13 @@ from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode
 from muster.agent.runtime.loop import Loop, Timer
 
 PEERS = 16
-"""How many persons are answered at once."""
+"""How many people are answered at once."""
 REQUEST_LIMIT_S = 5.0
 """How long the other side may take to send its request."""
 ANSWER_LIMIT_S = 30.0
 """How long the other side may take to read the answer."""
 FLUSH_S = 0.5
-"""How long the end of the agent may wait, in all, for persons to read their answers."""
+"""How long the end of the agent may wait, in all, for people to read their answers."""
 ACCEPT_PAUSE_S = 0.25
 """Without a descriptor left: the kernel would report in each turn that a connection waits."""
 _ANSWER_LIMIT_BYTES = 15 << 20
@@ -91,7 +91,7 @@ class ControlServer:
         peer.greet()
 
     def answer(self, requests: tuple[int, ...], answer: Answer) -> None:
-        """Answer these requests; of persons that have gone, nothing."""
+        """Answer these requests; of people that have gone, nothing."""
         for request in requests:
             peer = self._peers.get(request)
             if peer is not None:

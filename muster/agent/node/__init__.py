@@ -3,7 +3,7 @@
 `decisions.decide` is pure: state and event in, new state and actions out. `worker_decisions` is its part about one
 round's workers: starts, failures, stops with their grace period (whether a failure ends the round is decided in
 `rendezvous.consensus.failures`); `drain_decisions` its part about stopping all ranks of the job at one step,
-`request_decisions` that about what persons ask for, also at Ctrl-C; `events`, `actions` and `state` are its data.
+`request_decisions` that about what people ask for, also at Ctrl-C; `events`, `actions` and `state` are its data.
 
 `supervisor` passes events to it and carries out its actions: `round_workers` those on workers, and starts and ends the
 round's store if this node hosts it. `evidence` reads why workers failed, and their stacks; `transition_log` records

@@ -333,7 +333,7 @@ class PrintLine:
 
 @record
 class AnswerPerson:
-    """Answer these requests of persons."""
+    """Answer these requests of people."""
 
     requests: tuple[int, ...]
     answer: "Answer"

@@ -11,7 +11,7 @@ Nothing here reads a clock, a process or a socket, and nothing outside decides: 
        +---------- no worker is left ----- STOPPING <---------RoundBroken-----+
 
 `worker_decisions` has the decisions about one round's workers, and the steps of a stop; `drain_decisions` those about a
-common step of all ranks, `request_decisions` those about what persons ask for. Both are loaded when needed.
+common step of all ranks, `request_decisions` those about what people ask for. Both are loaded when needed.
 Over 400 lines: every event of a node is here, in the order of a round.
 """
 

@@ -169,7 +169,7 @@ class SignalReceived:
     debugged: int | None = None
     """The local rank whose debugger has the terminal."""
     is_quit: bool = False
-    """It is no signal: a debugger was quit, which ends the whole job."""
+    """It is not a signal: a debugger was quit, which ends the whole job."""
     is_at_terminal: bool = False
     """The agent's standard input is a terminal: a person can be asked."""
 

@@ -1,4 +1,4 @@
-"""What one node does about what persons ask for. Pure, a part of `decisions`; imported when one asks.
+"""What one node does about what people ask for. Pure, a part of `decisions`; imported when one asks.
 
 A request is passed on to the leader, and its answer back. With `--interrupt-action ask`, Ctrl-C at the terminal asks,
 too, as ice-learn's launcher does:
@@ -31,7 +31,7 @@ from muster.agent.rendezvous.interface import RequestAnswered, StacksWanted
 from muster.agent.runtime.records import assert_never, replace
 
 TERMINAL_REQUEST = 1 << 40
-"""The number of the terminal's requests; other persons' begin with 1."""
+"""The number of the terminal's requests; other people's begin with 1."""
 
 TERMINAL_LIMIT_S = 60.0
 """How long the ranks may take for each of them."""
@@ -95,7 +95,7 @@ def _on_answered(state: NodeState, event: RequestAnswered) -> RequestDecision:
 
 
 def end_requests(state: NodeState, line: str) -> Decision:
-    """Answer all persons, because no leader can any more."""
+    """Answer all people, because no leader can any more."""
     asked = tuple(sorted(state.requests - {OWN_REQUEST, TERMINAL_REQUEST}))
     lost = AnswerPerson(requests=asked, answer=Answer(outcome=AskOutcome.LOST, line=line))
     return replace(state, requests=frozenset()), (lost,) if asked else ()

@@ -264,7 +264,7 @@ class NodeState:
     preemption: Preemption | None = None
     """A drain was asked for, because this node must leave soon."""
     requests: frozenset[int] = frozenset()
-    """Of persons, that the leader has not answered."""
+    """Of people, that the leader has not answered."""
     interrupt: Interrupt | None = None
     """The question at the terminal, while it is open."""
 

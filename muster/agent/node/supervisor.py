@@ -243,7 +243,7 @@ class Supervisor:
             import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
 
     def _open_control(self) -> None:
-        """From now on persons may ask. Not without a token: a job that no adapter has started."""
+        """From now on people may ask. Not without a token: a job that no adapter has started."""
         token = self._config.rendezvous.token
         if self._control is None and token is not None:
             from muster.agent.control import ControlServer

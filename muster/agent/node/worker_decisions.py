@@ -65,7 +65,7 @@ RequestDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], SignalReceived
 """As `Decision`, and the Ctrl-C that has its ordinary effect now."""
 
 OWN_REQUEST = 0
-"""The number of this agent's own request for the stacks of all nodes; persons' begin with 1."""
+"""The number of this agent's own request for the stacks of all nodes; people's begin with 1."""
 
 SLOW_STOP_S = 5.0
 """After how long a stop names the workers that it waits for."""

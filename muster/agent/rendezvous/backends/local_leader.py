@@ -1,4 +1,4 @@
-"""What the leader decides in a running round (drains, and what persons ask for), for a job of one node.
+"""What the leader decides in a running round (drains, and what people ask for), for a job of one node.
 
 The decisions are those of `consensus.drain`, about a job with one member. Imported when a drain begins or a person
 asks: most jobs of one node end without.

@@ -232,7 +232,7 @@ def _resume(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) ->
     return state, (*ended, *_answer((asker,), done), Notify(text=f"muster resume: {line}"))
 
 
-# -- answers to persons -----------------------------------------------------------------------------------------------
+# -- answers to people -----------------------------------------------------------------------------------------------
 
 
 def _answer(askers: Iterable[Asker], answer: Answer) -> tuple[Action, ...]:

@@ -66,7 +66,7 @@ class WantedDrain:
     leaving: tuple[str, ...] = ()
     """Members that do not go on after a stop."""
     preempted: tuple[str, ...] = ()
-    """Those among them that leave whatever persons are answered."""
+    """Those among them that leave whatever people are answered."""
 
 
 @record

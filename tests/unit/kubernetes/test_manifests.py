@@ -23,7 +23,7 @@ from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES
+from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES, pack_workspace
 from muster.schedulers.kubernetes.manifests.request import (
     OBJECT_LIMIT_BYTES,
     Additions,
@@ -376,6 +376,20 @@ def test_every_object_of_the_largest_allowed_workspace_is_below_the_limit():
     assert sizes["Secret"] > limit
     with pytest.raises(SchedulerError, match=r"too large: 700 KiB packed, the limit is 700 KiB packed; list what"):
         build(*with_workspace(agent_role()), workspaces={"workspace-1.tar.gz": os.urandom(limit + 1)})
+
+
+@pytest.mark.parametrize(("size", "qualifier"), [(800 * 1024, "packed"), (80 << 20, "or more")])
+def test_a_workspace_that_is_too_large_names_what_is_large_in_it(tmp_path, size, qualifier):
+    (tmp_path / "main.py").write_text("pass")
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    with (tmp_path / "data" / "deep" / "set.bin").open("wb") as file:
+        if qualifier == "packed":
+            file.write(os.urandom(size))
+        else:
+            file.truncate(size)
+    parts = rf"; the largest parts are data \({size // 1024} KiB\)"
+    with pytest.raises(SchedulerError, match=rf"KiB {qualifier}, the limit is 700 KiB packed{parts}"):
+        pack_workspace(str(tmp_path))
 
 
 def test_the_dry_run_holds_no_secret():

@@ -5,6 +5,8 @@ A workspace holds the user's code and whatever lies beside it, and more accounts
 
 import base64
 import hashlib
+import stat
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,9 @@ WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
 
 _UNPACKED_LIMIT_BYTES: Final = 100 * WORKSPACE_LIMIT_BYTES
 """A larger folder is refused before packing: only zeros compress a hundredfold."""
+
+_NAMED: Final = 3
+"""Parts of a workspace that is too large in the line that says so."""
 
 _ALTERNATIVES: Final = (
     "list what the job does not need in .torchxignore, set -cfg image_repo=REGISTRY/NAME to build an image, "
@@ -37,31 +42,40 @@ def pack_workspace(path: str) -> tuple[str, bytes]:
     """
     folder = path.removeprefix("file://")
     try:
-        _check_size(folder)
+        sizes = _check_size(folder)
         content = build_workspace_bundle(folder)
     except BundleError as error:
         raise SchedulerError(str(error)) from error
     if len(content) > WORKSPACE_LIMIT_BYTES:
-        _raise_too_large(f"workspace {folder!r} is", len(content), "packed")
+        _raise_too_large(f"workspace {folder!r} is", len(content), "packed", sizes)
     return f"workspace-{hashlib.sha256(content).hexdigest()[:12]}.tar.gz", content
 
 
-def _check_size(folder: str) -> None:
+def _check_size(folder: str) -> Counter[str]:
+    """The bytes in each file and folder at the top of the workspace."""
     root = Path(folder)
     if not root.is_dir():
         raise BundleError(f"workspace {folder!r} is not a folder")
+    sizes: Counter[str] = Counter()
     total = 0
     for relative in walk_workspace(root):
         status = (root / relative).lstat()
-        total += status.st_size
+        size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+        sizes[relative.partition("/")[0]] += size
+        total += size
         if total > _UNPACKED_LIMIT_BYTES:
-            _raise_too_large(f"workspace {folder!r} is", total, "or more")
+            _raise_too_large(f"workspace {folder!r} is", total, "or more", sizes)
+    return sizes
 
 
-def _raise_too_large(subject: str, size_bytes: int, qualifier: str) -> None:
+def _raise_too_large(subject: str, size_bytes: int, qualifier: str, sizes: Counter[str] | None = None) -> None:
     limit = f"{WORKSPACE_LIMIT_BYTES // 1024} KiB packed"
     size = f"{size_bytes // 1024} KiB {qualifier}"
-    raise SchedulerError(f"{subject} too large: {size}, the limit is {limit}; {_ALTERNATIVES}")
+    named = ", ".join(
+        f"{name} ({part // 1024} KiB)" for name, part in (sizes or Counter()).most_common(_NAMED) if part >= 1024
+    )
+    largest = f"; the largest parts are {named}" if named else ""
+    raise SchedulerError(f"{subject} too large: {size}, the limit is {limit}{largest}; {_ALTERNATIVES}")
 
 
 def build_agent_config_map(name: str, labels: Mapping[str, str]) -> dict[str, Any]:

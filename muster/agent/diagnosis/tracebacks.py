@@ -110,17 +110,24 @@ def find_place(traceback: str) -> str | None:
     return None if found is None else f"{found['file']}, line {found['line']}, in {found['function']}"
 
 
-def has_printed(tail: Iterable[str], exception: str | None) -> bool:
+def has_printed(tail: Iterable[str], exception: str | None, traceback: str | None = None) -> bool:
     """Whether the last lines of stderr have the exception, so that its traceback stands there, too.
 
     Args:
         tail: lines, oldest first.
         exception: as the report has it.
+        traceback: its text, if there is one.
     """
     if not exception:
         return False
-    first = exception.splitlines()[0][:400]
+    first = _find_printed_line(exception, traceback)[:400]
     return any(first in line for line in tail)
+
+
+def _find_printed_line(exception: str, traceback: str | None) -> str:
+    """The first line of the exception as Python prints it; of a SyntaxError that is without file and line."""
+    last = traceback.rstrip().rpartition("\n")[2] if traceback else ""
+    return last if last and exception.startswith(f"{last} (") else exception.splitlines()[0]
 
 
 def _shorten(text: str) -> str:
@@ -142,7 +149,7 @@ def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str 
     lines = [_RANK_PREFIX.sub("", line) for line in tail]
     if not exception:
         return lines
-    first, *rest = exception.splitlines()
+    first, rest = _find_printed_line(exception, traceback), exception.splitlines()[1:]
     start = _find_last(lines, lambda line: line.startswith(_FATAL))
     if start is not None:
         return lines[:start]  # nothing follows a fatal error's stacks

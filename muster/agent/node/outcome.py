@@ -87,7 +87,7 @@ def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: 
     if not prefix:  # not read by the agent: Python prints what it records
         return prefix if root.error_file is not None else None
     lines = logs.read_stderr_text(root.local_rank).splitlines() if is_here else root.stderr_tail
-    return prefix if has_printed(lines, root.exception) else None
+    return prefix if has_printed(lines, root.exception, root.traceback) else None
 
 
 def _write_reports(report: "Report", config: AgentConfig, logs: LogRouter) -> None:

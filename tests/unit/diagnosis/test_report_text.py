@@ -18,7 +18,7 @@ from muster.agent.diagnosis.report_files import (
 )
 from muster.agent.diagnosis.report_text import describe_step, format_report, format_steps
 from muster.agent.diagnosis.root_cause import find_root
-from muster.agent.diagnosis.tracebacks import find_place
+from muster.agent.diagnosis.tracebacks import find_place, has_printed
 from muster.agent.runtime.records import replace
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
@@ -297,3 +297,14 @@ def test_steps_of_ranks_that_are_equally_far_stand_on_one_line() -> None:
         "rank 2: step 8 (by optimizer)",
     ]
     assert describe_step(None, 10, None) is None
+
+
+def test_a_syntax_error_is_not_repeated() -> None:
+    """Its text has the file and the line at the end, where Python prints them above."""
+    printed = ('  File "/w/main.py", line 1', "    def f(:", "          ^", "SyntaxError: invalid syntax")
+    failure = make_failure(
+        exception="SyntaxError: invalid syntax (main.py, line 1)", traceback="\n".join(printed), stderr_tail=printed
+    )
+    assert has_printed(failure.stderr_tail, failure.exception, failure.traceback)
+    assert not has_printed(["SyntaxError: invalid"], failure.exception, failure.traceback)
+    assert "last lines of stderr" not in format_report(make_report(failure))

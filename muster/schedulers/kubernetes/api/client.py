@@ -163,11 +163,19 @@ class Client:
         Raises:
             ApiError, RequestError: the server refused; `refusal.maybe_done` is true if an attempt may have been
                 carried out.
-            Unreachable: no response.
+            Unreachable: no response, or that of another server.
         """
         call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body, accept=accept)
         response = self._send(call, streams=False)
-        return json.loads(response.data) if response.data else {}
+        try:
+            content = json.loads(response.data) if response.data else {}
+        except ValueError:  # a proxy's page
+            content = None
+        if isinstance(content, dict):
+            return content
+        text = " ".join(response.data.decode(errors="replace").split())[:100]
+        connection = self.connection
+        raise Unreachable(f"{connection.host} ({connection.origin}) is no API server of Kubernetes: it sent {text!r}")
 
     def read_bytes(self, path: str, *, what: str, query: Mapping[str, str] | None = None) -> bytes:
         """GETs a response that is not JSON: a log. Raises like `request`."""

@@ -26,6 +26,7 @@ from muster.agent.node.actions import (
 )
 from muster.agent.node.decisions import decide
 from muster.agent.node.events import (
+    FailureSettled,
     RoundTimer,
     SignalReceived,
     SlotsRead,
@@ -282,6 +283,9 @@ def test_a_node_that_is_preempted_while_a_failure_of_its_own_is_reported_leaves_
     node = Node()
     node.send(exited(1, code=1, asked=None))
     assert LeaveJob in kinds(node.send(term()))
+    reported = Node()
+    reported.send(exited(1, code=1, asked=None), FailureSettled(round_number=3, local_rank=1))
+    assert LeaveJob in kinds(reported.send(term()))
 
 
 def test_a_node_whose_ranks_know_the_step_says_that_it_leaves_with_them():

@@ -14,7 +14,6 @@ from muster.agent.node.actions import (
     ReportIdle,
     SendRequest,
     SendStacks,
-    StartTimer,
     WithdrawCommand,
     WriteCommand,
     WriteDeadline,
@@ -126,8 +125,9 @@ def test_a_pause_is_reported_when_all_ranks_wait():
     assert write == WriteCommand(drain=1, step=12, is_committed=True, kind=Layout.PAUSE)
     assert look == ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)
     [again] = node.send(read(12, 11))
-    assert isinstance(again, StartTimer)
+    assert node.send(TimerExpired(timer=again.timer)) == [look]
     assert node.send(read(12, 12)) == [ReportFollowed(round=ROUND, drain=1)]
+    assert node.send(TimerExpired(timer=again.timer)) == []
     assert node.send(over()) == []
     assert node.send(WorkersIdle(round_number=3, reason="idle")) == []
     assert node.send(DrainWithdrawn(round_number=3, drain=1, reason="resumed")) == [WithdrawCommand()]

@@ -1,5 +1,6 @@
 """What persons ask of a job, as its leader decides it: one answer for each, and one winner."""
 
+import pytest
 from doubles.samples import make_failure
 
 from muster._contract import AskKind, AskOutcome
@@ -10,6 +11,7 @@ from muster.agent.rendezvous.consensus.actions import (
     Answer,
     AnswerRequest,
     BeginDrain,
+    BreakRound,
     CommitDrain,
     Notify,
     WantStacks,
@@ -24,6 +26,7 @@ from muster.agent.rendezvous.consensus.events import (
     Idle,
     Joined,
     LeaseChecked,
+    MemberLost,
     Saved,
     StacksTaken,
     Succeeded,
@@ -109,6 +112,16 @@ def test_a_checkpoint_is_answered_when_all_have_saved_its_step():
     assert answers(actions) == [(1, AskOutcome.DONE, "all 2 ranks saved at step 12 in 6.0 s: /here")]
     assert WithdrawDrain in kinds(actions)
     assert BeginDrain in kinds(job.ask(AskKind.PAUSE, 2))
+
+
+@pytest.mark.parametrize("kind", [AskKind.PAUSE, AskKind.CHECKPOINT])
+def test_a_loss_while_ranks_pause_or_save_ends_no_job(kind):
+    """A job of a fixed size waits for another node."""
+    job = Job()
+    job.ask(kind)
+    job.agree()
+    [broken] = [each for each in job.send(MemberLost(id="1", reason="x")) if isinstance(each, BreakRound)]
+    assert broken.leaving == ()
 
 
 def test_a_checkpoint_that_is_late_stays():

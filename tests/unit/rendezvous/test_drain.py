@@ -268,6 +268,13 @@ class TestLeader:
         assert (broken.kind, broken.leaving) == (BreakKind.MEMBERSHIP, leaving)
         assert job.state.quorum_rounds[-1].ended == frozenset(), "their workers may still run"
 
+    def test_a_loss_before_the_step_was_committed_ends_no_job(self):
+        """A job of a fixed size waits for another node."""
+        job = Job()
+        job.ask()
+        broken, *_ = job.send(MemberLost(id="m2", reason="connection closed"))
+        assert (broken.kind, broken.leaving) == (BreakKind.MEMBERSHIP, ())
+
     def test_the_job_has_succeeded_when_its_ranks_ended_before_the_step(self):
         job = Job()
         job.ask()

@@ -44,6 +44,7 @@ END_WAIT_LIMIT_S = 5.0
 TORCH_NAMES = {"c10d-torch": "c10d", "etcd": "etcd", "etcd-v2": "etcd-v2"}
 """Our names for torch's own backends -> torch's names."""
 DEFAULT_TIMEOUT_S = 900
+_LINE_CHARACTERS = 500
 KEEP_ALIVE_INTERVAL_S = 5.0
 KEEP_ALIVE_MAX_ATTEMPT = 3
 """torch's own defaults for its c10d."""
@@ -153,8 +154,7 @@ class HandlerThread(threading.Thread):
             self._report_failure(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
 
     def _report_failure(self, reason: str, *, usage: bool) -> None:
-        line = " ".join(reason.split())[:500]
-        self._owner.post_finding(HandlerFailed(reason=line, usage=usage))
+        self._owner.post_finding(HandlerFailed(reason=_build_line(reason), usage=usage))
 
     def _create_handler(self) -> "RendezvousHandler":
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
@@ -267,7 +267,8 @@ class HandlerThread(threading.Thread):
                 self._watch.post_seen()
             self._handler.shutdown()
         except Exception as error:  # noqa: BLE001  # as above
-            self._owner.post_finding(ThreadNotice(text=f"cannot report the failure to the other nodes: {error}"))
+            line = _build_line(f"cannot report the failure to the other nodes: {error}")
+            self._owner.post_finding(ThreadNotice(text=line))
 
     def _find_failure(self) -> FailedElsewhere | None:
         """What a node wrote when the job failed for good in the last round, if the store can still be read."""
@@ -327,6 +328,11 @@ class HandlerThread(threading.Thread):
         if old is not None:
             old.close()
         return self._config.local_addr or find_own_address(self._config.endpoint), self._port.port
+
+
+def _build_line(text: str) -> str:
+    """One line: errors of torch's stores end with the frames of their C++ functions."""
+    return " ".join(text.split())[:_LINE_CHARACTERS]
 
 
 def find_silence_s(config: RendezvousConfig) -> float:

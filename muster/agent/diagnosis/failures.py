@@ -178,8 +178,10 @@ def read_crash(streams: WorkerStreams | None) -> str:
 
 def build_failure(context: FailureContext) -> Failure:
     """Build the failure from what is known."""
-    sign = _find_early_sign(context.stderr_tail)
-    found = read_error_file(context.error_file) or read_stderr(context.stderr_text) or (sign and (sign, None))
+    sign = _find_early_sign(context.code, context.stderr_tail)
+    found = read_error_file(context.error_file) or read_stderr(context.stderr_text)
+    if found is None and sign is not None:
+        found = sign, None
     code = context.code
     failure = Failure(
         node=context.round.group_rank,
@@ -225,11 +227,15 @@ def is_early(failure: Failure, run_time_s: float, spawn_errno: int | None = None
     kind = (failure.exception or "").partition(":")[0].strip().rpartition(".")[2]
     if kind in _EARLY_EXCEPTIONS:
         return True
-    return failure.exception is not None and failure.exception == _find_early_sign(failure.stderr_tail)
+    return failure.exception is not None and failure.exception == _find_early_sign(
+        failure.exit_code, failure.stderr_tail
+    )
 
 
-def _find_early_sign(tail: tuple[str, ...]) -> str | None:
-    """What Python says of a program that it cannot run, without the interpreter's name; None when it says nothing."""
+def _find_early_sign(code: int | None, tail: tuple[str, ...]) -> str | None:
+    """What Python says of a program that it cannot run, or argparse or click of its arguments; None: nothing."""
+    if code == _USAGE_CODE and tail and (": error: " in tail[-1] or tail[-1].startswith("Error: ")):
+        return tail[-1]
     for line in tail[-3:]:
         for sign in _EARLY_SIGNS:
             if sign in line:

@@ -105,6 +105,10 @@ def early(**changes: Any) -> bool:
         {"stderr_text": "Traceback (most recent call last):\n  File\nImportError: cannot import"},
         {"code": 2, "stderr_tail": ("/usr/bin/python: can't open file '/x.py': [Errno 2] No such file",)},
         {"code": 1, "stderr_tail": ("/usr/bin/python: No module named nothing",)},
+        {
+            "code": 2,
+            "stderr_tail": ("usage: train.py [-h] --lr LR", "train.py: error: the following are required: --lr"),
+        },
         {"code": 127},
         {"code": 2},
         {"code": None, "reason": "cannot run x", "spawn_errno": errno.ENOENT},
@@ -118,11 +122,23 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "line", ["train.py: error: argument --lr: invalid float value: 'x'", "Error: No such option: --lr"]
+)
+def test_wrong_arguments_of_the_program_are_the_reason(line: str) -> None:
+    """argparse and click exit with 2 and raise nothing that could be recorded."""
+    usage = "usage: train.py [-h] --lr LR"
+    assert build_failure(make_context(code=2, stderr_tail=(usage, line))).exception == line
+    assert build_failure(make_context(code=3, stderr_tail=(usage, line))).exception is None
+    assert build_failure(make_context(code=2, stderr_tail=(line, "bye"))).exception is None
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"stderr_text": TRACEBACK.replace("NameError: name", "RuntimeError: connection refused")},
         {"code": 1},
         {"code": 2, "stderr_tail": ("the device is busy",)},
+        {"code": 1, "stderr_tail": ("train.py: error: no connection",)},
         {"code": -11},
         {"code": None, "reason": "no CPU time used"},
         {"code": None, "reason": "cannot fork a worker", "spawn_errno": errno.EAGAIN},

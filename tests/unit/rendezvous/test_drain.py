@@ -4,6 +4,7 @@ import itertools
 import random
 
 import pytest
+from doubles.samples import make_failure
 
 from muster._contract import StatusPageLayout
 from muster.agent.rendezvous.consensus.actions import BeginDrain, BreakRound, CommitDrain, EndJob, Notify, WithdrawDrain
@@ -229,6 +230,16 @@ class TestLeader:
         assert [each.id for each in form.assignments] == ["m0", "m2"]
         assert (form.round_number, form.attempt) == (2, 0)
 
+    def test_a_node_that_leaves_gets_no_assignment_before_it_says_so_either(self):
+        job = Job(min_nodes=2)
+        self.drain(job, 1)
+        for index in range(3):
+            job.send(Stopped(id=f"m{index}", round_number=1, port=2))
+        job.now_s += 1
+        job.send(TimerFired(round_number=1))
+        form, *_ = job.send(LeaseChecked(is_held=True))
+        assert [each.id for each in form.assignments] == ["m0", "m2"]
+
     def test_a_spare_takes_the_place_of_the_node_that_leaves(self):
         job = Job()
         job.join(3)
@@ -337,6 +348,17 @@ class TestLeader:
         actions = job.send(TimerFired(round_number=job.number))
         assert BreakRound in kinds(actions)
         assert job.report(1, report(5, (4, 1))) == []
+
+    def test_a_failure_on_the_last_attempt_fails_the_job_for_all_also_after_the_step_was_committed(self):
+        job = Job(min_nodes=2)
+        job.ask()
+        for index in range(3):
+            job.report(index, report(5, (4, 1), first=index))
+        failed = make_failure(node=2, global_rank=2, exit_code=1)
+        job.send(Failed(id="m2", round_number=job.number, failures=(failed,)))
+        job.now_s += 1
+        [broken] = [each for each in job.send(TimerFired(round_number=job.number)) if isinstance(each, BreakRound)]
+        assert (broken.kind, broken.leaving) == (BreakKind.FINAL, ())
 
     def test_events_of_other_rounds_and_members_change_nothing(self):
         job = Job()

@@ -17,6 +17,8 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
 _OWN_FRAMES = "muster/agent/workers/"
 """Our frames at the outer end of a stack, which explain nothing."""
+_FORK_FRAMES = "muster/elastic/fork/"
+"""In a fork of the program that started the job: outside of them is that program, as it started the job."""
 _THREADS = ("Thread 0x", "Current thread 0x")
 _FORMATTING = ("/linecache.py", "/traceback.py", "/tokenize.py", "/torch/library.py", "/weakref.py")
 """Files at the inner end of a stack when a worker is already printing its exception, or ends."""
@@ -204,4 +206,12 @@ def _clean_block(block: list[str]) -> list[str]:
 
 
 def _drop_own_frames(lines: list[str]) -> list[str]:
-    return [line for line in lines if not ("File " in line and _OWN_FRAMES in line)]
+    """Of stacks, each thread's innermost frame first."""
+    kept: list[str] = []
+    is_outside = False
+    for line in lines:
+        is_frame = "File " in line
+        is_outside = is_frame and (is_outside or _FORK_FRAMES in line)
+        if not (is_outside or (is_frame and _OWN_FRAMES in line)):
+            kept.append(line)
+    return kept

@@ -165,3 +165,12 @@ Current thread 0x00009f (most recent call first):
 """
     head = "Current thread 0x00009f (most recent call first):"
     assert clean_stacks(text) == f'{head}\n  File "/w/main.py", line 3 in step'
+
+
+def test_a_fork_of_the_program_shows_what_the_worker_does() -> None:
+    head = "Current thread 0x00007f0000000001 (most recent call first):"
+    own = '  File "/w/main.py", line 3 in step'
+    outside = ['  File "/p/muster/elastic/fork/tree.py", line 76 in _run', '  File "/w/main.py", line 9 in <module>']
+    other = ["Thread 0x00007f0000000002 (most recent call first):", '  File "/w/data.py", line 1 in load']
+    text = "\n".join([head, own, '  File "/p/muster/elastic/fork/worker.py", line 70 in run', *outside, "", *other])
+    assert clean_stacks(text) == "\n".join([head, own, "", *other])

@@ -22,8 +22,10 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 300_000
 _PYTHON_API: Final = (
     *("_control.py", "run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
+    *("agent/rendezvous/backends/torch_caller.py", "agent/rendezvous/backends/torch_plugin.py"),
 )
-"""For programs that start an agent; they have muster installed."""
+"""For programs that start an agent, and for torchrun, which finds the plug-in by its entry point: they have muster
+installed."""
 
 _MARK: Final = "muster/_bundled.py"
 """Tells an unpacked bundle from an installed package (`workers.program`, `workers.environment`)."""

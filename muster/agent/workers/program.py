@@ -524,7 +524,7 @@ def _limit_traceback(
 
 
 def _show_at_once(
-    hook: "Callable[..., object]", kind: type[BaseException], value: BaseException, tb: "TracebackType | None"
+    hook: "Callable[..., object]", kind: "type[BaseException]", value: BaseException, tb: "TracebackType | None"
 ) -> None:
     """Show a failure in one write, where Python's own hook does: ranks that fail together share a terminal."""
     import io  # the interpreter has it

@@ -79,7 +79,8 @@ class ScriptedEngine:
 
     def logs(self, container):
         ports = [word for word in self.bodies[container]["Cmd"] if word.isdigit()]
-        return iter([(1, f"{port}\n".encode()) for port in ports if int(port) not in self.busy_ports])
+        free = (port for port in ports if int(port) not in self.busy_ports)
+        return iter([(1, f"muster-probe: {' '.join(free)}\n".encode())])
 
 
 def request_of(name, *gpus, network=None, roles=("w",)):

@@ -11,6 +11,15 @@ from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 _LIMIT_S: Final = 60.0
 
+MARK: Final = "muster-probe:"
+"""Begins what a probe's own program prints: the image's entrypoint, which runs it, may print a banner before."""
+
+
+def find_words(output: str) -> list[str] | None:
+    """The words after the last mark, of that line; None: the program has not run."""
+    _, mark, rest = output.rpartition(MARK)
+    return rest.partition("\n")[0].split() if mark else None
+
 
 def build_probe_body(
     app: AppRequest,

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import CannotStart, DockerError
-from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
+from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
+from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
 from muster.schedulers.docker.live.exit_reason import describe_start_failure
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
@@ -24,13 +24,13 @@ _NO_COMMAND: Final = "/muster-preflight-without-command"
 """Does not exist, on purpose: for a role without our agent, only the steps before the command are checked."""
 
 # Must compile on any Python that may be called python3, 2.7 included.
-_PROBE: Final = """\
+_PROBE: Final = r"""
 import sys
 found = []
 if sys.version_info >= (3, 4):
     import importlib.util
     found = [name for name in ('torch', 'muster') if importlib.util.find_spec(name)]
-print('%d.%d %s' % (sys.version_info[0], sys.version_info[1], ' '.join(found)))
+print('\nmuster-probe: %d.%d %s' % (sys.version_info[0], sys.version_info[1], ' '.join(found)))
 """
 
 
@@ -118,7 +118,8 @@ class _Probe:
             return str(error)
         if exit_code != 0:
             return output.strip() or f"exit code {exit_code}"
-        self._check_output(output)
+        if self._container.runs_agent:
+            self._check_output(output)
         return ""
 
     def _build_body(self, findings: Findings) -> dict[str, Any]:
@@ -137,9 +138,13 @@ class _Probe:
         return self._container.base_image or self._container.image
 
     def _check_output(self, output: str) -> None:
-        """Check the output of our own probe, the only one that can succeed, against the agent's needs."""
+        """Check the output of our own probe against the agent's needs."""
         name = self._name
-        version, *found = output.split()
+        words = find_words(output)
+        if words is None:
+            shown = f"; it printed {one_line(output)[:200]!r}" if output.strip() else ""
+            raise DockerError(f"image {name!r} does not run the command that it is given: see its entrypoint{shown}")
+        version, *found = words
         if tuple(int(part) for part in version.split(".")) < (3, 10):
             raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
         if "torch" not in found:

@@ -17,7 +17,7 @@ from muster.schedulers.docker import devices
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError
-from muster.schedulers.docker.engine.probe import build_probe_body, run_probe
+from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
 from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, set_host_port
 
 _GPU: Final = "gpu"
@@ -26,16 +26,17 @@ _PORTS_TRIED: Final = 64
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 # Binds as the leader will: on IPv6 and IPv4 at once where there are both.
-_FREE_PORTS: Final = """\
+_FREE_PORTS: Final = r"""
 import socket, sys
-both = socket.has_dualstack_ipv6()
+both, free = socket.has_dualstack_ipv6(), []
 for port in sys.argv[1:]:
     try:
         family = socket.AF_INET6 if both else socket.AF_INET
         socket.create_server(("", int(port)), family=family, dualstack_ipv6=both).close()
     except OSError:
         continue
-    print(port)
+    free.append(port)
+print('\nmuster-probe:', *free)
 """
 
 
@@ -159,6 +160,7 @@ def _find_free_ports(engine: Engine, app: AppRequest, first_node: ContainerReque
     command = (first_node.command[0], "-c", _FREE_PORTS, *map(str, ports))
     body = build_probe_body(app, first_node, command, image=image, engine=facts, network=HOST_NETWORK)
     exit_code, output = run_probe(engine, f"{first_node.name}-ports", body)
-    if exit_code != 0:
+    words = find_words(output)
+    if exit_code != 0 or words is None:
         raise DockerError(f"cannot find a free port on the engine's host: {output.strip() or exit_code}")
-    return [int(word) for word in output.split()]
+    return [int(word) for word in words]

@@ -1,0 +1,86 @@
+"""What a temporary container prints: an image's entrypoint may print a banner before the probe's own line."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.engine.probe import MARK, find_words
+from muster.schedulers.docker.live import preflight, reservations
+from muster.schedulers.docker.live.preflight import check_images
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest
+
+pytestmark = pytest.mark.torchx
+
+BANNER = "=============\n== PyTorch ==\n=============\nNVIDIA Release 24.01\n"
+
+
+class Engine:
+    """Runs any probe, which prints `output`."""
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+
+    def info(self):
+        return {"NCPU": 4}
+
+    def facts(self):
+        return EngineFacts(cpus=4)
+
+    def inspect_image(self, _name):
+        return ImageFacts(id="sha256:1", working_dir="/", user="")
+
+    def create_container(self, _name, _body):
+        return "c"
+
+    def start_container(self, _container):
+        pass
+
+    def wait_container(self, _container, _limit_s):
+        return 0
+
+    def logs(self, _container):
+        yield 1, self.output.encode()
+
+    def remove_container(self, _container):
+        pass
+
+
+def build_request(*, runs_agent: bool = True) -> AppRequest:
+    container = ContainerRequest(
+        role="w", replica=0, image="img", name="a-w-0", command=("python3", "x"), env={}, hostname="w-0", aliases=(),
+        runs_agent=runs_agent, bundled=True,
+    )  # fmt: skip
+    return AppRequest(
+        app_id="a", network="net", owns_network=False, pull="missing", grace_s=1.0, keep="all", user="u",
+        containers=(container,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["", BANNER, f"{MARK} is ours\n", "no end of line"])
+def test_a_banner_of_the_entrypoint_is_passed_over(before, tmp_path):
+    """It was a traceback: ValueError: invalid literal for int() with base 10: '============='."""
+    request = build_request()
+    assert check_images(Engine(f"{before}\n{MARK} 3.10 torch\n"), request, tmp_path).init
+    ports = Engine(f"{before}\n{MARK} 29400 29402\n")
+    assert reservations._find_free_ports(ports, request, request.containers[0], [29400, 29401, 29402]) == [29400, 29402]
+
+
+def test_an_entrypoint_that_does_not_run_the_command(tmp_path):
+    with pytest.raises(DockerError) as error:
+        check_images(Engine("hello\nworld\n"), build_request(), tmp_path)
+    why = "image 'img' does not run the command that it is given: see its entrypoint; it printed 'hello world'"
+    assert str(error.value) == why
+    assert check_images(Engine("hello\n"), build_request(runs_agent=False), tmp_path).init
+
+
+@pytest.mark.parametrize(
+    ("program", "argv", "count"), [(preflight._PROBE, [], 1), (reservations._FREE_PORTS, ["0", "x"], None)]
+)
+def test_the_probes_print_the_mark(program, argv, count, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["-c", *argv[:1]])
+    exec(compile(program, "probe", "exec"), SimpleNamespace().__dict__)
+    words = find_words(capsys.readouterr().out)
+    assert words is not None
+    assert words == ["0"] if count is None else len(words) >= count

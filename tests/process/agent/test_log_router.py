@@ -324,6 +324,7 @@ def test_a_round_that_is_over_before_its_workers_start_leaves_no_open_file(tmp_p
     for number in range(2, 6):
         node.open(make_round(2, number=number))
         node.router.open_round(make_round(2, number=number))  # over before its files are open
+    node.open(make_round(2, number=6))
     node.turn_until(lambda: len(os.listdir("/proc/self/fd")) == after_one)
     node.close()
 

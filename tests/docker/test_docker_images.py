@@ -151,14 +151,14 @@ def make_image(client):
     """Makes an image out of the test image: what a change to a container of it leaves."""
     made = []
 
-    def make(tag, command="true", files=None):
+    def make(tag, command="true", files=None, changes=None):
         container = client.containers.create(IMAGE, ["sh", "-c", command])
         try:
             if files is not None:
                 container.put_archive("/", files)
             container.start()
             assert container.wait()["StatusCode"] == 0
-            container.commit("muster-test", tag)
+            container.commit("muster-test", tag, changes=changes)
         finally:
             container.remove()
         made.append(f"muster-test:{tag}")
@@ -188,6 +188,19 @@ def test_image_without_torch_is_one_line(apps, app_of, make_image):
 
 def test_image_without_muster_is_one_line_with_agent_image(apps, app_of):
     apps.refuse(app_of("", **AGENT), f"image '{IMAGE}' has no muster; leave out -cfg agent=image", agent="image")
+
+
+def test_an_entrypoint_may_print_a_banner(apps, make_image, tmp_path):
+    """As that of NVIDIA's images does."""
+    entrypoint = 'ENTRYPOINT ["sh", "-c", "echo; echo == PyTorch ==; exec \\"$@\\"", "sh"]'
+    (tmp_path / "main.py").write_text("import os; print('rank', os.environ['RANK'], flush=True)")
+    image = make_image("banner", changes=entrypoint)
+    app = dist.ddp(script="main.py", j="1x1", image=image, name="job", start="cold")
+    app_id = apps.run(app, workspace=str(tmp_path))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    said = "".join(apps.logs(app_id, role=app.roles[0].name))
+    assert "== PyTorch ==" in said
+    assert "rank 0" in said
 
 
 def test_agent_of_the_image_is_run(apps, make_image, tmp_path):

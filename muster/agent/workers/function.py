@@ -128,7 +128,7 @@ def _send_exception(connection: socket.socket, error: BaseException) -> None:
         import traceback  # only a failure needs it
 
         shown = error.__traceback__
-        while shown is not None and shown.tb_frame.f_globals is globals():
+        while shown is not None and "muster_frames" in shown.tb_frame.f_globals:
             shown = shown.tb_next
         text = "".join(traceback.format_exception(type(error), error, shown))
         _send(connection, {"failed": True}, _write((error, text), "the exception"))

@@ -131,7 +131,7 @@ def _report(error: BaseException, error_file: str) -> None:
 
 
 def _find_user_frames(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_frame.f_globals.get("__name__") in (__name__, function.__name__):
+    while tb is not None and (tb.tb_frame.f_globals is globals() or "muster_frames" in tb.tb_frame.f_globals):
         tb = tb.tb_next
     return tb
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+muster_frames = True  # see `agent.workers.function`
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankCall:
@@ -61,6 +63,8 @@ def _record(error: Exception, path: str | None) -> None:
     """Write the exception in torch's format, unless torch's own `record` has done so."""
     if not path or os.path.exists(path):
         return
-    extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
+    shown = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
+    text = "".join(traceback.format_exception(type(error), error, shown))
+    extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}, file)

@@ -99,3 +99,19 @@ def test_a_traceback_is_one_write_for_ranks_that_share_a_terminal(monkeypatch: p
     assert terminal.seen[1:] == [b"a", b" ", b"b", b"\n"], "unbuffered as before"
     program._show_at_once(lambda *_: print("mine", file=sys.stderr), ValueError, error, None)
     assert terminal.seen[5:] == [b"mine", b"\n"], "a hook of the program's own is left alone"
+
+
+def test_frames_of_functions_that_call_the_users_are_left_out() -> None:
+    ours: dict[str, Any] = {"muster_frames": True}
+    exec("def call(function): function()", ours)
+
+    def fail() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError) as caught:  # no text
+        ours["call"](fail)
+    after_test = caught.tb.tb_next
+    assert after_test is not None
+    shown = program._find_user_frames(after_test)
+    assert shown is not None
+    assert shown.tb_frame.f_code is fail.__code__

@@ -91,6 +91,10 @@ class ScriptedEngine:
     def copy_out(self, container, path, limit_bytes):
         self._may_fail("copy_out")
 
+    def logs(self, container, *, stdout):
+        self._may_fail("logs")
+        yield 2, b"muster: --nproc-per-node 0: must be 1 or more\n"
+
     def list_volumes(self, labels):
         return {}
 
@@ -160,6 +164,24 @@ def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine
     driver.start(REPLICA, 1)
     engine.end(1)
     assert next_end(event_queue).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ((), "--nproc-per-node 0: must be 1 or more"),
+        ((EngineUnavailable("gone"),), "--nproc-per-node 0: must be 1 or more"),
+        ((DockerError("configured logging driver does not support reading"),), ""),
+    ],
+)
+@pytest.mark.parametrize("code", [2, 127])
+def test_end_is_reported_when_the_engine_keeps_no_logs(driver, engine, event_queue, errors, reason, code):
+    """Those of an agent that refuses its arguments, and of an init that finds no command, are read for the reason."""
+    engine.fail("logs", *errors)
+    driver.start(REPLICA, 1)
+    engine.end(code)
+    end = next_end(event_queue)
+    assert (end.exit_code, end.reason) == (code, reason if code == 2 else "")
 
 
 def test_files_are_read_when_a_stopped_engine_is_back(driver, engine, event_queue):

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequ
 from muster.schedulers.failure_report import find_usage_line
 
 _CANNOT_EXECUTE: Final = 126
+_MOST_RECORDS: Final = 1000
 _INIT_ERROR_PREFIX: Final = b"[FATAL tini "
 
 
@@ -53,15 +55,14 @@ class ExitEvidence:
             return ContainerExit(reason=missing, final=True)
         message = self._read_last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
         if not message and request.runs_agent and facts.exit_code == ExitCode.USAGE:
-            output = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
-            message = find_usage_line(output).encode()
+            message = find_usage_line(self._read_stderr(facts)).encode()
         return ContainerExit(reason=describe_state(facts, message))
 
     def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
         """The reason if the init reported that the command does not exist, else empty."""
         if facts.exit_code not in (_CANNOT_EXECUTE, COMMAND_NOT_FOUND) or not self._has_init:
             return ""
-        output = b"".join(record for _, record in self._engine.logs(facts.id, stdout=False))
+        output = self._read_stderr(facts)
         if not output.startswith(_INIT_ERROR_PREFIX):
             return ""
         text = output.decode(errors="replace")
@@ -73,6 +74,15 @@ class ExitEvidence:
             with suppress(OSError):  # a full disk: the end must be reported in any case
                 self._error_file.write_bytes(error)
         return self._copy_out(facts, REPORT_FILE)
+
+    def _read_stderr(self, facts: ContainerFacts) -> bytes:
+        """Its first lines; empty if the engine's log driver gives none: the end must be reported in any case."""
+        try:
+            return b"".join(record for _, record in islice(self._engine.logs(facts.id, stdout=False), _MOST_RECORDS))
+        except EngineUnavailable:
+            raise
+        except DockerError:
+            return b""
 
     def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
         """A file of the container; None if it is not available: the end must be reported in any case."""

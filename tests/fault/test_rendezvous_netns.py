@@ -40,6 +40,7 @@ def test_loss_of_node_0_of_three(world: World) -> None:
     world.finish(*others)
 
 
+@pytest.mark.long
 def test_loss_of_both_in_turn(world: World) -> None:
     """Each is replaced before the other is killed: no node of the first round is left, and the job still succeeds."""
     zero, one = world.start(2, "1:2")
@@ -56,6 +57,7 @@ def test_loss_of_both_in_turn(world: World) -> None:
     world.finish(zero, one)
 
 
+@pytest.mark.long
 def test_a_node_replaced_ten_times(world: World) -> None:
     """It costs no restart: with `--max-restarts 0`, the default, any attempt used would end the job."""
     survivor, replaced = world.start(2, "1:2", sums="plain")
@@ -69,6 +71,7 @@ def test_a_node_replaced_ten_times(world: World) -> None:
     assert "attempt 1" not in survivor.tree.stdout
 
 
+@pytest.mark.long
 def test_from_one_to_four_to_two_to_three(world: World) -> None:
     (first,) = world.start(1, "1:4")
     second, third, fourth = (world.launch(index, "1:4") for index in (1, 2, 3))

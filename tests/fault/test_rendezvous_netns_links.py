@@ -20,6 +20,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_link_down_and_up(world: World) -> None:
     nodes = world.start(3, "2:3")
@@ -44,6 +45,7 @@ def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
     world.finish(*nodes)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_latency_of_200_ms(world: World) -> None:
     """No answer arrives within the time of a redial: the loss of node 0 is still detected."""

@@ -173,7 +173,7 @@ class TestHangs:
         assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
 
     @pytest.mark.parametrize("rank", [0, 1], ids=["worker", "child of a worker"])
-    @pytest.mark.parametrize("start", STARTS)
+    @pytest.mark.parametrize("start", [pytest.param("cold", marks=pytest.mark.long), "warm"])
     def test_an_occasional_line_that_the_agent_does_not_capture_is_activity(
         self, start: str, rank: int, tmp_path: Path
     ) -> None:

@@ -80,6 +80,7 @@ def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, whose: str, tmp_p
     assert "signal SIGINT" in text, text
 
 
+@pytest.mark.long
 def test_ctrl_c_on_one_of_two_nodes_saves_and_stops_both_at_one_step(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])

@@ -96,6 +96,7 @@ def test_nodes_that_do_not_find_each_other(tmp_path: Path) -> None:
     assert "within 2 s" in second
 
 
+@pytest.mark.long
 def test_different_tokens_are_said(tmp_path: Path) -> None:
     first, second = run_nodes("tokens", tmp_path)
     assert "within 15 s" in first

@@ -236,7 +236,7 @@ def expect_cold(probe: Probe, reason: str, folder: Path) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("target", ["torch_state.py", "data_loader.py"])
+@pytest.mark.parametrize("target", ["torch_state.py", pytest.param("data_loader.py", marks=pytest.mark.long)])
 def test_torch(target: str, tmp_path: Path) -> None:
     compare(Probe(target=target, env={"OMP_NUM_THREADS": "2"}), tmp_path)
 

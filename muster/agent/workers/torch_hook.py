@@ -14,7 +14,8 @@ Steps are counted in the status page, for scripts that do not report them throug
 a sign of life only, never for an agreement. The page's layout stands here again, because `muster` may be another
 package in this process.
 
-Whatever fails here leaves the worker as it was. The standard library and torch only.
+Whatever fails here leaves the worker as it was. The standard library and torch only. `Any` is what torch's objects are
+here: this file must not import torch for their types.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ def begin_group(module: "ModuleType") -> None:
 class _GroupRecorder(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
     """Torch's table of groups, which also writes each new group to the memory file, as one line of JSON."""
 
-    def __init__(self, groups: "dict[Any, Any]") -> None:
+    def __init__(self, groups: "dict[object, object]") -> None:
         super().__init__(groups)
         self.owner_pid = os.getpid()
         self._fd = _move_descriptor(os.memfd_create("muster-groups"), choose_number(1))
@@ -82,7 +83,7 @@ class _GroupRecorder(dict):  # type: ignore[type-arg]  # torch's own is a plain 
     def __setitem__(self, group: "Any", ranks: "Any") -> None:
         super().__setitem__(group, ranks)
         try:
-            line = {"group": str(group.group_name), "ranks": [int(rank) for rank in ranks]}
+            line: dict[str, object] = {"group": str(group.group_name), "ranks": [int(rank) for rank in ranks]}
         except (AttributeError, TypeError, ValueError, RuntimeError):
             return  # another torch: the agent knows fewer groups
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):  # no backend for such devices
@@ -90,7 +91,7 @@ class _GroupRecorder(dict):  # type: ignore[type-arg]  # torch's own is a plain 
             line["device_timeout_s"] = backend.options._timeout.total_seconds()  # noqa: SLF001
         self.write(line)
 
-    def write(self, line: "dict[str, Any]") -> None:
+    def write(self, line: "dict[str, object]") -> None:
         """Append one line."""
         if os.getpid() != self.owner_pid:
             return

@@ -5,6 +5,7 @@
 
 import errno
 import os
+import re
 import signal
 from typing import Protocol
 
@@ -22,11 +23,15 @@ EARLY_S = 30.0
 """A start-up error comes within this time; importing torch from a slow disk takes a while."""
 
 _EARLY_EXCEPTIONS = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
-_EARLY_SIGNS = (
-    ": can't open file ",  # python: no such script, exit code 2
-    ": No module named ",  # python -m: no such module, exit code 1
-    ": can't find '__main__' module in ",  # python: a folder or a zip without it, exit code 1
+_INTERPRETER_SIGN = re.compile(
+    r"[^:]*py[^:/]*: ("
+    r"can't open file |"  # no such script, exit code 2
+    r"No module named |"  # -m: no such module, exit code 1
+    r"Error while finding module specification for |"  # -m: no such package, exit code 1
+    r"can't find '__main__' module in )"  # a folder or a zip without it, exit code 1
 )
+"""The interpreter's own lines begin with its path. Libraries print the same words in warnings."""
+_INTERPRETER_CODES = (1, 2)
 _CRASH_BYTES = 64 << 10
 _STACKS_HEADER = "--- stacks of process "
 """Each process that opens a stack file writes this first, see `workers.program`."""
@@ -236,8 +241,7 @@ def _find_early_sign(code: int | None, tail: tuple[str, ...]) -> str | None:
     """What Python says of a program that it cannot run, or argparse or click of its arguments; None: nothing."""
     if code == _USAGE_CODE and tail and (": error: " in tail[-1] or tail[-1].startswith("Error: ")):
         return tail[-1]
-    for line in tail[-3:]:
-        for sign in _EARLY_SIGNS:
-            if sign in line:
-                return line[line.index(sign) + 2 :]
-    return None
+    if code not in _INTERPRETER_CODES:
+        return None
+    signs = (_INTERPRETER_SIGN.match(line) for line in tail[-3:])
+    return next((sign.string[sign.start(1) :] for sign in signs if sign), None)

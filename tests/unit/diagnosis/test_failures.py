@@ -106,6 +106,12 @@ def early(**changes: Any) -> bool:
         {"code": 2, "stderr_tail": ("/usr/bin/python: can't open file '/x.py': [Errno 2] No such file",)},
         {"code": 1, "stderr_tail": ("/usr/bin/python: No module named nothing",)},
         {
+            "code": 1,
+            "stderr_tail": (
+                "/opt/pypy3: Error while finding module specification for 'x.y' (ModuleNotFoundError: No module named 'x')",
+            ),
+        },
+        {
             "code": 2,
             "stderr_tail": ("usage: train.py [-h] --lr LR", "train.py: error: the following are required: --lr"),
         },
@@ -119,6 +125,22 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
     assert early(**changes)
     assert not early(**changes, run_time_s=3600.0) or changes.get("code") == 0
     assert not early(**changes, stopped_by_us=True)
+
+
+@pytest.mark.parametrize("changes", [{"code": 1}, {"code": None, "hung": True}, {"code": -9}])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/env/torch/_subclasses/functional_tensor.py:284: UserWarning: Failed to initialize NumPy: No module named 'numpy' "
+        "(Triggered internally at tensor_numpy.cpp:84.)",
+        "loader: No module named 'apex', falls back to its own kernels",
+    ],
+)
+def test_a_warning_of_a_library_is_not_the_reason(line: str, changes: dict[str, Any]) -> None:
+    """Only the interpreter's own lines are."""
+    failure = build_failure(make_context(**changes, stderr_tail=(line, "  cpu = _conversion_method_template()")))
+    assert failure.exception is None
+    assert not failure.early
 
 
 @pytest.mark.parametrize(

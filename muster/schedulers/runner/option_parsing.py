@@ -8,7 +8,7 @@ invalid text is kept as it is until `resolve`, which both command lines call whe
 import difflib
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from torchx.specs.api import runopts
@@ -19,6 +19,11 @@ _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 # TorchX 0.7 compares types with typing's; `list[str]` is another object for it.
 _TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]: typing.Dict[str, str]}  # noqa: UP006
+
+
+_SEPARATOR = re.compile(r"[,;]")
+_BRACED_VALUE = re.compile(r"\s*[\w.-]+\s*=\s*\{")
+_BRACE_OR_QUOTED = re.compile(r"""[{}]|"(?:[^"\\]|\\.)*"|'[^']*'""")
 
 
 class StrictOpts(runopts):  # type: ignore[misc]
@@ -108,9 +113,12 @@ class StrictOpts(runopts):  # type: ignore[misc]
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """TorchX's grammar: `k=v` separated by `,` or `;`, where a word without `=` continues the list before it."""
+    """TorchX's grammar: `k=v` separated by `,` or `;`, where a word without `=` continues the list before it.
+
+    A value that begins with `{` ends at its matching `}`: inline JSON has separators of its own.
+    """
     pairs: list[tuple[str, str]] = []
-    for word in (part for part in re.split(r"[,;]", text) if part.strip()):
+    for word in (part for part in _split_words(text) if part.strip()):
         key, found, value = word.partition("=")
         if found and re.fullmatch(r"\s*[\w.-]+\s*", key):
             pairs.append((key.strip(), value))
@@ -119,6 +127,28 @@ def _split(text: str) -> list[tuple[str, str]]:
         else:
             pairs.append((word.strip(), ""))  # not key=value: `resolve` refuses it
     return pairs
+
+
+def _split_words(text: str) -> Iterator[str]:
+    start = 0
+    while start <= len(text):
+        separator = _SEPARATOR.search(text, _skip_braces(text, start))
+        end = separator.start() if separator else len(text)
+        yield text[start:end]
+        start = end + 1
+
+
+def _skip_braces(text: str, start: int) -> int:
+    """Where the braces end with which the value begins; `start` when it begins with none."""
+    braced = _BRACED_VALUE.match(text, start)
+    if braced is None:
+        return start
+    depth = 0
+    for token in _BRACE_OR_QUOTED.finditer(text, braced.end() - 1):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    return len(text)  # unbalanced: the option's own parser says so
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -108,7 +108,7 @@ def early(**changes: Any) -> bool:
         {
             "code": 1,
             "stderr_tail": (
-                "/opt/pypy3: Error while finding module specification for 'x.y' (ModuleNotFoundError: No module named 'x')",
+                "/opt/pypy3: Error while finding module specification for 'x' (ImportError: No module named 'x')",
             ),
         },
         {
@@ -131,8 +131,7 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "/env/torch/_subclasses/functional_tensor.py:284: UserWarning: Failed to initialize NumPy: No module named 'numpy' "
-        "(Triggered internally at tensor_numpy.cpp:84.)",
+        "/env/torch/_subclasses/functional_tensor.py:284: UserWarning: Failed to initialize NumPy: No module named 'numpy'",
         "loader: No module named 'apex', falls back to its own kernels",
     ],
 )

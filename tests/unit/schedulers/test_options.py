@@ -43,6 +43,25 @@ def resolve(opts, text):
     return opts.resolve(opts.cfg_from_str(text))
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"spec": {"hostname": "a; b", "tolerations": [{"key": "a,b=c"}]}}',
+        '{"metadata": {"annotations": {"a": "} \\" ,;", "b": "it\'s"}}}',
+        "{spec: {hostname: 'a}; b', subdomain: x}}",
+        "{}",
+    ],
+)
+def test_inline_json_is_kept_as_it_is(opts, value):
+    for text in (f"log_dir={value},count=2", f"count=2; log_dir = {value} ;names=a;b"):
+        assert (resolve(opts, text)["log_dir"].strip(), resolve(opts, text)["count"]) == (value, 2)
+    assert opts.cfg_from_str(f"names=a;b,log_dir={value}") == {"names": "a,b", "log_dir": value}
+
+
+def test_braces_that_are_not_closed_reach_the_option(opts):
+    assert opts.cfg_from_str('log_dir={"a": 1, count=2') == {"log_dir": '{"a": 1, count=2'}
+
+
 @pytest.mark.parametrize("word", ["true", "TRUE", "1", "yes", "on", "True"])
 def test_words_for_true(opts, word):
     assert resolve(opts, f"detach={word}")["detach"] is True

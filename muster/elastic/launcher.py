@@ -179,7 +179,7 @@ def collect_results(outcome: Outcome, server: WorkerServer) -> dict[int, Any]:
 def name_entrypoint(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
     """The name that torch gives a job in ChildFailedError."""
     if callable(entrypoint):
-        return str(getattr(entrypoint, "__name__", entrypoint))
+        return str(getattr(entrypoint, "__name__", type(entrypoint).__name__))
     if entrypoint == sys.executable:
         return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
     return entrypoint

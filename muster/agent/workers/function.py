@@ -165,7 +165,7 @@ def _dump_by_value(value: object, file: IO[bytes]) -> bool:
 
 
 def _name(function: Callable[..., object]) -> str:
-    return str(getattr(function, "__qualname__", function))
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 if __name__ == "__main__":

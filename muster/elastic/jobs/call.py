@@ -4,7 +4,7 @@ As multiprocessing's spawn and forkserver: by reference, with multiprocessing's 
 events, barriers, values and pipes of a "spawn" or "forkserver" context, and torch's tensors, can be arguments; those of
 `multiprocess`, dill's copy of multiprocessing, too, which ice-learn's events are. What they refer to by descriptor
 travels as an index, as with forkserver. What cannot be pickled by reference (a lambda, a function of a notebook) is
-pickled by cloudpickle, where it is installed.
+pickled by cloudpickle, where it is installed. Errors name types and never values: an argument may be a secret.
 
 Source: multiprocessing/popen_forkserver.py, popen_spawn_posix.py, reduction.py of CPython.
 """
@@ -15,21 +15,22 @@ import pickle
 import sys
 import tempfile
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import context, process, resource_tracker, spawn
 from multiprocessing.popen_forkserver import _DupFd
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
 from typing import Any
 
 from muster.agent.errors import UsageError
 from muster.elastic.jobs.errors import PickleFault
+from muster.elastic.jobs.rank_call import RankCall
 from muster.elastic.jobs.results import Payload
 
 _FAULTS = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError)
 """What pickling raises for what cannot be pickled; multiprocessing's objects raise RuntimeError and ValueError."""
 
 _COPY = "multiprocess"
-_SHOWN_CHARACTERS = 200
 
 
 class _Descriptors:
@@ -89,79 +90,99 @@ def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 def _pickle_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], descriptors: _Descriptors
 ) -> memoryview:
-    by_value = not _main_can_be_imported()
+    pickler_type = ForkingPickler if _main_can_be_imported() else _PicklerWithoutMain
     try:
-        return _pickle((function, args, kwargs), by_value=by_value)
+        return _pickle((function, args, kwargs), pickler_type)
     except _FAULTS as error:
         descriptors.close()
-        if not by_value:
-            try:
-                return _pickle((function, args, kwargs), by_value=True)
-            except (ImportError, *_FAULTS):
-                descriptors.close()
-        raise PickleFault(_describe(function, args, kwargs, error)) from error
-    except ImportError as error:
-        raise PickleFault(
-            f"cannot send {function!r} to workers: it was defined where no worker can import it from; install "
-            "cloudpickle, or define it in a module"
-        ) from error
+        try:
+            import cloudpickle
+
+            return _pickle((function, args, kwargs), cloudpickle.CloudPickler)
+        except (ImportError, *_FAULTS):
+            descriptors.close()
+        raise PickleFault(_describe(function, args, kwargs, error, pickler_type)) from error
 
 
 def _main_can_be_imported() -> bool:
-    """False in a notebook and at a prompt: there functions of `__main__` must be pickled by value."""
-    main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or bool(getattr(main, "__file__", None))
+    """Whether workers will have this process's `__main__`: `spawn.prepare` imports it there.
 
-
-def _pickle(value: Any, *, by_value: bool) -> memoryview:
-    """Pickle with multiprocessing's reductions.
-
-    Raises:
-        ImportError: `by_value`, and cloudpickle is not installed.
+    It does not in a notebook and at a prompt, nor where the program is the `__main__.py` of a package or a folder
+    (`python -m pytest`), nor in processes that multiprocessing has spawned from such a program.
     """
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).rpartition(".")[2] != "__main__"
+    return bool(getattr(main, "__file__", None))
+
+
+class _PicklerWithoutMain(ForkingPickler):
+    """Refuses what is defined in `__main__`, by reference to which a worker would look in vain."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Called for functions and classes before they are pickled by reference; see `pickle.Pickler`.
+
+        Raises:
+            PicklingError: it is defined in `__main__`.
+        """
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise pickle.PicklingError(
+                f"{value.__qualname__} is defined in __main__, which workers cannot import here; install cloudpickle, "
+                "or define it in a module"
+            )
+        return NotImplemented
+
+
+def _pickle(value: Any, pickler_type: Callable[[io.BytesIO], Any]) -> memoryview:
+    """Pickle with multiprocessing's reductions."""
     buffer = io.BytesIO()
     reducers = [ForkingPickler._extra_reducers]  # type: ignore[attr-defined]  # noqa: SLF001
     if (copy := sys.modules.get(_COPY)) is not None:
         reducers.append(copy.reducer.ForkingPickler._extra_reducers)  # noqa: SLF001
-    if by_value:
-        import cloudpickle
-
-        pickler = cloudpickle.CloudPickler(buffer)
-    else:
-        pickler = ForkingPickler(buffer)
+    pickler = pickler_type(buffer)
     pickler.dispatch_table = ChainMap(*reducers, pickler.dispatch_table)
     pickler.dump(value)
     return buffer.getbuffer()
 
 
-def _describe(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:
-    """One line that names the part that cannot be pickled."""
-    parts = [(f"the function {function!r}", function)]
-    parts += [(f"argument {at} of {_name(function)}, {_show(value)}", value) for at, value in enumerate(args)]
-    parts += [(f"argument {name!r} of {_name(function)}, {_show(value)}", value) for name, value in kwargs.items()]
-    for what, value in parts:
-        if (own := _find_fault(value)) is not None:
+def _describe(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    error: Exception,
+    pickler_type: Callable[[io.BytesIO], Any],
+) -> str:
+    """One line that names the part that cannot be pickled, and why."""
+    for what, value in _list_parts(function, args, kwargs):
+        if (own := _find_fault(value, pickler_type)) is not None:
             return f"cannot send {what} to workers: {own}"
-    return f"cannot send {function!r} and its arguments to workers: {error}"
+    return f"cannot send the function and its arguments to workers: {error}"
 
 
-def _find_fault(value: Any) -> Exception | None:
+def _find_fault(value: Any, pickler_type: Callable[[io.BytesIO], Any]) -> Exception | None:
     try:
-        ForkingPickler.dumps(value)
+        _pickle(value, pickler_type)
     except _FAULTS as error:
         return error
     return None
 
 
-def _show(value: Any) -> str:
-    try:
-        return repr(value)[:_SHOWN_CHARACTERS]
-    except Exception:  # noqa: BLE001  # __repr__ is user code: it may raise anything
-        return f"a {type(value).__qualname__}"
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", function))
+def _list_parts(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if isinstance(function, RankCall):
+        yield f"the function {name}", function.entrypoint
+        for local_rank, own in function.args.items():
+            for at, value in enumerate(own):
+                yield f"argument {at} of {name} for local rank {local_rank}, a {type(value).__qualname__},", value
+        return
+    yield f"the function {name}", function
+    for at, value in enumerate(args):
+        yield f"argument {at} of {name}, a {type(value).__qualname__},", value
+    for key, value in kwargs.items():
+        yield f"argument {key!r} of {name}, a {type(value).__qualname__},", value
 
 
 def _write_unnamed_file(*parts: bytes | memoryview) -> int:

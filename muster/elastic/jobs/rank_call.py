@@ -15,9 +15,12 @@ from typing import Any
 muster_frames = True  # see `agent.workers.function`
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RankCall:
-    """Called without arguments in each worker. All mappings are by local rank."""
+    """Called without arguments in each worker. All mappings are by local rank.
+
+    Messages name it as the function that it calls; it has no `repr` of its own, which would show secrets of `environ`.
+    """
 
     entrypoint: Callable[..., Any] | str
     args: Mapping[int, tuple[Any, ...]]
@@ -27,6 +30,11 @@ class RankCall:
     stderrs: Mapping[int, str]
     environ: Mapping[str, str]
     """What `envs` adds to."""
+
+    def __post_init__(self) -> None:
+        own = self.entrypoint
+        name = own if isinstance(own, str) else getattr(own, "__qualname__", type(own).__qualname__)
+        object.__setattr__(self, "__qualname__", name)
 
     def __call__(self) -> Any:
         """Become the worker of this rank; a command replaces the process."""

@@ -78,8 +78,8 @@ def test_a_program_with_many_descriptors(tmp_path: Path) -> None:
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     outcome = run_calls("unpicklable", folder=tmp_path)
     first, second, third = outcome.stdout.splitlines()
-    assert first.startswith("cannot send argument 0 of add, <unlocked _thread.lock"), outcome.explain()
-    assert second.startswith("cannot send argument 'scale' of add, <unlocked _thread.lock"), outcome.explain()
+    fault = "cannot send argument {} of add, a lock, to workers: cannot pickle '_thread.lock' object"
+    assert (first, second) == (fault.format(0), fault.format("'scale'")), outcome.explain()
     assert "the result of return_lock on rank 0, of type lock, cannot be sent back" in third, outcome.explain()
 
 
@@ -94,6 +94,19 @@ def test_from_any_thread_and_process_and_beside_the_callers_own_children(tmp_pat
         "own child only True (0, 0)",
         "no other (0, 0)",
     ], outcome.explain()
+
+
+def test_in_a_process_that_a_package_run_by_its_name_has_spawned(tmp_path: Path) -> None:
+    """Such a process has no `__main__` that workers could import, and needs none for a module's functions."""
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(CALLS.parent)}
+    outcome = run_tree([sys.executable, "-m", "spawning"], env=env, cwd=tmp_path, timeout_s=200)
+    assert outcome.exit_code == 0, outcome.explain()
+    first, second = outcome.stdout.splitlines()
+    assert first == "{0: 7}", outcome.explain()
+    assert second == (
+        "cannot send the function defined_here to workers: defined_here is defined in __main__, which workers cannot "
+        "import here; install cloudpickle, or define it in a module"
+    ), outcome.explain()
 
 
 def test_a_handle_stops_the_job(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def scenario_unpicklable():
         try:
             call()
         except PickleFault as error:
-            print(str(error).partition("object at")[0])
+            print(error)
     try:
         launch(return_lock)
     except LaunchFailed as error:

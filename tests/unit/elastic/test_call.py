@@ -1,0 +1,67 @@
+"""The line that says what cannot be sent to workers: it names the part and the reason, and shows no value."""
+
+import functools
+import threading
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from typing import Any
+
+import pytest
+
+from muster.elastic import PickleFault
+from muster.elastic.jobs.call import build_payload
+from muster.elastic.jobs.rank_call import RankCall
+
+SECRET = "hunter2"
+
+
+class Holder:
+    """Cannot be pickled, and shows what it holds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Holder(password={SECRET!r})"
+
+
+def train(*_args: object, **_kwargs: object) -> None:
+    """Is never called here."""
+
+
+def build_rank_call(function: Callable[..., Any], *args: object) -> RankCall:
+    variables = {"API_TOKEN": SECRET}
+    streams = {0: "", 1: ""}
+    return RankCall(
+        entrypoint=function,
+        args={0: (SECRET,), 1: args},
+        envs={0: variables, 1: variables},
+        stdouts=streams,
+        stderrs=streams,
+        environ=variables,
+    )
+
+
+CALLS = {
+    "argument 1 of train, a Holder,": (train, (SECRET, Holder()), {}),
+    "argument 'model' of train, a Holder,": (train, (), {"key": SECRET, "model": Holder()}),
+    "the function partial": (functools.partial(train, Holder(), SECRET), (), {}),
+    "argument 0 of train for local rank 1, a Holder,": (build_rank_call(train, Holder()), (), {}),
+    "the function partial of ranks": (build_rank_call(functools.partial(train, Holder())), (), {}),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_what_cannot_be_sent_is_named_without_its_value(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_tracker, "getfd", lambda: -1)  # it would start a process
+    monkeypatch.setenv("ANOTHER_TOKEN", SECRET)
+    with pytest.raises(PickleFault) as found:
+        build_payload(*CALLS[what])
+    line = str(found.value)
+    assert line == f"cannot send {what.removesuffix(' of ranks')} to workers: cannot pickle '_thread.lock' object"
+    assert SECRET not in line
+
+
+def test_a_call_of_ranks_shows_no_environment() -> None:
+    call = build_rank_call(train)
+    assert (SECRET in repr(call), call.__qualname__) == (False, "train")

@@ -131,7 +131,7 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "/env/torch/_subclasses/functional_tensor.py:284: UserWarning: Failed to initialize NumPy: No module named 'numpy'",
+        "/env/torch/functional_tensor.py:284: UserWarning: Failed to initialize NumPy: No module named 'numpy'",
         "loader: No module named 'apex', falls back to its own kernels",
     ],
 )

@@ -16,13 +16,16 @@ class ProgressBars:
         rows, self._rows = self._rows, 0
         if not rows:
             return b""
-        up = b"\x1b[%dA" % (rows - 1) if rows > 1 else b""
-        return b"\r" + up + b"\x1b[J"
+        # Row by row: where rows begin at the top of a terminal, tmux keeps what "erase below" erases as scroll-back.
+        return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (rows - 1)
 
     def draw(self, rows: Sequence[bytes]) -> bytes:
-        """The bytes that draw as many rows at the bottom as fit; call `erase` first."""
+        """The bytes that draw as many rows at the bottom as fit, and how many do not; call `erase` first."""
         columns, lines = self._size()
-        shown = rows[: max(1, lines - 1)]
+        room = max(1, lines - 1)
+        shown = list(rows[:room])
+        if 1 < room < len(rows):
+            shown[-1] = b"... and %d more" % (len(rows) - room + 1)
         self._rows = len(shown)
         return b"\n".join(fit_row(row, max(1, columns - 1)) for row in shown)
 

@@ -15,8 +15,12 @@ from pathlib import Path
 _CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])|\x1b\[\?\d+[hl]")
 
 
-def render(text: str) -> list[str]:
-    """The rows of an endless terminal after `text`, without trailing blanks.
+def render(text: str, lines: int | None = None) -> list[str]:
+    """The rows of a terminal after `text`, without trailing blanks, and before them what has left it at the top.
+
+    Args:
+        text: what was written, with `\\n` for a new line.
+        lines: the terminal's height; None: it is endless. Like tmux, it keeps what is erased from its first row on.
 
     Raises:
         AssertionError: a control sequence that is not known here.
@@ -35,12 +39,15 @@ def render(text: str) -> list[str]:
             assert found is not None, text[at - 1 : at + 10]
             at = found.end()
             count, what = found.groups()
+            top = 0 if lines is None else max(0, len(rows) - lines)
             if what == "A":
-                assert row >= int(count or 1)
+                assert row - top >= int(count or 1)
                 row -= int(count or 1)
+            elif what == "J" and lines is not None and (row, column) == (top, 0):
+                row = len(rows)
+                rows += [""] * lines
             elif what == "J":
-                rows[row] = rows[row][:column]
-                del rows[row + 1 :]
+                rows[row:] = [rows[row][:column], *[""] * (len(rows) - row - 1)]
             elif what == "K":
                 rows[row] = rows[row][:column]
             elif what != "m":
@@ -48,6 +55,8 @@ def render(text: str) -> list[str]:
         else:
             rows[row] = f"{rows[row][:column]:<{column}}{character}{rows[row][column + 1 :]}"
             column += 1
+    while len(rows) > row + 1 and not rows[-1]:
+        rows.pop()
     return [each.rstrip() for each in rows]
 
 

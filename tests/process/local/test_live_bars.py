@@ -51,7 +51,7 @@ def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
     text = seen.decode().replace("\r\n", "\n")
     assert code == 0, text
     ranks = [f"train/{node} [train{local}|n{node}.r{2 * node + local}]:" for node in range(2) for local in range(2)]
-    rows = [part for part in text.split("\x1b[J") if all(f"{rank} " in part for rank in ranks)]
+    rows = [part for part in text.split("\x1b[K") if all(f"{rank} " in part for rank in ranks)]
     assert rows, text
     assert all(part.index(ranks[0]) < part.index(ranks[3]) for part in rows), "in the order of ranks"
     printed = text.replace("\x1b[32m", "").replace("\x1b[0m", "")

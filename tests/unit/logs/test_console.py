@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from terminal import render
 
-from muster._progress_bars import fit_row
+from muster._progress_bars import ProgressBars, fit_row
 from muster.agent.config import Std
 from muster.agent.logs import console as consoles
 from muster.agent.logs.console import Console
@@ -335,10 +336,10 @@ def test_on_a_terminal_every_worker_has_its_live_row_and_lines_go_above(terminal
     terminal.read_until(b"[0]:first 10%\n[1]:second 20%")
     terminal.seen = b""
     out.offer(b"a line\n")
-    assert terminal.read_until(b"second 20%") == b"\r\x1b[1A\x1b[J[0]:a line\n[0]:first 10%\n[1]:second 20%"
+    assert terminal.read_until(b"second 20%") == b"\r\x1b[K\x1b[A\x1b[K[0]:a line\n[0]:first 10%\n[1]:second 20%"
     terminal.seen = b""
     bars[0].offer(b"\rfirst 100%\n")
-    assert terminal.read_until(b"second 20%") == b"\r\x1b[1A\x1b[J[0]:first 100%\n[1]:second 20%"
+    assert terminal.read_until(b"second 20%") == b"\r\x1b[K\x1b[A\x1b[K[0]:first 100%\n[1]:second 20%"
     bars[1].offer(b"\n")
     for feed in (*bars, out):
         feed.end()
@@ -360,6 +361,23 @@ def test_a_terminal_without_a_size_has_80_columns() -> None:
     assert console.close(limit_s=20.0)
     os.close(master_fd)
     os.close(fd)
+
+
+def draw_often(count: int, size: tuple[int, int], times: int = 5) -> list[str]:
+    """All that a terminal of `size` (columns, lines) has in the end, with what has left it at the top."""
+    bars = ProgressBars(lambda: os.terminal_size(size))
+    frames = [[b"[%d]: %d%%" % (number, time) for number in range(count)] for time in range(times)]
+    return render(b"".join(bars.erase() + bars.draw(rows) for rows in frames).decode(), size[1])
+
+
+def test_rows_from_the_top_of_a_terminal_leave_nothing_in_its_scroll_back() -> None:
+    assert draw_often(23, (80, 24)) == [f"[{number}]: 4%" for number in range(23)]
+
+
+def test_rows_that_do_not_fit_are_counted() -> None:
+    assert draw_often(32, (80, 24)) == [*(f"[{number}]: 4%" for number in range(22)), "... and 10 more"]
+    assert draw_often(3, (80, 3)) == ["[0]: 4%", "... and 2 more"]
+    assert draw_often(3, (80, 2)) == ["[0]: 4%"], "a bar is worth more than a count"
 
 
 def test_rows_do_not_wrap() -> None:

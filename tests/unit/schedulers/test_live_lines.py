@@ -91,7 +91,7 @@ def test_colours_can_be_refused(screen: Screen, environ: dict[str, str]) -> None
 def test_a_bar_is_a_row_below_all_lines_until_it_ends(screen: Screen) -> None:
     lines = [BAR, "a line\n", f"\r{ALONE} 80%|########\n", f"{ALONE}100%\n", END, "more\n"]
     print_all(screen, lines, {"TERM": "x", "NO_COLOR": "1"})
-    row, erased = f"main/0 {ALONE} 40%|####", "\r\x1b[J"
+    row, erased = f"main/0 {ALONE} 40%|####", "\r\x1b[K"
     later = f"main/0 {ALONE} 80%|########"
     assert screen.getvalue() == (
         f"{row}{erased}main/0 a line\n{row}{erased}{later}{erased}main/0 {ALONE}100%\n{later}{erased}main/0 more\n"
@@ -106,6 +106,6 @@ def test_rows_are_in_the_order_of_ranks_and_go_with_their_replica(screen: Screen
         assert list(lines.show(["\r[main10]: 1%\n", "\r[main2]: 3%\n"], "main", 0, XTERM)) == []
 
     assert list(lines.show(read_first(), "main", 1, XTERM)) == []
-    shown = screen.getvalue().split("\x1b[J")
-    assert "main/0 [main2]: 3%\nmain/0 [main10]: 1%\nmain/1 [main2]: 5%\r\x1b[2A" in shown
+    shown = screen.getvalue().split("\x1b[K")
+    assert "main/0 [main2]: 3%\nmain/0 [main10]: 1%\nmain/1 [main2]: 5%\r" in shown
     assert shown[-2:] == ["main/1 [main2]: 5%\r", ""]

@@ -511,7 +511,8 @@ def open_bench(monkeypatch: pytest.MonkeyPatch, folder: Path, **config: Any) -> 
     monkeypatch.setattr("muster._processes.read_stat", lambda pid: ["S"])
     monkeypatch.setattr("muster.agent.diagnosis.stacks.can_dump", lambda pid: True)
     monkeypatch.setattr(
-        "muster.agent.diagnosis.hang.read_sessions", lambda stack_files: {pid: {} for pid in stack_files}
+        "muster.agent.diagnosis.hangs.sessions.read_sessions",
+        lambda stack_files, _sizes=None: {pid: {} for pid in stack_files},
     )
     try:
         yield bench

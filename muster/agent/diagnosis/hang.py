@@ -6,13 +6,11 @@ checkpoint. What it reads does not: a thread that polls a pipe or /proc once a s
 else hangs, and a worker that reads something useful also computes or writes.
 """
 
-import contextlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from muster import _processes
+from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:  # only --hang-timeout auto needs it
@@ -26,24 +24,6 @@ _BACKGROUND_SHARE = 0.005
 """CPU share that watchdog threads of an idle worker (NCCL's, a TCPStore's) may use without counting as activity."""
 _BACKGROUND_S = 0.02
 """How much the kernel's accounting in ticks may add to it."""
-
-ProcessKey: TypeAlias = tuple[int, int]
-"""A process id and the start time of the process (clock ticks since boot), because ids are reused."""
-
-Sessions: TypeAlias = "Mapping[int, Mapping[ProcessKey, Reading]]"
-"""By the worker's process id: the processes of its session."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What one process, and the children it has waited for, have done so far. A live process's counters only grow.
-
-    Sums over processes would not work: the counters of a process that ends vanish or are added to its parent's.
-    """
-
-    cpu_s: float
-    written_bytes: int | None
-    """By write(2) and similar calls; None: the kernel does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,49 +250,3 @@ def describe_timeout(timeout_s: float) -> str:
     """Why idle workers count as hung before the limit; like `describe_idleness`."""
     limit = f"its process group's timeout of {timeout_s:.0f} s"
     return f"hung: torch would soon end a rank that waits, at {limit} (--hang-timeout)"
-
-
-def read_sessions(stack_files: Mapping[int, str | None]) -> dict[int, dict[ProcessKey, Reading]]:
-    """Read the processes of each worker's session, by the worker's process id. Empty where there is no /proc.
-
-    Args:
-        stack_files: by the worker's process id, the file it appends its stacks to. It writes there when the agent
-            requests stacks: that does not count as activity.
-    """
-    sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
-    if not _processes.LINUX:
-        return sessions
-    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    for name in os.listdir("/proc"):
-        stat = _processes.read_stat(int(name)) if name.isdigit() else None
-        if stat is None or int(stat[3]) not in sessions:
-            continue
-        pid = int(name)
-        # A process that has ended writes nothing, and only root may read how much it has written.
-        written = 0 if stat[0] in ("Z", "X") else _read_written_bytes(pid)
-        stack_file = stack_files.get(pid)
-        if written and stack_file is not None:
-            # In this order: stacks written in between make it less than before, which does not count.
-            written -= _size_bytes(stack_file)
-        cpu_s = sum(map(int, stat[11:15])) * tick_s  # utime, stime, cutime, cstime
-        sessions[int(stat[3])][pid, int(stat[19])] = Reading(cpu_s=cpu_s, written_bytes=written)
-    return sessions
-
-
-def _read_written_bytes(pid: int) -> int | None:
-    """Bytes that the process has passed to write(2) and similar calls; None: it cannot be read, or has ended.
-
-    Source: proc(5), /proc/<pid>/io: readable with the right to trace the process, if the kernel counts at all.
-    """
-    try:
-        with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            fields = dict(line.rstrip("\n").split(": ", 1) for line in file)
-        return int(fields["wchar"])
-    except (OSError, KeyError):
-        return None
-
-
-def _size_bytes(path: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.stat(path).st_size
-    return 0

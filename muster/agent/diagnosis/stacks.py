@@ -95,7 +95,7 @@ def find_python(targets: Mapping[int, StackTarget]) -> dict[int, StackTarget]:
     Args:
         targets: the workers; those with nothing below them that catches the signal are kept.
     """
-    from muster.agent.diagnosis.hang import read_sessions
+    from muster.agent.diagnosis.hangs.sessions import read_sessions
 
     sessions = read_sessions({target.pid: None for target in targets.values()})
     found = dict(targets)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
+    from muster.agent.diagnosis.hangs.sessions import FileSizes, Sessions
     from muster.agent.diagnosis.report import RankView
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
@@ -383,6 +384,7 @@ class RoundWorkers:
         from muster.agent.diagnosis.hang import HangWatch
         from muster.agent.diagnosis.hangs.limits import LEAST_S, LearnedLimits
         from muster.agent.diagnosis.hangs.servers import WorkerReader
+        from muster.agent.diagnosis.hangs.sessions import FileSizes
 
         def on_idle(reason: str | None, is_urgent: bool) -> None:
             if reason is None:
@@ -392,12 +394,12 @@ class RoundWorkers:
 
         is_auto = limit_s == HANG_TIMEOUT_AUTO
         limit_s = LEAST_S if is_auto else limit_s
-        reader = WorkerReader(limit_s)
+        reader, sizes = WorkerReader(limit_s), FileSizes()
         self._hang = HangWatch(
             self._loop,
             limit_s=limit_s,
             limits=LearnedLimits() if is_auto else None,
-            read=lambda idle_s, then: self._read_activity(reader, idle_s, then),
+            read=lambda idle_s, then: self._read_activity(reader, sizes, idle_s, then),
             on_idle=on_idle,
         )
 
@@ -413,13 +415,12 @@ class RoundWorkers:
 
     def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
         """Read the flight recorders of the live workers; calls back with what they say, by local rank."""
-        from muster.agent.diagnosis import hang
-        from muster.agent.diagnosis.hangs import servers
+        from muster.agent.diagnosis.hangs import servers, sessions
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
 
         def read_all() -> "dict[int, RankView]":
-            places = servers.find_places(hang.read_sessions(dict.fromkeys(pids.values())))
+            places = servers.find_places(sessions.read_sessions(dict.fromkeys(pids.values())))
             answers = servers.read_workers(places)
             return {
                 local_rank: servers.build_view(
@@ -441,28 +442,33 @@ class RoundWorkers:
         self._loop.call_in_thread(read, then)
 
     def _read_activity(
-        self, reader: "WorkerReader", idle_s: float, then: "Callable[[Mapping[int, Activity]], None]"
+        self,
+        reader: "WorkerReader",
+        sizes: "FileSizes",
+        idle_s: float,
+        then: "Callable[[Mapping[int, Activity]], None]",
     ) -> None:
-        from muster.agent.diagnosis import hang
+        from muster.agent.diagnosis.hang import Activity
+        from muster.agent.diagnosis.hangs.sessions import read_sessions
 
         live = self._pool.live
         stack_files = {worker.pid: self.streams[worker.local_rank].stack_file for worker in live}
 
-        def read() -> "tuple[hang.Sessions, Mapping[int, Progress]] | None":
+        def read() -> "tuple[Sessions, Mapping[int, Progress]] | None":
             try:
-                sessions = hang.read_sessions(stack_files)
+                sessions = read_sessions(stack_files, sizes)
                 return sessions, reader.read_progress(sessions, idle_s)
             except (OSError, RuntimeError):  # no descriptors or threads left: no reason to end workers that run
                 return None
 
-        def add_output(found: "tuple[hang.Sessions, Mapping[int, Progress]] | None") -> None:
+        def add_output(found: "tuple[Sessions, Mapping[int, Progress]] | None") -> None:
             if found is None:
                 then({})
                 return
             processes, progress = found
             then(
                 {
-                    worker.local_rank: hang.Activity(
+                    worker.local_rank: Activity(
                         captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
                         processes=processes[worker.pid],
                         progress_ns=self._read_progress_ns(worker.local_rank),
@@ -474,7 +480,7 @@ class RoundWorkers:
                 }
             )
 
-        # A machine may run many thousand processes, and stack files may be on a disk that hangs.
+        # A machine may run many thousand processes.
         self._loop.call_in_thread(read, add_output)
 
     def _read_progress_ns(self, local_rank: int) -> int | None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from muster.agent.diagnosis.hang import Activity, HangWatch, ProcessKey, Reading
+from muster.agent.diagnosis.hang import Activity, HangWatch
+from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
 from muster.agent.runtime.loop import Loop
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from muster.agent.diagnosis.hang import Activity, HangWatch, Reading
+from muster.agent.diagnosis.hang import Activity, HangWatch
 from muster.agent.diagnosis.hangs.limits import LearnedLimits, Limits
+from muster.agent.diagnosis.hangs.sessions import Reading
 from muster.agent.runtime.loop import Loop
 
 RANKS = 4

@@ -1,0 +1,130 @@
+"""Reads from /proc what the processes of the workers' sessions have done. It may take long: call it in a thread."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+from muster import _processes
+from muster.agent.runtime.records import record
+
+ProcessKey: TypeAlias = tuple[int, int]
+"""A process id and the start time of the process (clock ticks since boot), because ids are reused."""
+
+Sessions: TypeAlias = "Mapping[int, Mapping[ProcessKey, Reading]]"
+"""By the worker's process id: the processes of its session."""
+
+SIZES_LIMIT_S = 0.2
+"""How long a look waits for the sizes of stack files."""
+_FAULT_BYTES = 128 << 10
+"""What the kernel reads ahead for a page that is not in memory."""
+
+
+@record
+class Reading:
+    """What one process, and the children it has waited for, have done so far. A live process's counters only grow.
+
+    Sums over processes would not work: the counters of a process that ends vanish or are added to its parent's.
+    """
+
+    cpu_s: float
+    written_bytes: int | None
+    """By write(2) and similar calls; None: the kernel does not report it, or a disk does not answer."""
+    loaded_bytes: int = 0
+    """By read(2) and similar calls, and about so much by pages of files that were not in memory."""
+
+
+class FileSizes:
+    """Sizes of files that may be on a disk that hangs: a thread of its own reads them, and at most one waits."""
+
+    def __init__(self, limit_s: float = SIZES_LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._thread: threading.Thread | None = None
+
+    def read(self, paths: Collection[str]) -> Mapping[str, int] | None:
+        """The sizes, 0 of files that do not exist; None while the disk does not answer.
+
+        Raises:
+            RuntimeError: no thread is left.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return None
+        found: dict[str, int] = {}
+
+        def read_all() -> None:
+            for path in paths:
+                found[path] = _size_bytes(path)
+
+        thread = self._thread = threading.Thread(target=read_all, name="muster-sizes", daemon=True)
+        thread.start()
+        thread.join(self._limit_s)
+        return None if thread.is_alive() else found
+
+
+def read_sessions(
+    stack_files: Mapping[int, str | None], sizes: FileSizes | None = None
+) -> dict[int, dict[ProcessKey, Reading]]:
+    """Read the processes of each worker's session, by the worker's process id. Empty where there is no /proc.
+
+    Args:
+        stack_files: by the worker's process id, the file it appends its stacks to. It writes there when the agent
+            requests stacks: that does not count as activity.
+        sizes: reads how much that is; None: what is written does not matter.
+    """
+    sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
+    if not _processes.LINUX:
+        return sessions
+    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+    for name in os.listdir("/proc"):
+        stat = _processes.read_stat(int(name)) if name.isdigit() else None
+        if stat is None or int(stat[3]) not in sessions:
+            continue
+        # A process that has ended writes nothing, and only root may read how much it has written.
+        written, loaded = (0, 0) if stat[0] in ("Z", "X") else _read_io(int(name))
+        cpu_s = sum(map(int, stat[11:15])) * tick_s  # utime, stime, cutime, cstime
+        loaded += (int(stat[9]) + int(stat[10])) * _FAULT_BYTES  # majflt, cmajflt
+        sessions[int(stat[3])][int(name), int(stat[19])] = Reading(
+            cpu_s=cpu_s, written_bytes=written, loaded_bytes=loaded
+        )
+    return sessions if sizes is None else _subtract_stacks(sessions, stack_files, sizes)
+
+
+def _subtract_stacks(
+    sessions: Mapping[int, Mapping[ProcessKey, Reading]], stack_files: Mapping[int, str | None], sizes: FileSizes
+) -> dict[int, dict[ProcessKey, Reading]]:
+    """Do not count what the workers have written into their stack files; while their disk hangs, count nothing.
+
+    The files are looked at last: stacks written in between make it less than before, which does not count.
+    """
+    found = sizes.read(tuple(path for path in stack_files.values() if path is not None))
+
+    def subtract(pid: int, reading: Reading) -> Reading:
+        path = stack_files[pid]
+        if path is None or not reading.written_bytes:
+            return reading
+        written = None if found is None else reading.written_bytes - found[path]
+        return Reading(cpu_s=reading.cpu_s, written_bytes=written, loaded_bytes=reading.loaded_bytes)
+
+    return {pid: {key: subtract(pid, each) for key, each in members.items()} for pid, members in sessions.items()}
+
+
+def _read_io(pid: int) -> tuple[int | None, int]:
+    """Bytes that the process has passed to write(2) and read(2), and similar calls.
+
+    (None, 0): it cannot be read, or has ended.
+
+    Source: proc(5), /proc/<pid>/io: readable with the right to trace the process, if the kernel counts at all.
+    """
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            fields = dict(line.rstrip("\n").split(": ", 1) for line in file)
+        return int(fields["wchar"]), int(fields["rchar"])
+    except (OSError, KeyError):
+        return None, 0
+
+
+def _size_bytes(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return 0

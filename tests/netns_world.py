@@ -78,6 +78,15 @@ class Net:
     def stop_dropping(self, index: int, chain: str) -> None:
         self._filter(index, "-F", chain)
 
+    def name_two_addresses(self, name: str, index: int, silent: str) -> None:
+        """Give the node a second address, which drops all packets, and let a name have both in all namespaces."""
+        run("ip", "-n", self.spaces[index], "addr", "add", f"{silent}/24", "dev", "eth0")
+        self._filter(index, "-A", "INPUT", "-i", "eth0", "-d", silent, "-j", "DROP")
+        for space in self.spaces:
+            folder = Path("/etc/netns", space)  # `ip netns exec` mounts its files over those of /etc
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{silent} {name}\n10.77.0.{index + 1} {name}\n")
+
     def _filter(self, index: int, *words: str) -> None:
         run("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
 
@@ -101,6 +110,7 @@ class Net:
             self.hub.communicate()
         for space in (*self.spaces, self.bridge):
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
+            shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
 
 
 class Node:

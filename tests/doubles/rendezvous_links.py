@@ -32,7 +32,7 @@ class FakeLink:
 
     def __init__(self, peer_host: str = "10.0.0.9") -> None:
         self.owner: Any = None
-        self.local_host, self.peer_host = "10.0.0.1", peer_host
+        self.local_host, self.peer_host, self.silent_host = "10.0.0.1", peer_host, ""
         self.sent: list[Message] = []
         self.closed = False
 

@@ -122,6 +122,7 @@ class SimLink:
         self.owner: Any = None
         self.local_host = process.machine.host
         self.peer_host = peer_host
+        self.silent_host = ""
         self.other: SimLink | None = None
         self.on_link: Callable[[SimLink, Message], None] | None = None
         self.closed = False

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from netns_world import QUICK, World
+from netns_world import QUICK, Node, World
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240), pytest.mark.soak]
 
@@ -29,6 +29,29 @@ def test_link_down_and_up(world: World) -> None:
     world.net.set_link(2, "up")
     world.wait_for_sizes([2, 3], *nodes[:2])
     world.finish(*nodes)
+
+
+def start_at_name(world: World, backend: str, sums: str) -> list[Node]:
+    """Start two nodes that search for a name whose first address, as node 1's resolver sorts them, drops packets."""
+    for _ in range(2):
+        world.net.add_node()
+    world.net.name_two_addresses("head", 0, "10.77.0.3")
+    return world.start(2, "2", sums=sums, **{"rdzv-backend": backend, "rdzv-endpoint": "head:29400"})
+
+
+def test_a_name_whose_first_address_drops_packets(world: World) -> None:
+    world.finish(*start_at_name(world, "c10d", "plain"))
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_a_name_whose_first_address_drops_packets_with_static_rendezvous(world: World) -> None:
+    """torch's store is at the name, too, and torch would wait for that address alone."""
+    nodes = start_at_name(world, "static", "gloo")
+    line = "10.77.0.3, an address of head, does not answer: MASTER_ADDR is 10.77.0.1 on this node"
+    assert line in nodes[1].tree.stderr
+    (world.folder / "stop").touch()
+    assert [node.tree.wait().exit_code for node in nodes] == [0, 0]
 
 
 @pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])

@@ -347,7 +347,7 @@ class Member:
             world_size=facts.world_size,
             role_rank_offset=start.role_rank_offset,
             role_world_size=start.role_world_size,
-            master_addr=config.master_addr if config.lends_endpoint else facts.master_addr,
+            master_addr=self._session.static_master_addr if config.lends_endpoint else facts.master_addr,
             master_port=config.master_port if config.lends_endpoint else facts.master_port,
             use_agent_store=facts.use_agent_store,
             hosts_store=facts.use_agent_store and start.group_rank == 0,

@@ -240,6 +240,12 @@ class Session:
         return isinstance(self._link, LocalLink)
 
     @property
+    def static_master_addr(self) -> str:
+        """MASTER_ADDR as it was given, or the address that answered: torch's store would try the silent one alone."""
+        link = self._link
+        return self._config.master_addr if link is None or not link.silent_host else link.peer_host
+
+    @property
     def is_accepted(self) -> bool:
         """True while this node has a leader that has accepted it."""
         return self._is_accepted
@@ -313,6 +319,10 @@ class Session:
             address = self._recovery.leader_address = (self._link.peer_host, welcome.listen_port)
             self.server.leader_address = address if address[1] else None
             self._lease_renewal.follow(self._link, since_s=self._join_sent_s)
+            if self._config.lends_endpoint and self._link.silent_host:
+                name, silent = self._config.master_addr, self._link.silent_host
+                why = f"{silent}, an address of {name}, does not answer"
+                self._owner.post_notice(f"{why}: MASTER_ADDR is {self._link.peer_host} on this node")
         elif self.server.leader is not None:
             self._lease_renewal.lead(self.server.leader.lease_until_s)
         self._owner.send_prepared()

@@ -1,6 +1,6 @@
 """Connections between nodes, on the agent's loop. Nothing here blocks.
 
 `links` defines what members and the leader need of a network, `tcp_link` provides it over TCP, `tcp_network` accepts
-and opens connections and limits how many unauthenticated peers there are, and for how long, `addresses` resolves names
-and checks which are local, `probe` checks whether the process at an address has ended.
+connections and limits how many unauthenticated peers there are, and for how long, `dial` opens them, `addresses`
+resolves names and checks which are local, `probe` checks whether the process at an address has ended.
 """

@@ -53,6 +53,8 @@ class Link(Protocol):
     """This side's address, as the other side sees it."""
     peer_host: str
     """The other side's address, as this side sees it."""
+    silent_host: str
+    """The first address of the name that this side dialled, when it had not answered before another one; else ""."""
 
     def send(self, message: Message) -> None:
         """Queue a message. Sending on a closed link does nothing."""
@@ -134,7 +136,7 @@ class LocalLink:
 
     def __init__(self, loop: Loop) -> None:
         self.owner: LinkOwner | None = None
-        self.local_host = self.peer_host = ""
+        self.local_host = self.peer_host = self.silent_host = ""
         self._loop = loop
         self._other: LocalLink | None = None
 

@@ -33,6 +33,7 @@ class TcpLink:
         self._codec = Codec(token, is_server=is_server, write=self._queue)
         self.local_host = normalise(sock.getsockname()[0])
         self.peer_host = normalise(sock.getpeername()[0])
+        self.silent_host = ""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch_readable(sock.fileno(), self._on_readable)
         self._codec.start()

@@ -7,22 +7,14 @@ time.
 """
 
 import errno
-import os
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.transport.addresses import (
-    Address,
-    Resolved,
-    Resolver,
-    is_bindable,
-    parse_numeric,
-    resolve,
-)
+from muster.agent.rendezvous.transport.addresses import Address, Resolver, is_bindable, parse_numeric, resolve
+from muster.agent.rendezvous.transport.dial import Attempt, Dial
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Listener, OnLink
-from muster.agent.rendezvous.transport.probe import Probe, is_self_connected
+from muster.agent.rendezvous.transport.probe import Probe
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -133,122 +125,6 @@ class TcpListener:
             link.close()
 
 
-class _Dial:
-    """One attempt to reach a host: resolve, then its addresses one after the other until one opens."""
-
-    def __init__(self, network: "TcpNetwork", port: int, timeout_s: float) -> None:
-        self._network = network
-        self._loop = network.loop
-        self._port = port
-        self._addresses: deque[Address] = deque()
-        self._socket: socket.socket | None = None
-        self._link: TcpLink | None = None
-        self._closed = False
-        self._end = LinkEnd(reason="")
-        """Why the last address could not be reached."""
-        self.on_open: Callable[[Link], None] | None = None
-        self.on_failed: Callable[[LinkEnd], None] | None = None
-        self._timer = self._loop.call_later(timeout_s, self._on_timeout)
-
-    def try_addresses(self, resolved: Resolved) -> None:
-        if self._closed:
-            return
-        self._addresses.extend(resolved.addresses)
-        self._end = resolved.failure or self._end
-        self._try_next()
-
-    def _try_next(self) -> None:
-        while self._addresses and not self._closed:
-            family, host = self._addresses.popleft()
-            try:
-                sock = socket.socket(family, socket.SOCK_STREAM)
-            except OSError as error:
-                self._end = LinkEnd(reason=error.strerror or str(error))
-                continue
-            sock.setblocking(False)  # SOCK_NONBLOCK is Linux's alone
-            code = sock.connect_ex((host, self._port))
-            if code in (0, errno.EINPROGRESS):
-                self._socket = sock
-                self._loop.watch_writable(sock.fileno(), self._on_writable)
-                return
-            sock.close()
-            self._end = LinkEnd(reason=os.strerror(code))
-        if not self._closed:
-            self._fail()
-
-    def _on_writable(self) -> None:
-        sock = self._socket
-        if sock is None:
-            return
-        self._loop.unwatch(sock.fileno())
-        self._socket = None
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # A socket may connect to itself when the port it dials is in the range its own port comes from.
-        if code == 0 and is_self_connected(sock):
-            code = errno.ECONNREFUSED
-        if code:
-            sock.close()
-            self._end = LinkEnd(reason=os.strerror(code))
-            self._try_next()
-        else:
-            self._start_handshake(sock)
-
-    def _start_handshake(self, sock: socket.socket) -> None:
-        try:
-            link = TcpLink(self._loop, sock, self._network.token, is_server=False)
-        except OSError as error:
-            sock.close()
-            self._end = LinkEnd(reason=error.strerror or str(error))
-            self._try_next()
-            return
-        self._link = link
-        link.owner = self
-        if link.is_open:
-            self._report_open()
-        else:
-            link.on_open = self._report_open
-
-    def _report_open(self) -> None:
-        link, self._link = self._link, None
-        self._stop()
-        if link is not None and self.on_open is not None:
-            link.owner = None
-            self.on_open(link)
-
-    def on_message(self, link: Link, _frame: object) -> None:
-        """Never called: no message arrives before the link is open."""
-        link.close()
-
-    def on_closed(self, _link: Link, end: LinkEnd) -> None:
-        """Closed during the handshake."""
-        if not self._closed:
-            self._end = end
-            self._fail()
-
-    def _on_timeout(self) -> None:
-        self._end = LinkEnd(reason="no answer")
-        self._fail()
-
-    def _fail(self) -> None:
-        self.close()
-        if self.on_failed is not None:
-            self.on_failed(self._end)
-
-    def _stop(self) -> None:
-        self._closed = True
-        self._timer.cancel()
-
-    def close(self) -> None:
-        self._stop()
-        if self._socket is not None:
-            self._loop.unwatch(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-
-
 class TcpNetwork:
     """The real `Network`. Close it when the agent ends."""
 
@@ -266,8 +142,13 @@ class TcpNetwork:
         timeout_s: float,
     ) -> Closing:
         """See `Network`."""
-        dial = _Dial(self, port, timeout_s)
-        dial.on_open, dial.on_failed = on_open, on_failed
+        dial = Dial(
+            self.loop,
+            lambda address, opened, failed: Attempt(self.loop, address, port, self.token, opened, failed),
+            on_open,
+            on_failed,
+            timeout_s,
+        )
         self._resolver.resolve(host, dial.try_addresses)
         return dial
 

@@ -105,7 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
     command.set_defaults(limit=None)
     _add_prune(commands)
     command = commands.add_parser("completion", help="print the shell's completion of this command")
-    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+    command.add_argument(
+        "shell", choices=("bash", "zsh", "fish", "apps"), help="apps: names of jobs, which the completion asks for"
+    )
     return parser
 
 
@@ -115,7 +117,12 @@ def _add_command(
     command = commands.add_parser(
         name, help=text, description=f"{text}.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_argument("handle", metavar="APP_HANDLE", help="as torchx run prints it: local_cwd://torchx/train-x7k2")
+    command.add_argument(
+        "handle",
+        metavar="APP_HANDLE",
+        help="as torchx run prints it: local_cwd://torchx/train-x7k2; or the job's name, or how its name begins; "
+        "`last`: the newest job that you submitted on this machine",
+    )
     command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
     return command
 

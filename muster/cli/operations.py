@@ -9,13 +9,14 @@ Each returns an `Answer`, also when some ranks are late or refuse: `outcome` say
 request could not be passed on: no such app, it has ended, its scheduler cannot be asked. Nothing was changed then.
 """
 
-import re
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
 from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, ControlError, ExitCode
+from muster.cli.handles import find_app
 from muster.schedulers.errors import (
     EndedAppError,
     EngineError,
@@ -28,14 +29,13 @@ from muster.schedulers.runner.versions import PluginScheduler
 DEFAULT_LIMIT_S: Final = 60.0
 """How long the ranks may take."""
 
-_HANDLE = re.compile(r"(?P<scheduler>[\w-]+)://(?P<session>[^/]*)/(?P<app_id>[^/]+)", re.ASCII)
-
 
 def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
     """Let all ranks save and stop at one step, and end the app. Ranks that cannot agree get the polite signal.
 
     Args:
-        handle: of the app, as `torchx run` prints it: `local_cwd://torchx/train-x7k2`.
+        handle: of the app, as `torchx run` prints it: `local_cwd://torchx/train-x7k2`; also its name, the beginning of
+            its name if no other app begins so, or `last`, see `handles`.
         limit_s: how long the agreement and the ranks may take.
 
     Raises:
@@ -111,17 +111,14 @@ def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
 @contextmanager
 def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
     """The scheduler of a handle and the app's id; errors of the adapter become a `ControlError`."""
-    match = _HANDLE.fullmatch(handle)
-    if match is None:
-        example = "local_cwd://torchx/train-x7k2"
-        raise ControlError(f"{handle!r} is no app handle; one is {example}", ExitCode.USAGE)
+    app = find_app(handle, os.environ)
     try:
-        with closing(_create_scheduler(match["scheduler"], match["session"] or "muster")) as scheduler:
-            yield scheduler, match["app_id"]
+        with closing(_create_scheduler(app.scheduler, app.session)) as scheduler:
+            yield scheduler, app.app_id
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.LOST) from error
     except OSError as error:
-        raise ControlError(describe_os_error(error, f"the folder of {match['app_id']}"), ExitCode.LOST) from error
+        raise ControlError(describe_os_error(error, f"the folder of {app.app_id}"), ExitCode.LOST) from error
 
 
 def _create_scheduler(name: str, session: str) -> PluginScheduler:

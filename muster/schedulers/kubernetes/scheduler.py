@@ -1,5 +1,7 @@
 """The TorchX scheduler `kubernetes`: builds requests offline, and sends them to the cluster."""
 
+import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -23,6 +25,7 @@ from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.versions import LogRequest, PluginScheduler, get_workspace_path
+from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
 from muster.schedulers.workspace_packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 
 if TYPE_CHECKING:
@@ -123,7 +126,12 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         request: Request = dryrun_info.request
         if request.images_to_push:
             _load_image_builder().push_images(request.images_to_push)
-        return self._session.submit(request)
+        app_id = self._session.submit(request)
+        with contextlib.suppress(
+            OSError
+        ):  # it is submitted; without a writable home `muster ... last` does not find it
+            record_last_remote(find_state_dir(os.environ), self.backend, app_id)
+        return app_id
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """The app's state, with reasons."""

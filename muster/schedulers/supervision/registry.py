@@ -11,8 +11,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from muster.schedulers.supervision.app_folder import AppFolder
+
+_LAST: Final = "last"
 
 
 def find_state_dir(env: Mapping[str, str]) -> Path:
@@ -76,6 +79,15 @@ class AppRegistry:
             if self.find(link.name) is not None:
                 yield link.name
 
+    def find_newest(self) -> tuple[int, str] | None:
+        """When the newest app was added, in wall-clock nanoseconds, and its id; None: there is none."""
+        app_id = next(reversed([*self]), None)
+        if app_id is None:
+            return None
+        with contextlib.suppress(OSError):  # deleted since
+            return (self._dir / app_id).lstat().st_mtime_ns, app_id
+        return None
+
     def remove(self, app_id: str) -> None:
         """Remove an app's entry if there is one."""
         (self._dir / app_id).unlink(missing_ok=True)
@@ -86,3 +98,21 @@ class AppRegistry:
             return Path(os.readlink(link))
         except OSError:
             return None
+
+
+def record_last_remote(state_dir: Path, scheduler: str, app_id: str) -> None:
+    """Record the app that this user has submitted last to a scheduler that keeps no state on this machine."""
+    folder = state_dir / scheduler
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+        file.write(app_id)
+    os.replace(file.name, folder / _LAST)
+
+
+def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
+    """When that was, in wall-clock nanoseconds, and the app's id; None: never."""
+    try:
+        with open(state_dir / scheduler / _LAST) as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except (OSError, ValueError):
+        return None

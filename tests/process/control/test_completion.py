@@ -1,7 +1,11 @@
 """What `muster completion bash` prints, read by bash."""
 
+import os
 import subprocess
 import sys
+
+from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 
 def test_bash_completes_commands_and_options():
@@ -14,6 +18,23 @@ def test_bash_completes_commands_and_options():
         )
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout == f"{expected}\n"
+
+
+def test_bash_completes_names_of_jobs(tmp_path):
+    """`muster` itself is asked for them when the shell needs them."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "muster", "completion", "bash"], capture_output=True, text=True, check=True
+    ).stdout
+    app = AppFolder(tmp_path / "train-x7k2")
+    app.spec_file.parent.mkdir(parents=True)
+    app.spec_file.touch()
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    AppRegistry(find_state_dir(env), "local_cwd").add("train-x7k2", app.path)
+    script = f"""{printed}
+muster() {{ {sys.executable} -m muster "$@"; }}
+COMP_WORDS=(muster stop tr); COMP_CWORD=2; _muster; echo ${{COMPREPLY[@]}}"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
+    assert (done.stdout, done.stderr) == ("train-x7k2\n", "")
 
 
 def test_a_reader_that_goes_is_no_error():

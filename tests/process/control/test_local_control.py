@@ -205,7 +205,8 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
             2,
             "'slurm': muster can ask apps of local_cwd, detached, local_docker, docker, kubernetes",
         ),
-        ("nothing", 2, "'nothing' is no app handle; one is local_cwd://torchx/train-x7k2"),
+        ("a/b/c", 2, "'a/b/c' is no app handle; one is local_cwd://torchx/train-x7k2"),
+        ("nothing", 3, "no job is named 'nothing'; `torchx list -s SCHEDULER` lists them"),
     ],
 )
 def test_handles_that_name_no_app_of_ours(handle, code, line):

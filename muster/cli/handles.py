@@ -1,0 +1,115 @@
+"""Which app a person means: a handle with or without its scheme or session, a name, its beginning, or `last`.
+
+Names are looked up in the state folder of this machine's and its Docker engine's apps. A name that is not there is
+looked up in the cluster of the current context, if there is one.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muster._control import ControlError, ExitCode
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.supervision.registry import AppRegistry, find_last_remote, find_state_dir
+
+LAST: Final = "last"
+_HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<app_id>[^/]+)", re.ASCII)
+_REGISTRIES: Final[Mapping[str, str]] = {
+    "local_cwd": "local_cwd",
+    "detached": "detached",
+    "docker": "docker",
+    "local_docker": "docker",  # the same apps
+}
+_KUBERNETES: Final = "kubernetes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppName:
+    """An app, and the scheduler that runs it."""
+
+    scheduler: str
+    session: str
+    app_id: str
+
+    def __str__(self) -> str:
+        return f"{self.scheduler}://{self.session}/{self.app_id}"
+
+
+def find_app(word: str, env: Mapping[str, str]) -> AppName:
+    """The one app that a person means.
+
+    Args:
+        word: `local_cwd://torchx/train-x7k2`, `local_cwd://train-x7k2`, `train-x7k2`, `train`, or `last`: the newest of
+            the apps that this user has submitted on this machine.
+        env: the environment, for the state folder and the kubeconfig.
+
+    Raises:
+        ControlError: no app or several have such a name, or the text is no handle.
+    """
+    match = _HANDLE.fullmatch(word)
+    if match is None:
+        example = "local_cwd://torchx/train-x7k2"
+        raise ControlError(f"{word!r} is no app handle; one is {example}", ExitCode.USAGE)
+    scheduler, app_id = match["scheduler"], match["app_id"]
+    session = match["session"] or "muster"
+    if scheduler is None and app_id == LAST:
+        return _find_last(env)
+    if scheduler is None and ":" in app_id:  # NAMESPACE:NAME
+        return AppName(scheduler=_KUBERNETES, session=session, app_id=app_id)
+    found = list(_find_by_beginning(app_id, scheduler, env))
+    exact = [each for each in found if each.app_id.rpartition(":")[2] == app_id] or found
+    if len(exact) > 1:
+        names = ", ".join(f"{each.scheduler}://{each.app_id}" for each in exact)
+        raise ControlError(f"{word!r} may be any of {len(exact)} jobs: {names}", ExitCode.USAGE)
+    if exact:
+        return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
+    if scheduler is None:
+        raise ControlError(f"no job is named {word!r}; `torchx list -s SCHEDULER` lists them", ExitCode.UNKNOWN)
+    return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter says what it knows
+
+
+def list_names(env: Mapping[str, str]) -> list[str]:
+    """Names of the apps of this machine and its Docker engine, for the shell's completion."""
+    return [LAST, *(each.app_id for each in _list_apps(None, find_state_dir(env)))]
+
+
+def _find_by_beginning(beginning: str, scheduler: str | None, env: Mapping[str, str]) -> Iterator[AppName]:
+    local = [each for each in _list_apps(scheduler, find_state_dir(env)) if each.app_id.startswith(beginning)]
+    return iter(local) if local or scheduler is not None else _find_in_cluster(beginning, env)
+
+
+def _list_apps(scheduler: str | None, state_dir: Path) -> Iterator[AppName]:
+    names = set(_REGISTRIES.values()) if scheduler is None else {_REGISTRIES.get(scheduler, "")} - {""}
+    for name in sorted(names):
+        for app_id in AppRegistry(state_dir, name):
+            yield AppName(scheduler=name, session="muster", app_id=app_id)
+
+
+def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName]:
+    """In the current context's namespace; nothing where no cluster is set up or it does not answer."""
+    if not env.get("KUBECONFIG") and not os.path.exists(os.path.expanduser("~/.kube/config")):
+        return
+    from muster.schedulers import kubernetes
+
+    try:
+        scheduler = kubernetes.create_scheduler("muster")
+        ids = [str(each.app_id) for each in scheduler.list_apps({})]
+    except (EngineError, SchedulerError) as error:
+        raise ControlError(f"no job of this machine is named {beginning!r}; {error}", ExitCode.UNKNOWN) from error
+    for app_id in ids:
+        if app_id.partition(":")[2].startswith(beginning):
+            yield AppName(scheduler=_KUBERNETES, session="muster", app_id=app_id)
+
+
+def _find_last(env: Mapping[str, str]) -> AppName:
+    state_dir = find_state_dir(env)
+    newest = {name: AppRegistry(state_dir, name).find_newest() for name in set(_REGISTRIES.values())}
+    newest[_KUBERNETES] = find_last_remote(state_dir, _KUBERNETES)
+    known = [(found, name) for name, found in newest.items() if found is not None]
+    if not known:
+        raise ControlError("there is no last job: none was submitted on this machine", ExitCode.UNKNOWN)
+    (_, app_id), name = max(known)
+    return AppName(scheduler=name, session="muster", app_id=app_id)

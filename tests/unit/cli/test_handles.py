@@ -1,0 +1,89 @@
+"""Which app a word of a person means."""
+
+import os
+
+import pytest
+
+from muster._control import ControlError, ExitCode
+from muster.cli import handles
+from muster.cli.handles import find_app, list_names
+from muster.schedulers import kubernetes
+from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.registry import AppRegistry, record_last_remote
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch):
+    """A home without a kubeconfig and with three apps, the oldest first."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    state = tmp_path / "muster"
+    state.mkdir()
+    for order, (scheduler, app_id) in enumerate(
+        (("detached", "main"), ("local_cwd", "main-a1"), ("docker", "eval-b2"))
+    ):
+        folder = AppFolder(tmp_path / app_id)
+        folder.spec_file.parent.mkdir(parents=True)
+        folder.spec_file.touch()
+        AppRegistry(state, scheduler).add(app_id, folder.path)
+        os.utime(state / scheduler / app_id, ns=(0, order), follow_symlinks=False)
+    return {"XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("word", "handle"),
+    [
+        ("local_cwd://torchx/main-a1", "local_cwd://torchx/main-a1"),
+        ("local_cwd://main-a1", "local_cwd://muster/main-a1"),
+        ("local_cwd:///main-a1", "local_cwd://muster/main-a1"),
+        ("local_docker://torchx/eval", "local_docker://torchx/eval-b2"),
+        ("main-a1", "local_cwd://muster/main-a1"),
+        ("main-a", "local_cwd://muster/main-a1"),
+        ("main", "detached://muster/main"),  # a whole name counts before the beginning of another
+        ("eval", "docker://muster/eval-b2"),
+        ("last", "docker://muster/eval-b2"),
+        ("kubernetes://torchx/team:train", "kubernetes://torchx/team:train"),
+        ("team:train", "kubernetes://muster/team:train"),
+        ("slurm://torchx/12", "slurm://torchx/12"),  # the caller says whom it can ask
+        ("local_cwd://torchx/gone", "local_cwd://torchx/gone"),
+    ],
+)
+def test_what_a_word_means(word, handle, env):
+    assert str(find_app(word, env)) == handle
+
+
+def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
+    record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
+    assert str(find_app("last", env)) == "kubernetes://muster/team:train-9"
+
+
+@pytest.mark.parametrize(
+    ("word", "line", "code"),
+    [
+        ("mai", "'mai' may be any of 2 jobs: detached://main, local_cwd://main-a1", ExitCode.USAGE),
+        ("none", "no job is named 'none'; `torchx list -s SCHEDULER` lists them", ExitCode.UNKNOWN),
+        ("a/b/c", "'a/b/c' is no app handle; one is local_cwd://torchx/train-x7k2", ExitCode.USAGE),
+    ],
+)
+def test_what_names_no_app(word, line, code, env):
+    with pytest.raises(ControlError) as caught:
+        find_app(word, env)
+    assert (str(caught.value), caught.value.exit_code) == (line, code)
+
+
+def test_no_last_job(tmp_path):
+    with pytest.raises(ControlError, match="there is no last job"):
+        find_app("last", {"XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)})
+
+
+def test_a_name_that_no_local_app_has_is_looked_up_in_the_cluster(env, monkeypatch):
+    class Scheduler:
+        def list_apps(self, cfg):
+            assert cfg == {}
+            return [handles.AppName(scheduler="", session="", app_id=f"team:{name}") for name in ("train-1", "other")]
+
+    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Scheduler())
+    assert str(find_app("tr", {**env, "KUBECONFIG": "config"})) == "kubernetes://muster/team:train-1"
+
+
+def test_names_for_the_shell(env):
+    assert list_names(env) == ["last", "main", "eval-b2", "main-a1"]

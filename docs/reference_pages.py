@@ -180,10 +180,14 @@ def build_environment() -> str:
         "# Environment variables\n\nBeside torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ..., `PET_*`). Most are set"
     )
     text += " by a scheduler for the agent, or by the agent for its workers.\n\n| variable | means |\n|---|---|\n"
+    sentences = ""
     for name, meaning in _list_attributes(_contract, "Env").items():
-        if meaning:
-            text += f"| `{getattr(_contract.Env, name)}` | {_escape(meaning)} |\n"
-    return text
+        value = getattr(_contract.Env, name)
+        if meaning and isinstance(value, str):
+            text += f"| `{value}` | {_escape(meaning)} |\n"
+        elif meaning:
+            sentences += f"\n{_escape(meaning.rstrip('.'))}: {', '.join(f'`{each}`' for each in value)}.\n"
+    return text + sentences
 
 
 def _list_attributes(module: Any, class_name: str) -> dict[str, str]:

@@ -107,7 +107,8 @@ def _run_block(block, folder, environment):
         configparser.ConfigParser().read_string(block.text)
     else:
         command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
-        _run([*command, block.text], block.where, folder, environment)
+        said = _run([*command, block.text], block.where, folder, environment)
+        assert said or not block.text.startswith("python "), f"{block.where} prints nothing"
 
 
 def _check_marked(block):
@@ -128,6 +129,7 @@ def _run(command, where, folder, environment, text=None):
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, **source
     )
     assert done.returncode == 0, f"{where} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def _end_apps(folder, environment):

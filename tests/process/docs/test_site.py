@@ -22,3 +22,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     names = (page.removeprefix("docs/").replace(".md", ".html") for page in doc_pages.list_pages() if "/" in page)
     assert {*names, "reference/flags.html", "reference/options.html"} <= pages
     assert "should_stop" in (tmp_path / "site/worker-api.html").read_text()
+    assert 'href="_static/blocks.css' in (tmp_path / "site/index.html").read_text()
+    assert "Copyright &#169; 2026, the muster authors" in (tmp_path / "site/index.html").read_text()
+    assert "<h3>--nnodes<" in (tmp_path / "site/reference/flags.html").read_text()  # no dash of typography

@@ -59,6 +59,13 @@ def test_no_block_is_hidden_from_the_tests(page):
     assert indented == []
 
 
+def test_drawings_are_no_wider_than_the_site_shows():
+    """See docs/static/blocks.css."""
+    for block in (block for page in PAGES for block in doc_pages.read_blocks(page)):
+        if block.language in doc_pages.DRAWINGS:
+            assert max(map(len, block.text.splitlines())) <= 107, block.where
+
+
 def test_only_what_needs_more_than_this_machine_is_marked():
     blocks = [block for page in PAGES for block in doc_pages.read_blocks(page)]
     marks = Counter(block.mark for block in blocks if block.language not in doc_pages.DRAWINGS)

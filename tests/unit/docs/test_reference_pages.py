@@ -93,7 +93,11 @@ def test_every_exit_code_is_explained(pages):
 
 def test_variables_are_explained(pages):
     text = pages.build_environment()
-    assert text.count("\n| `MUSTER_") > 20
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) > 20
+    for row in rows:
+        assert re.match(r"\| `[A-Z0-9_]+` \| \S", row), row
+    assert "environment: `MUSTER_RDZV_FD`, `" in text
 
 
 def test_text_is_shown_unchanged(pages):

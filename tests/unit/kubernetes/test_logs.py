@@ -1,6 +1,7 @@
 """Log lines, app ids and refusals: every line once, in order, over any breaks. No sockets, no clocks."""
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
+from muster.schedulers.kubernetes.live.kept_logs import keep_logs
 from muster.schedulers.kubernetes.live.logs import (
     ConnectionLimits,
     Position,
@@ -147,3 +149,17 @@ def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():
         clock.seconds = step / 10
         assert watch.has_app_ended() is False
     assert checks == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(("spare", "said"), [(1, ""), (0, " (of each the first 16 MiB)")])
+def test_a_kept_log_that_lacks_its_end_is_said(tmp_path, monkeypatch, spare, said):
+    class Cluster:
+        def read_bytes(self, path, *, what, query):
+            return b"\n" * (int(query["limitBytes"]) - spare)
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    lines = []
+    ref = AppRef(namespace="team", name="job")
+    pod = SimpleNamespace(phase="Running", index=0, role="w", name="job-w-0")
+    keep_logs(Cluster(), ref, lambda: [pod], lines.append)
+    assert lines[0].endswith(f"is kept in {tmp_path}/muster/kubernetes-logs/team/job{said}")

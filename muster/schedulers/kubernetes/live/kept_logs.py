@@ -46,15 +46,17 @@ def keep_logs(
         folder = find_folder(ref)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda fact: _keep_log(client, ref, folder, fact), running[:POD_LIMIT]))
+            is_cut = any(list(pool.map(lambda fact: _keep_log(client, ref, folder, fact), running[:POD_LIMIT])))
     except (EngineError, SchedulerError, OSError) as error:
         notify(f"the pods' logs are deleted with them, and could not be kept: {error}")
         return
+    of_each = f" (of each the first {LOG_LIMIT_BYTES >> 20} MiB)" if is_cut else ""
     more = f"; those of {len(running) - POD_LIMIT} other nodes are lost" if len(running) > POD_LIMIT else ""
-    notify(f"Kubernetes deletes the pods and their logs; what they had written is kept in {folder}{more}")
+    notify(f"Kubernetes deletes the pods and their logs; what they had written is kept in {folder}{of_each}{more}")
 
 
-def _keep_log(client: Client, ref: AppRef, folder: Path, fact: PodFact) -> None:
+def _keep_log(client: Client, ref: AppRef, folder: Path, fact: PodFact) -> bool:
+    """Returns whether it is longer than what is kept."""
     path = f"/api/v1/namespaces/{ref.namespace}/pods/{fact.name}/log"
     query = {"container": CONTAINER, "timestamps": "true", "limitBytes": str(LOG_LIMIT_BYTES)}
     content = client.read_bytes(path, what=f"log of {fact.name}", query=query)
@@ -62,6 +64,7 @@ def _keep_log(client: Client, ref: AppRef, folder: Path, fact: PodFact) -> None:
     temporary = target.with_suffix(f".{os.getpid()}")
     temporary.write_bytes(content)
     temporary.replace(target)
+    return len(content) >= LOG_LIMIT_BYTES
 
 
 def find_folder(ref: AppRef) -> Path:

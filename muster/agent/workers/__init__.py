@@ -7,7 +7,8 @@ worker; `image` has them forked from the program that started the job. `entry` i
 for that. `function` is the program of a worker that runs a Python function for `muster.elastic`. `status_page` is the
 shared memory in which workers report their steps; their side is `muster.worker`. `torch_hook` lets the agent read the
 flight recorder of a worker that initialises a process group, and counts the steps of optimizers. The folder
-`torch_backend`, no package, has torch install it in what `--no-python` commands start.
+`torch_backend`, no package, has torch install it in what `--no-python` commands start. `stall_watch` notices that a
+template or a store stands still.
 
 Not here: when workers are stopped, and their grace period (`node.worker_decisions`).
 

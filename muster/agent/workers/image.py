@@ -43,6 +43,7 @@ class ImageStarter(TemplateStarter):
     """Starts workers by forking the image (see `spec.WorkerStarter`)."""
 
     max_template_ends = 1
+    imports = False
 
     def can_host_store(self) -> bool:
         """False: see the module."""

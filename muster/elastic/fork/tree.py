@@ -22,7 +22,9 @@ from muster import _guard, _processes
 from muster._contract import ADOPTED_FLAG
 from muster.agent.adopted import AGENT, GUARD, encode_fds
 from muster.agent.driven import send_identity
+from muster.agent.errors import SpawnError
 from muster.agent.runtime.records import record
+from muster.agent.workers import stall_watch
 from muster.elastic.fork.call import ForkedCall
 from muster.elastic.fork.descriptors import close_all_but, silence
 from muster.elastic.fork.image import run_image
@@ -49,6 +51,7 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
 
     Raises:
         OSError: no process, descriptor or memory is left.
+        SpawnError: a fork stood still and was killed.
     """
     for stream in (sys.stdout, sys.stderr):  # or each fork had a copy of what is buffered
         with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -62,12 +65,32 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
             pid = posix.fork()
         if pid == 0:
             _run(lambda: _run_intermediate(_Tree(start=start, call=call, own_fds=own_fds, lease_fds=lease_fds)))
-        with contextlib.suppress(ChildProcessError):  # another thread of the program has taken its status
-            os.waitpid(pid, 0)
+        _wait_for_end(pid)
     finally:
         for fd in lease_fds:
             os.close(fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait for the end of the intermediate, which has only forks to do, and collect it."""
+    looks, activity = 0, None
+    fd = os.pidfd_open(pid)
+    try:
+        while not _processes.wait_readable(fd, stall_watch.LOOK_S):
+            before, activity = activity, stall_watch.read_activity(pid, ())
+            looks = looks + 1 if activity == before else 0
+            if looks * stall_watch.LOOK_S >= stall_watch.ANSWER_LIMIT_S:
+                _processes.send_signal(activity, signal.SIGKILL)
+                raise SpawnError(
+                    f"cannot fork the job's processes from this program: a fork of it stood still for "
+                    f"{stall_watch.ANSWER_LIMIT_S:.0f} s; a handler that a module gave to os.register_at_fork may wait "
+                    "for a lock"
+                )
+    finally:
+        os.close(fd)
+        with contextlib.suppress(ChildProcessError):  # another thread of the program has taken its status
+            os.waitpid(pid, 0)
 
 
 def _run(body: Callable[[], object]) -> NoReturn:

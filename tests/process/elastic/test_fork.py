@@ -97,6 +97,21 @@ def test_a_lost_image_ends_the_job_with_a_reason(tmp_path: Path) -> None:
     assert "the template ended (SIGKILL)" in outcome.stdout, outcome.explain()
 
 
+def test_a_fork_handler_that_blocks_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    outcome = run_forks("blocked_handler", folder=tmp_path)
+    line = "cannot fork the job's processes from this program: a fork of it stood still for 1 s; a handler"
+    assert outcome.stdout.startswith(line), outcome.explain()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_an_image_that_is_stopped_ends_the_job_with_a_reason(tmp_path: Path) -> None:
+    """No worker has a cold start."""
+    outcome = run_forks("image_stopped", folder=tmp_path)
+    reason = "the template stood still for 10 s when it was to fork workers, and was killed"
+    assert f"cannot fork a worker from the program that started the job: {reason}" in outcome.stdout, outcome.explain()
+
+
 def test_an_agent_whose_rendezvous_is_an_installed_package(tmp_path: Path) -> None:
     outcome = run_forks("backend", folder=tmp_path, program="forks_torch.py")
     assert outcome.stdout.splitlines() == ["{0: 0, 1: 1}"], outcome.explain()

@@ -20,6 +20,7 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 from muster.agent.runtime.records import replace
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
+from muster.agent.workers import stall_watch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.starter import TemplateStarter
@@ -420,6 +421,75 @@ def test_a_template_that_dies_while_asked_to_fork(make_agent: Callable[..., Agen
     assert agent.ways == ["warm", "warm", "cold", "cold"]
 
 
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten looks instead of a minute: enough to run once, also on a busy machine."""
+    monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
+    monkeypatch.setattr(stall_watch, "ANSWER_LIMIT_S", 1.0)
+    monkeypatch.setattr(stall_watch, "IMPORT_LIMIT_S", 1.0)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("short_limits")
+def test_a_template_that_is_stopped_ends_and_workers_start_cold(make_agent: Callable[..., Agent], script: str) -> None:
+    """It would be waited for in vain, by the job's restart."""
+    agent = make_agent(script)
+    agent.turn_until(lambda: agent.has("workers_parked"))
+    os.kill(agent.template_pid, signal.SIGSTOP)
+    agent.start(4)
+    assert agent.wait_for_end(4) == [40, 41, 42, 43]
+    assert agent.ways == ["warm", "warm", "cold", "cold"]
+    reason = "the template stood still for 1 s when it was to fork workers, and was killed"
+    assert agent.notices == [f"workers start cold: {reason}"]
+    wait_until(lambda: agent.children.reap() or not list_children(), what="the end of everything")
+
+
+BLOCKED_IMPORT = "import os\nos.read(os.pipe()[0], 1)\n"
+BLOCKED_FORK = """
+import os, threading
+lock = threading.Lock()
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release)  # not in the child, whose forks wait for ever
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [(BLOCKED_IMPORT, "while importing odd"), (BLOCKED_FORK, "when it was to fork workers")],
+    ids=["import", "fork"],
+)
+def test_a_module_that_blocks_the_template_for_ever(
+    source: str, where: str, make_agent: Callable[..., Agent], script: str, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text(source)
+    agent = make_agent(script, preload="odd")
+    agent.start()
+    assert agent.wait_for_end() == [40, 41]
+    assert agent.notices == [f"workers start cold: the template stood still for 1 s {where}, and was killed"]
+    wait_until(lambda: agent.children.reap() or not list_children(), what="the end of everything")
+
+
+SLOW_IMPORT = r"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import os, sys\nwhile not os.path.exists(sys.argv[1]): pass", {!r}], check=True)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("short_limits")
+def test_an_import_that_waits_for_a_program_at_work_is_waited_for(
+    make_agent: Callable[..., Agent], script: str, tmp_path: Path
+) -> None:
+    """It builds an extension, for example: three times the limit."""
+    (tmp_path / "odd.py").write_text(SLOW_IMPORT.format(str(tmp_path / "built")))
+    agent = make_agent(script, preload="odd")
+    agent.start()
+    agent.loop.call_later(3.0, (tmp_path / "built").touch)
+    assert agent.wait_for_end() == [40, 41]
+    assert (agent.ways, agent.notices) == (["warm", "warm"], [])
+
+
 def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[..., Agent], tmp_path: Path) -> None:
     (tmp_path / "fatal.py").write_text("import os, sys\nprint('no such luck', file=sys.stderr)\nos._exit(9)\n")
     script = tmp_path / "main.py"
@@ -428,7 +498,7 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
     agent.start()
     assert agent.wait_for_end() == [3, 3]
     assert agent.ways == ["cold", "cold"]
-    assert agent.notices == ["workers start cold: the template ended (exit code 9) while importing: no such luck"]
+    assert agent.notices == ["workers start cold: the template ended (exit code 9) while importing fatal: no such luck"]
 
 
 FAKE_TORCH = """

@@ -14,7 +14,8 @@ import warnings
 
 
 from muster import worker
-from muster.agent.errors import UsageError
+from muster.agent.errors import SpawnError, UsageError
+from muster.agent.workers import stall_watch
 from muster.elastic import LaunchFailed, PickleFault, launch
 
 PID = os.getpid()
@@ -198,7 +199,23 @@ def unpicklable():
         print(error)
 
 
-def image_lost():
+def image_stopped():
+    """It does not fork, and is as good as lost."""
+    image_lost(signal.SIGSTOP)
+
+
+def blocked_handler():
+    """A fork of a fork waits for ever: nothing releases the lock in the child."""
+    stall_watch.LOOK_S, stall_watch.ANSWER_LIMIT_S = 0.1, 1.0
+    lock = threading.Lock()
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release)
+    try:
+        fork(rank)
+    except SpawnError as error:
+        print(error)
+
+
+def image_lost(signum=signal.SIGKILL):
     """Its end is the end of what can be started, and says so."""
 
     def work():
@@ -206,7 +223,7 @@ def image_lost():
             os.kill(os.getsid(os.getppid()) if os.getppid() != 1 else 1, 0)
             children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()
             image = next(pid for pid in children if b"muster-image" in open(f"/proc/{pid}/cmdline", "rb").read())
-            os.kill(int(image), signal.SIGKILL)
+            os.kill(int(image), signum)
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
 

@@ -4,7 +4,8 @@ The agent's side; `template` is the other side and describes the protocol. Every
 forked, is the agent's child, and waits on its own socket. One message starts it. Workers are parked when the template
 is ready and while older ones are being stopped, so that a restart waits for no fork.
 
-When forking is not safe, or the template has died, the cold starter starts the workers and a notice says why, once.
+When forking is not safe, or the template has died, the cold starter starts the workers and a notice says why, once. So
+it does when the template stands still while it owes an answer (`stall_watch`): then it is killed, and none follows.
 Over 400 lines: one class follows the template, the parked workers and the store from start to end.
 """
 
@@ -19,18 +20,21 @@ from typing import TYPE_CHECKING
 from muster import _processes
 from muster._contract import name_signal
 from muster.agent.errors import SpawnError
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
-if TYPE_CHECKING:  # only a program with torch needs a store, and the template is another process
+if TYPE_CHECKING:  # loaded when needed: most answers come in time, and only a program with torch needs a store
+    from muster.agent.workers.stall_watch import StallWatch
     from muster.agent.workers.warm.forking import Forked
     from muster.agent.workers.warm.store_handle import StoreHandle
     from muster.agent.workers.warm.template import Imported, TemplateMessage
 
+_IN_TIME_S = 1.0
+"""So long after a request the answer is not late."""
 _SESSION = 3
 """Index of the session in `_processes.read_stat`."""
 
@@ -87,6 +91,8 @@ class TemplateStarter:
 
     max_template_ends = 3
     """After so many ends of a template no new one is started."""
+    imports = True
+    """Whether a template that is not ready imports something."""
 
     def __init__(
         self,
@@ -128,6 +134,9 @@ class TemplateStarter:
         self._waiting: deque[_Start] = deque()
         self._brings_torch = False
         self._store: StoreHandle | None = None
+        self._late: Timer | None = None
+        self._watch: StallWatch | None = None
+        self._importing = ""
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
 
@@ -170,7 +179,7 @@ class TemplateStarter:
         if self._template is not None and self._phase is TemplatePhase.READY:
             pending = len(self._template.pending_sockets)
             reason = self._template.request_forks(count - len(self._parked) - pending)
-            self._children.hold_orphans(bool(self._template.pending_sockets))
+            self._follow_requests()
             if reason is not None:
                 self._fail_waiting(reason)  # none waits when this was early: then the start requests again
 
@@ -191,6 +200,7 @@ class TemplateStarter:
                 port=port,
                 world_size=world_size,
                 on_again=lambda: self._notify_once(AGAIN_LINE),
+                on_stalled=self._replace_store,
                 on_lost=on_lost,
             )
         except OSError as error:
@@ -219,12 +229,15 @@ class TemplateStarter:
 
     def list_own_pids(self) -> Container[int]:
         """See `spec.WorkerStarter`: the template, parked workers, those that are being forked, and the store."""
-        known = frozenset(one.pid for one in self._parked)
-        if self._store is not None:
-            known |= {self._store.pid}
+        known = self._list_known()
         if self._template is None:
             return known
         return _OwnPids(known=known, session=self._template.pid, released=frozenset(self._released))
+
+    def _list_known(self) -> frozenset[int]:
+        """Parked workers, and the store's process if there is one."""
+        known = frozenset(one.pid for one in self._parked)
+        return known if self._store is None else known | {self._store.pid}
 
     def close(self) -> None:
         """Kill the template, all parked workers and the store: they have nothing to clean up."""
@@ -233,10 +246,7 @@ class TemplateStarter:
         self._waiting.clear()
         self.end_store()
         self._phase = TemplatePhase.GONE
-        if self._template is not None:
-            self._template.close()
-            self._template = None
-            self._children.hold_orphans(False)
+        self._close_template()
         self._close_parked()
         _processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
@@ -251,14 +261,17 @@ class TemplateStarter:
         except SpawnError as error:
             self._switch_to_cold(str(error))
             return
-        template = self._template
+        template, self._importing = self._template, ""
         self._children.watch(template.pid, lambda status: self._handle_template_end(template, status))
         template.watch(self._handle_message)
+        self._expect_answer()
 
     def _handle_message(self, message: "TemplateMessage") -> None:
         if "brings_torch" in message:
             self._brings_torch = message["brings_torch"]
             self._call_on_read()
+        elif "importing" in message:
+            self._importing = message["importing"]
         elif "ready" in message:
             if self._template is not None:
                 self._handle_ready(message["ready"], self._template.started_s)
@@ -273,6 +286,7 @@ class TemplateStarter:
 
     def _handle_ready(self, about: "Imported", started_s: float) -> None:
         self._phase = TemplatePhase.READY
+        self._expect_no_answer()
         import_s = round(self._loop.clock.now_s() - started_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **about["memory"])
         if self._waiting:
@@ -289,14 +303,12 @@ class TemplateStarter:
             return
         template.receive()  # its last messages may still be in the socket
         last_line = template.read_last_line()
-        template.close()
-        self._template = None
-        self._children.hold_orphans(False)
+        self._close_template()
         if self._phase is TemplatePhase.GONE:
             return
         was_ready = self._phase is TemplatePhase.READY
         how = name_signal(-status) if status < 0 else f"exit code {status}"
-        reason = f"the template ended ({how}){'' if was_ready else ' while importing'}"
+        reason = f"the template ended ({how}){'' if was_ready else self._say_what_is_imported()}"
         self._on_record("template_ended", status=status, reason=reason, last_line=last_line)
         self._template_ends += 1
         if not was_ready or self._template_ends >= self.max_template_ends:
@@ -305,6 +317,60 @@ class TemplateStarter:
         self._notify_once(f"{reason}; workers start cold until there is a new one")
         self._start_waiting_cold(reason)
         self._start_template()
+
+    def _expect_answer(self) -> None:
+        self._expect_no_answer()
+        self._late = self._loop.call_later(_IN_TIME_S, self._watch_template)
+
+    def _expect_no_answer(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+
+    def _watch_template(self) -> None:
+        """The answer is late: see that the template does not stand still."""
+        from muster.agent.workers import stall_watch
+
+        if self._template is None:
+            return
+        is_importing = self.imports and self._phase is TemplatePhase.IMPORTING
+        limit_s = stall_watch.IMPORT_LIMIT_S if is_importing else stall_watch.ANSWER_LIMIT_S
+        self._watch = stall_watch.StallWatch(
+            self._loop,
+            self._template.pid,
+            limit_s,
+            lambda pids: self._give_template_up(pids, limit_s),
+            list_others=lambda: self._list_known() | self._released,
+            on_slow=(lambda: self._say_that_import_is_slow(stall_watch.SLOW_S)) if is_importing else None,
+        )
+
+    def _give_template_up(self, pids: list[int], limit_s: float) -> None:
+        """Kill a template that stands still, and what it has not reported. A new one would most likely do the same."""
+        where = " when it was to fork workers" if self._phase is TemplatePhase.READY else self._say_what_is_imported()
+        reason = f"the template stood still for {limit_s:.0f} s{where}, and was killed"
+        _processes.send_signal(pids, signal.SIGKILL)
+        self._on_record("template_ended", status=-signal.SIGKILL, reason=reason, last_line="")
+        self._close_template()
+        self._switch_to_cold(reason)
+
+    def _close_template(self) -> None:
+        self._expect_no_answer()
+        template, self._template = self._template, None
+        if template is not None:
+            template.close()
+            self._children.hold_orphans(False)
+
+    def _say_what_is_imported(self) -> str:
+        return f" while importing {self._importing}".rstrip() if self.imports else ""
+
+    def _say_that_import_is_slow(self, after_s: float) -> None:
+        modules = f" {self._importing}" if self._importing else ""
+        self._notify_once(
+            f"the template has been importing{modules} for {after_s:.0f} s; workers start when it is done "
+            "(with --start cold they do not wait for it)"
+        )
 
     def _switch_to_cold(self, reason: str) -> None:
         """Start all workers cold from now on."""
@@ -327,6 +393,16 @@ class TemplateStarter:
             on_prepared()
 
     # -- parking and releasing --------------------------------------------------------------------------------------
+
+    def _follow_requests(self) -> None:
+        """While forks are requested: keep orphans, which may be workers; watch whether the template stands still."""
+        template = self._template
+        if template is None or not template.pending_sockets:
+            self._children.hold_orphans(False)
+            self._expect_no_answer()
+        else:
+            self._children.hold_orphans(True)
+            self._expect_answer()
 
     def _release_waiting(self) -> None:
         """Release a parked worker for each waiting start; request forks when there are too few."""
@@ -360,6 +436,11 @@ class TemplateStarter:
             except OSError as error:
                 store.fail(f"cannot send its socket: {error.strerror}")
 
+    def _replace_store(self) -> None:
+        """Its process, a fork of the template, stood still and was killed; its socket is still open."""
+        self._notify_once("the store's process stood still and was killed; another one is started cold")
+        self._start_store_cold()
+
     def _start_store_cold(self) -> None:
         store = self._store
         if store is None or not store.waits:
@@ -377,7 +458,7 @@ class TemplateStarter:
         sockets, self._template.pending_sockets = pending[:asked], pending[asked:]
         for pid, one in zip(pids, sockets, strict=False):
             self._park_worker(_Parked(pid=pid, socket=one))
-        self._children.hold_orphans(bool(self._template.pending_sockets))
+        self._follow_requests()
         for unused in sockets[len(pids) :]:
             unused.close()
         self._on_record("workers_parked", count=len(pids), duration_s=round(message["duration_s"], 4))

@@ -5,8 +5,8 @@ of the user's, writes nothing, and stays in the template's session, which no sto
 the agent closes its socket or kills it, or dies.
 
 Protocol, over the socket that the worker was parked on: the agent sends the number of workers, four bytes in network
-order, with the listening socket attached; the process answers with one byte when more clients have come than there are
-workers. It looks each second, and at once when the agent sends a byte.
+order, with the listening socket attached; the process sends `SERVES` when it serves, and `AGAIN` when more clients have
+come than there are workers. It looks each second, and at once when the agent sends a byte.
 """
 
 import ctypes
@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
+
+SERVES = b"s"
+AGAIN = b"!"
 
 _POLL_S = 1.0
 """How soon it is noticed that workers have connected again; one request to its own store each time."""
@@ -57,6 +60,7 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
         store = _open_store(listen_fd)
         if store is not None:
             with suppress(OSError):
+                control.send(SERVES)
                 _watch(control, store.port, world_size)
             while control.recv(1):
                 pass  # until the agent closes it
@@ -124,5 +128,5 @@ def _watch(control: socket.socket, port: int, world_size: int) -> None:
             connection.sendall(_COUNT)
             (count,) = struct.unpack("=q", connection.recv(8, socket.MSG_WAITALL).ljust(8, b"\0"))
             if count > world_size:
-                control.send(b"!")
+                control.send(AGAIN)
                 return

@@ -11,14 +11,16 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from muster import _processes
 from muster._contract import name_signal
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import bind_wildcard
 from muster.agent.runtime.signals import ChildWatch
-from muster.agent.workers import program
+from muster.agent.workers import program, stall_watch
 from muster.agent.workers.cold import spawn
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
+from muster.agent.workers.warm.store import SERVES
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
 _BACKLOG = 4096
@@ -41,6 +43,7 @@ class StoreHandle:
         port: int,
         world_size: int,
         on_again: Callable[[], None],
+        on_stalled: Callable[[], None],
         on_lost: Callable[[str], None],
     ) -> None:
         """Listen; a process follows with `hand_over` or `start_cold`.
@@ -51,6 +54,7 @@ class StoreHandle:
             port: MASTER_PORT.
             world_size: how many workers the round has.
             on_again: called once when more clients than workers have connected.
+            on_stalled: called when a forked process stood still before it served, and was killed: `waits` is True.
             on_lost: called once with a reason when the process has ended before `close`.
 
         Raises:
@@ -60,7 +64,9 @@ class StoreHandle:
         self._children = children
         self._world_size = world_size
         self._on_again = on_again
+        self._on_stalled = on_stalled
         self._on_lost = on_lost
+        self._watch: stall_watch.StallWatch | None = None
         self.pid = 0
         """The process; 0: there is none yet."""
         self._control: socket.socket | None = None
@@ -93,7 +99,8 @@ class StoreHandle:
         self.pid, self._control = pid, control
         control.setblocking(False)
         self._loop.watch_readable(control.fileno(), self._receive)
-        self._children.watch(pid, self._handle_end)
+        self._children.watch(pid, lambda status: self._handle_end(pid, status))
+        self._expect_answer(stall_watch.ANSWER_LIMIT_S, self._kill_stalled)
         return True
 
     def start_cold(self, options: TemplateOptions) -> None:
@@ -115,6 +122,23 @@ class StoreHandle:
                 raise
         if not self.hand_over(ours, pid):
             raise SpawnError("the store's process has ended at once")
+        limit_s = stall_watch.IMPORT_LIMIT_S
+        self._expect_answer(limit_s, lambda _pids: self.fail(f"its process stood still for {limit_s:.0f} s"))
+
+    def _expect_answer(self, limit_s: float, on_stalled: Callable[[list[int]], None]) -> None:
+        self._expect_no_answer()
+        self._watch = stall_watch.StallWatch(self._loop, self.pid, limit_s, on_stalled)
+
+    def _expect_no_answer(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+
+    def _kill_stalled(self, pids: list[int]) -> None:
+        """Clients that have come wait in the backlog for the next process."""
+        self._close_control()
+        self.pid = 0
+        _processes.send_signal(pids, signal.SIGKILL)
+        self._on_stalled()
 
     def _receive(self) -> None:
         """The process has counted too many clients, or has ended."""
@@ -127,7 +151,9 @@ class StoreHandle:
             return
         except ConnectionError:
             received = b""
-        if received:
+        if received == SERVES:
+            self._expect_no_answer()
+        elif received:
             self._on_again()
         else:
             self._close_control()  # `ChildWatch` says how it ended
@@ -138,9 +164,9 @@ class StoreHandle:
             with suppress(OSError):
                 self._control.send(b"?")
 
-    def _handle_end(self, status: int) -> None:
+    def _handle_end(self, pid: int, status: int) -> None:
         """A store that ended by itself has found no torch: no worker can need it."""
-        if not self._closed:
+        if not self._closed and pid == self.pid:
             self.close()
             if status:
                 how = f"was killed by {name_signal(-status)}" if status < 0 else f"exited with code {status}"
@@ -163,6 +189,7 @@ class StoreHandle:
         if self._closed:
             return
         self._closed = True
+        self._expect_no_answer()
         self._close_control()
         with suppress(OSError):
             # The process has the socket, too: without this the next round could not listen on the same port.

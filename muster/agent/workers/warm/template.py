@@ -46,6 +46,13 @@ class BringsTorch(TypedDict):
     brings_torch: bool
 
 
+@final
+class Importing(TypedDict):
+    """The module that it begins to import."""
+
+    importing: str
+
+
 class Imported(TypedDict):
     """What the template is when all is imported."""
 
@@ -76,7 +83,7 @@ class Unsafe(TypedDict):
     unsafe: str
 
 
-TemplateMessage = BringsTorch | Ready | Forked | TemplateNotice | Unsafe
+TemplateMessage = BringsTorch | Importing | Ready | Forked | TemplateNotice | Unsafe
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
@@ -158,6 +165,7 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
     send(control, {"brings_torch": brings_torch(preload.modules)})
     imported = []
     for name in preload.modules:
+        send(control, {"importing": name})
         failure = _import(name, sites.find(name))
         if failure is None:
             imported.append(name)

@@ -1,0 +1,123 @@
+"""Notices that a process which owes the agent an answer stands still: a template, or the process of a store.
+
+How long an answer may take cannot be known: an import may compile something, a fork copies the page tables of all that
+there is. So the limit is on standing still: for so long neither the process nor one below it has run, not even for a
+moment. An import that reads slowly, computes, or waits for a program that it has started is none of that.
+
+An import that waits for one answer from a network looks like one that waits for a lock: for both the limit is long.
+"""
+
+import os
+from collections.abc import Callable, Container, Iterable, Mapping
+
+from muster import _processes
+from muster.agent.runtime.loop import Loop
+
+IMPORT_LIMIT_S = 60.0
+"""Of a process that imports."""
+ANSWER_LIMIT_S = 10.0
+"""Of a process that has imported everything."""
+SLOW_S = 60.0
+"""So long after the request it is said that the answer is still missing."""
+
+LOOK_S = 1.0
+_PARENT, _SESSION = 1, 3  # indices in `_processes.read_stat`
+
+Activity = Mapping[int, tuple[str, ...]]
+"""By process id, what changes whenever the process runs."""
+
+
+class StallWatch:
+    """Watches a process that owes an answer, until `end`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        pid: int,
+        limit_s: float,
+        on_stalled: Callable[[list[int]], None],
+        *,
+        list_others: Callable[[], frozenset[int]] = frozenset,
+        on_slow: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            loop: the agent's. Looks are counted, not seconds: time in which the agent could not run does not count.
+            pid: the process.
+            limit_s: how long it may stand still.
+            on_stalled: called once then, with the processes that stand still: this one and those below it.
+            list_others: processes in its session that it has nothing to do with any more.
+            on_slow: called once after `SLOW_S`, if it moves.
+        """
+        self._loop = loop
+        self._pid = pid
+        self._limit_s = limit_s
+        self._on_stalled = on_stalled
+        self._list_others = list_others
+        self._on_slow = on_slow
+        self._activity: Activity | None = None
+        self._since_s = 0.0
+        self._still_s = 0.0
+        self._has_ended = False
+        self._timer = loop.call_later(LOOK_S, self._look)
+
+    def end(self) -> None:
+        """The answer has come, or is not expected any more. Idempotent."""
+        self._has_ended = True
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        others = self._list_others()
+        self._loop.call_in_thread(lambda: read_activity(self._pid, others), self._judge)
+
+    def _judge(self, activity: Activity) -> None:
+        if self._has_ended:
+            return
+        self._since_s += LOOK_S
+        self._still_s = self._still_s + LOOK_S if activity == self._activity else 0.0
+        self._activity = activity
+        if self._still_s >= self._limit_s:
+            self.end()
+            self._on_stalled(list(activity))
+            return
+        on_slow = self._on_slow
+        if on_slow is not None and self._since_s >= SLOW_S and not self._still_s:
+            self._on_slow = None
+            on_slow()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+
+def read_activity(root: int, others: Container[int]) -> Activity:
+    """What changes when this process, one in its session or one below it runs.
+
+    Their CPU time has a resolution of 10 ms; a main thread that wakes up for less changes its counts of switches.
+
+    Args:
+        root: the process.
+        others: processes that are left out, with what is below them.
+    """
+    stats = {pid: stat for pid in _list_pids() if pid not in others and (stat := _processes.read_stat(pid))}
+    tree = {root} & stats.keys()
+    found = tree
+    while found:
+        found = {pid for pid, stat in stats.items() if _is_below(stat, root, tree)} - tree
+        tree |= found
+    return {pid: (*stats[pid][11:13], *_read_switches(pid)) for pid in sorted(tree) if stats[pid][0] not in "ZX"}
+
+
+def _list_pids() -> Iterable[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _is_below(stat: list[str], root: int, tree: set[int]) -> bool:
+    return int(stat[_PARENT]) in tree or int(stat[_SESSION]) == root
+
+
+def _read_switches(pid: int) -> list[str]:
+    """Counts of the main thread's switches, voluntary and not; empty when it has ended, or the kernel counts none."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return [line.rpartition("\t")[2] for line in file if "ctxt_switches" in line]
+    except OSError:
+        return []

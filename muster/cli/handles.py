@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._control import ControlError, ExitCode
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.supervision.registry import AppRegistry, find_last_remote, find_state_dir
 
 LAST: Final = "last"
@@ -73,7 +73,11 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
 
 def list_names(env: Mapping[str, str]) -> list[str]:
     """Names of the apps of this machine and its Docker engine, for the shell's completion."""
-    return [LAST, *(each.app_id for each in _list_apps(None, find_state_dir(env)))]
+    try:
+        state_dir = find_state_dir(env)
+    except UnsafeFolderError:  # the command says so
+        return [LAST]
+    return [LAST, *(each.app_id for each in _list_apps(None, state_dir))]
 
 
 def _find_by_beginning(beginning: str, scheduler: str | None, env: Mapping[str, str]) -> Iterator[AppName]:

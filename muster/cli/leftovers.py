@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.schedulers import bundle_start
+from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -66,13 +67,13 @@ def _find_apps(
 ) -> Iterator[Leftover]:
     registry = AppRegistry(state_dir, scheduler)
     for app_id in registry:
-        path = registry.find(app_id)
-        if path is None:
-            continue
-        folder = AppFolder(path)
         try:
+            path = registry.find(app_id)
+            if path is None:
+                continue
+            folder = AppFolder(path)
             record = folder.read_record()
-        except (OSError, StateError) as error:
+        except (OSError, StateError, UnsafeFolderError) as error:
             logger.warning("%s: %s", app_id, error)
             continue
         if record is None or not client.has_ended(record):
@@ -149,9 +150,9 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
     except DockerError as error:
         logger.info("%s", error)
         return
-    registry = AppRegistry(state_dir, _DOCKER)
+    known = set(AppRegistry(state_dir, _DOCKER))
     for app_id, containers in apps.items():
-        if registry.find(app_id) is not None or any(facts.running for facts in containers):
+        if app_id in known or any(facts.running for facts in containers):
             continue
         if unregistered.find_other_state_dir(containers, str(state_dir)) is not None:
             continue

@@ -111,14 +111,14 @@ def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
 @contextmanager
 def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
     """The scheduler of a handle and the app's id; errors of the adapter become a `ControlError`."""
-    app = find_app(handle, os.environ)
     try:
+        app = find_app(handle, os.environ)
         with closing(_create_scheduler(app.scheduler, app.session)) as scheduler:
             yield scheduler, app.app_id
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.LOST) from error
     except OSError as error:
-        raise ControlError(describe_os_error(error, f"the folder of {app.app_id}"), ExitCode.LOST) from error
+        raise ControlError(describe_os_error(error, f"the folder of {handle}"), ExitCode.LOST) from error
 
 
 def _create_scheduler(name: str, session: str) -> PluginScheduler:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from muster.cli.leftovers import Leftover, find_leftovers
+from muster.schedulers.errors import EngineError
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -21,7 +22,11 @@ def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
     Returns:
         The exit code: 1 if something could not be removed or the answer was no.
     """
-    found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s)
+    try:
+        found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s)
+    except EngineError as error:
+        print(f"muster: {error}", file=sys.stderr)
+        return 1
     if not found:
         print("nothing to remove")
         return 0

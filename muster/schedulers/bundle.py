@@ -20,7 +20,7 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 315_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
-    *("_control.py", "run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
+    *("_control.py", "_ownership.py", "run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
     *("agent/rendezvous/backends/torch_caller.py", "agent/rendezvous/backends/torch_plugin.py"),
 )

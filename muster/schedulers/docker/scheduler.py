@@ -33,7 +33,7 @@ from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.docker.users import build_user_id, list_user_ids
-from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
+from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
@@ -298,7 +298,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
         """Whether an app has ended and its containers, with their logs, have been removed from this engine."""
-        folder = self._find_folder(app_id)
+        try:
+            folder = self._find_folder(app_id)
+        except UnsafeFolderError:
+            return False
         if folder is None:
             return True
         if not is_terminal(state) or app_id in found:
@@ -315,8 +318,12 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _read_state(self, app_id: str) -> AppState:
         """UNKNOWN if it cannot be read, or another shell has just deleted it, so that the others are still listed."""
-        folder = self._find_folder(app_id)
         with suppress(client.SupervisorError, FileNotFoundError):
+            try:
+                folder = self._find_folder(app_id)
+            except UnsafeFolderError as error:
+                logger.warning("%s: %s", app_id, error)
+                return AppState.UNKNOWN
             if folder is not None:
                 return build_describe_response(*client.read_app(folder)).state
         return AppState.UNKNOWN

@@ -21,7 +21,7 @@ from muster._contract import AGENT_MODULE, AskKind, Env
 from muster._control import Answer
 from muster._programs import explain_missing
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
-from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
+from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
 from muster.schedulers.failure_report import join_hangs, read_error_file
 from muster.schedulers.local.agent_files import count_restarts, read_hang
 from muster.schedulers.local.devices import list_devices, needs_sharing
@@ -156,7 +156,9 @@ class LocalScheduler(PluginScheduler):
         """The app's state; UNKNOWN if it cannot be read, so that the others are still listed."""
         try:
             response = self.describe_app(app_id)
-        except EngineError:
+        except EngineError as error:
+            if isinstance(error, UnsafeFolderError):
+                logger.warning("%s: %s", app_id, error)
             return AppState.UNKNOWN
         return None if response is None else response.state
 

@@ -388,3 +388,17 @@ def is_own_app_folder(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(mode.st_mode) and mode.st_uid == os.geteuid()
+
+
+def may_hold_app(path: Path) -> bool:
+    """Whether a folder holds an app, or cannot be entered."""
+    return any(map(_may_be_file, (f"{path}/{STATE_DIR_NAME}/{_SPEC_NAME}", f"{path}/{_SPEC_NAME}")))
+
+
+def _may_be_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from muster import _processes
+from muster._ownership import make_folders
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
@@ -22,7 +23,7 @@ from muster.schedulers.supervision.app_folder import (
     is_own_app_folder,
 )
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.supervision.registry import AppRegistry, check_app_folder
 from muster.schedulers.supervision.state import AppPhase
 
 LOG_TAIL_LIMIT_BYTES = 2000
@@ -49,8 +50,11 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes | Pat
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
         FileExistsError: the app exists already.
+        UnsafeFolderError: another user could change or replace its folder.
     """
     folder = AppFolder(spec.folder)
+    check_app_folder(folder.path)
+    make_folders(folder.path.parent, 0o755)
     folder.create(spec)
     with ExitStack() as undo:
         undo.callback(_roll_back, folder, spec, registry)

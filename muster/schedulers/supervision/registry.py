@@ -4,6 +4,8 @@
 
 <state> is $XDG_STATE_HOME, else ~/.local/state; if neither is writable, /tmp/muster-<uid>. Nothing is removed
 automatically: `torchx delete` removes one app, and a user may remove an app's folder, or all of it, by hand.
+
+What lies in these folders is started with this user's rights, so `_ownership` looks before anything is read.
 """
 
 import contextlib
@@ -13,7 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from muster.schedulers.supervision.app_folder import AppFolder
+from muster._ownership import check_folder, make_folders
+from muster.schedulers.errors import UnsafeFolderError
+from muster.schedulers.supervision.app_folder import AppFolder, may_hold_app
+
+_LOG_DIR_ADVICE = "choose a folder of your own with -cfg log_dir=FOLDER"
+_STATE_ADVICE = "set XDG_STATE_HOME to a folder of your own"
 
 _LAST: Final = "last"
 
@@ -23,6 +30,9 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
 
     Args:
         env: the environment, for XDG_STATE_HOME and HOME.
+
+    Raises:
+        UnsafeFolderError: another user could change or replace it.
     """
     choices = []
     if env.get("XDG_STATE_HOME", "").startswith("/"):  # the XDG specification: ignore relative paths
@@ -31,9 +41,11 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
         choices.append(Path(env["HOME"]) / ".local" / "state" / "muster")
     for path in choices:
         with contextlib.suppress(OSError):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if os.access(path, os.W_OK | os.X_OK):
-                return path
+            make_folders(path, 0o700)
+        if os.access(path, os.W_OK | os.X_OK):
+            with _translate_refusal():
+                check_folder(path, _STATE_ADVICE)
+            return path
     return _create_fallback_dir()
 
 
@@ -63,20 +75,27 @@ class AppRegistry:
         (self._dir / app_id).symlink_to(folder.absolute())
 
     def find(self, app_id: str) -> Path | None:
-        """The app's folder; None if the id is unknown, the app deleted or its folder gone."""
+        """The app's folder; None if the id is unknown, the app deleted or its folder gone.
+
+        Raises:
+            UnsafeFolderError: another user could change or replace it.
+        """
         if not app_id or "/" in app_id or app_id in (".", ".."):
             return None
-        folder = self._read_link(self._dir / app_id)
-        return folder if folder is not None and AppFolder(folder).spec_file.is_file() else None
+        path = self._read_link(self._dir / app_id)
+        if path is None:
+            return None
+        return path if check_app_folder(path).spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
-        """Ids of all apps whose folder exists, oldest first."""
+        """Ids of all apps whose folder exists, oldest first; also of those that `find` refuses."""
         try:
             links = [entry for entry in os.scandir(self._dir) if entry.is_symlink()]
         except FileNotFoundError:
             return
         for link in sorted(links, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns):
-            if self.find(link.name) is not None:
+            path = self._read_link(Path(link.path))
+            if path is not None and may_hold_app(path):
                 yield link.name
 
     def find_newest(self) -> tuple[int, str] | None:
@@ -116,3 +135,24 @@ def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
             return os.fstat(file.fileno()).st_mtime_ns, file.read()
     except (OSError, ValueError):
         return None
+
+
+def check_app_folder(path: Path) -> AppFolder:
+    """See that an app's folder, and what a supervisor is started from, is this user's; the folder.
+
+    Raises:
+        UnsafeFolderError: another user could change or replace it.
+    """
+    with _translate_refusal():
+        folder = AppFolder(path)
+        check_folder(path, _LOG_DIR_ADVICE, (folder.state_dir, folder.spec_file, folder.private_file))
+    return folder
+
+
+@contextlib.contextmanager
+def _translate_refusal() -> Iterator[None]:
+    """Make it an error that TorchX's command line prints as one line."""
+    try:
+        yield
+    except PermissionError as error:
+        raise UnsafeFolderError(str(error)) from error

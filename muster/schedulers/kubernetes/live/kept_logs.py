@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.live.pod_status import PodFact
@@ -81,13 +81,16 @@ def read_kept_log(ref: AppRef, role: str, index: int) -> Iterator[bytes]:
     try:
         with _find_file(find_folder(ref), role, index).open("rb") as lines:
             yield from lines
-    except FileNotFoundError:
+    except (FileNotFoundError, UnsafeFolderError):
         return
 
 
 def forget_logs(ref: AppRef) -> None:
     """Removes what was kept of a deleted app."""
-    folder = find_folder(ref)
+    try:
+        folder = find_folder(ref)
+    except UnsafeFolderError:  # then none were kept
+        return
     if folder.is_dir():
         for path in folder.iterdir():
             path.unlink(missing_ok=True)

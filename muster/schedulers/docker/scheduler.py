@@ -42,7 +42,7 @@ from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
+from muster.schedulers.runner.roles import build_role_plan, find_elastic_role, share_workspace
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -142,6 +142,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(DockerOptions, self._run_opts(), cfg)
+        app = share_workspace(app, WORKSPACE_KEY)
         builds = any(role.metadata.get(WORKSPACE_KEY) in self._with_dockerfile for role in app.roles)
         if builds and options.image_repo is None:
             options = replace(options, image_repo=_LOCAL_IMAGES)

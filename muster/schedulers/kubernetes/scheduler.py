@@ -24,6 +24,7 @@ from muster.schedulers.kubernetes.options import Options, declare_options, parse
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.roles import BASE_IMAGE_KEY, share_workspace
 from muster.schedulers.runner.versions import LogRequest, PluginScheduler, get_workspace_path
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
 from muster.schedulers.workspace_packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
@@ -94,6 +95,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             if cfg.get("image_repo"):
                 with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
                     copy_workspace(path, folder)
+                    role.metadata[BASE_IMAGE_KEY] = role.image
                     _load_image_builder().build_workspace_and_update_role(role, f"file://{folder}", cfg)
                 return
         except BundleError as error:
@@ -112,6 +114,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(cfg)
+        app = share_workspace(app, WORKSPACE_KEY)
         images: Mapping[str, Any] = {}
         if options.image_repo:
             app, images = _plan_images(app, cfg)
@@ -127,9 +130,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         if request.images_to_push:
             _load_image_builder().push_images(request.images_to_push)
         app_id = self._session.submit(request)
-        with contextlib.suppress(
-            OSError
-        ):  # it is submitted; without a writable home `muster ... last` does not find it
+        with contextlib.suppress(OSError):  # without a folder to write to, `last` does not find it
             record_last_remote(find_state_dir(os.environ), self.backend, app_id)
         return app_id
 

@@ -1,6 +1,8 @@
 """Roles of an AppDef on both lines of TorchX: macros, checks, and what the supervisor needs of them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
@@ -10,11 +12,41 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
 
+BASE_IMAGE_KEY: Final = "muster.base_image"
+"""In `Role.metadata`: the image on top of which that with the role's workspace was built."""
+
 
 def apply_macros(role: Role, *, app_id: str, replica_id: int | str, img_root: str = "") -> Role:
     """A copy of the role with TorchX's macros substituted for one replica."""
     values = macros.Values(img_root=img_root, app_id=app_id, replica_id=str(replica_id), rank0_env=Env.RANK0_HOST)
     return values.apply(role)
+
+
+def share_workspace(app: AppDef, key: str) -> AppDef:
+    """Give the first role's workspace to all other agent roles of the same image that have none.
+
+    TorchX gives the workspace of a command line to the first role only, and all roles run scripts from it.
+
+    Args:
+        app: after TorchX has built its workspaces; it is not changed.
+        key: in `Role.metadata`: names a role's workspace.
+    """
+    first = app.roles[0] if app.roles else None
+    if first is None or not first.metadata.keys() & {key, BASE_IMAGE_KEY}:
+        return app
+    base_image = first.metadata.get(BASE_IMAGE_KEY, first.image)
+    own = {name: first.metadata[name] for name in (key, BASE_IMAGE_KEY) if name in first.metadata}
+
+    def shares(role: Role) -> bool:
+        return is_agent_role(role) and role.image == base_image and not role.metadata.keys() & own.keys()
+
+    return replace(
+        app,
+        roles=[
+            replace(role, image=first.image, metadata={**role.metadata, **own}) if shares(role) else role
+            for role in app.roles
+        ],
+    )
 
 
 def check_roles(app: AppDef) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.runner.app_codec import dump_app, load_app
+from muster.schedulers.runner.roles import BASE_IMAGE_KEY
 
 _LIMIT_BYTES: Final = 200_000
 """Kubernetes allows 256 KiB for all annotations of an object."""
@@ -20,7 +21,7 @@ def encode_app(app: Any) -> str:
     Raises:
         SchedulerError: too large for an annotation.
     """
-    text = json.dumps(dump_app(app, without_metadata=(WORKSPACE_KEY,)), separators=(",", ":"))
+    text = json.dumps(dump_app(app, without_metadata=(WORKSPACE_KEY, BASE_IMAGE_KEY)), separators=(",", ":"))
     encoded = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     if len(encoded) > _LIMIT_BYTES:
         raise SchedulerError(

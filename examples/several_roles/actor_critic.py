@@ -12,7 +12,6 @@ import sys
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import app
 import meeting
 import torch
 
@@ -72,8 +71,10 @@ def walk(chances: torch.Tensor) -> tuple[list[int], list[int], int]:
 
 
 if __name__ == "__main__":
-    if app.has_role():
+    if meeting.has_role():
         {"learner": learn, "actor": act}[sys.argv[1]](Path(sys.argv[2]))
     else:
+        import app  # the image of the nodes need not have torchx
+
         script = "examples/several_roles/actor_critic.py"
         sys.exit(app.submit(app.parse_options(__doc__), "rl", script, {"learner": "1x1", "actor": f"{ACTORS}x1"}))

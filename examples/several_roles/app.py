@@ -3,7 +3,6 @@
 import argparse
 import os
 import secrets
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,8 +27,10 @@ def parse_options(text: str | None) -> argparse.Namespace:
 
 def build_role(options: argparse.Namespace, script: str, name: str, j: str, gpus: int = 0) -> Role:
     """One role: a job of its own, which runs `script name FOLDER`."""
-    image = {} if options.image is None else {"image": options.image}
-    app = dist.ddp(name, str(options.meet), script=script, j=j, gpu=gpus, name=f"roles/{name}", **image)
+    more = {} if options.image is None else {"image": options.image}
+    if "docker" in options.scheduler:
+        more["mounts"] = ["type=bind", f"src={options.meet}", f"dst={options.meet}"]
+    app = dist.ddp(name, str(options.meet), script=script, j=j, gpu=gpus, name=f"roles/{name}", **more)
     role = app.roles[0]
     role.name = name
     role.env[KEY_VARIABLE] = options.key
@@ -60,8 +61,3 @@ def submit(options: argparse.Namespace, name: str, script: str, sizes: dict[str,
             print(f"  {line.rstrip()}")
         print(f"{handle} is {status.state.name}")
         return 0 if status.state is AppState.SUCCEEDED else 1
-
-
-def has_role() -> bool:
-    """Whether this process is a worker: then its arguments are the role and the folder."""
-    return "RANK" in os.environ and len(sys.argv) == 3

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -61,3 +62,8 @@ def try_to_connect(folder: Path) -> Connection | None:
 def read_key() -> bytes:
     """The secret that both sides know."""
     return os.environ[KEY_VARIABLE].encode()
+
+
+def has_role() -> bool:
+    """Whether this process is a worker: then its arguments are the role and the folder."""
+    return "RANK" in os.environ and len(sys.argv) == 3

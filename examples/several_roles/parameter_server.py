@@ -12,7 +12,6 @@ import sys
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import app
 import meeting
 import torch
 
@@ -60,8 +59,10 @@ def build_truth() -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    if app.has_role():
+    if meeting.has_role():
         {"server": serve, "trainer": train}[sys.argv[1]](Path(sys.argv[2]))
     else:
+        import app  # the image of the nodes need not have torchx
+
         script = "examples/several_roles/parameter_server.py"
         sys.exit(app.submit(app.parse_options(__doc__), "ps", script, {"server": "1x1", "trainer": f"{TRAINERS}x1"}))

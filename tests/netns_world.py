@@ -190,9 +190,10 @@ class World:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "World":  # noqa: PYI034 - typing.Self is Python 3.11, and there is no subclass
-        reason = None if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and iproute2"
-        self._stack.callback(self.net.close)
+        has_tools = shutil.which("ip") and shutil.which("iptables")
+        reason = None if os.geteuid() == 0 and has_tools else "network namespaces need root, iproute2 and iptables"
         if reason is None:
+            self._stack.callback(self.net.close)
             try:
                 self.net.open()
             except subprocess.CalledProcessError as error:

@@ -6,12 +6,15 @@ what it gives a name of its own choice has that name in no other file. The rest 
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from muster.schedulers.docker.engine.sdk import DEFAULT_HOST
 
 IMAGE = "muster-test:torch"
 BARE = "muster-test:bare"
@@ -26,13 +29,23 @@ def _missing(images):
     except ImportError:
         return "the docker package is not installed"
     try:
+        _look_for_socket()
         client = docker.from_env(timeout=60)
         have = {tag for image in client.images.list() for tag in image.tags}
         client.close()
-    except docker.errors.DockerException as error:
+    except (OSError, docker.errors.DockerException) as error:
         return f"no Docker engine answers: {error}"
     lacking = [image for image in images if image not in have]
     return f"the engine lacks {', '.join(lacking)}; make them with .ci/docker-image" if lacking else None
+
+
+def _look_for_socket():
+    """Raise OSError where nothing answers at the engine's socket: the SDK would leave its own end of it open."""
+    path = os.environ.get("DOCKER_HOST", DEFAULT_HOST).removeprefix("unix://")
+    if path.startswith("/"):
+        with socket.socket(socket.AF_UNIX) as end:
+            end.settimeout(60)
+            end.connect(path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -334,7 +334,7 @@ class FakeRendezvous:
     ) -> None:
         self._record("stopped", round_number, (failures, stacks))
 
-    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
         self._record("leaving", detail=reason)
 
     def close(self) -> None:

@@ -276,6 +276,8 @@ class LeaveJob:
     reason: str
     ends_job: bool = False
     """Its user has ended the whole job here: no other node goes on."""
+    is_interrupt: bool = False
+    """By a Ctrl-C."""
 
 
 RendezvousAction: TypeAlias = (

@@ -289,7 +289,9 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         if state.preemption is not None or _is_over(state, phase, event):
             return _leave_drained(state, phase, kill=is_fenced)
         stacks = CollectStacks(round=phase.round, is_hang=event.is_hang) if event.want_stacks else None
-        return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken))
+        # Nodes that stop together all get the Ctrl-C: whether it or the break comes first, workers get the same signal.
+        signum = signal.SIGINT if event.is_interrupt and state.rules.stops_together else signal.SIGTERM
+        return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken), signum=signum)
     if isinstance(phase, Stopping):
         return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
     return _report_stopped(state, broken)  # no worker was started, or none is left
@@ -551,7 +553,8 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
     if event.is_quit:
         reason = "the debugger of one of its ranks was quit"
-    return replace(state, held_lines=()), (*told, LeaveJob(reason=reason, ends_job=event.is_quit), *actions)
+    leave = LeaveJob(reason=reason, ends_job=event.is_quit, is_interrupt=event.signum == signal.SIGINT)
+    return replace(state, held_lines=()), (*told, leave, *actions)
 
 
 def _on_drain(

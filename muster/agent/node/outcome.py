@@ -1,7 +1,6 @@
 """Reports how the job ended: on the console, in report.json, torch's error file and the termination log."""
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -53,10 +52,10 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
 
 
 def _prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") -> bool:
-    """One node of the job does: that of the report, or the first; after a Ctrl-C too, if workers have run."""
+    """One node of the job does: that of the report, or the first; stopped by a signal too, if workers have run."""
     ended, is_first_node = finish.ended, last is not None and last.group_rank == 0
     if ended is None:
-        return int(finish.code) == ExitCode.of_signal(signal.SIGINT) and is_first_node and config.control_fd is None
+        return finish.code > ExitCode.of_signal(0) and is_first_node and config.control_fd is None
     if config.control_fd is not None and int(finish.code) == 0:
         return False  # the program that drives this agent is told
     return ended.prints_report if ended.report is not None else is_first_node
@@ -157,7 +156,7 @@ def describe_job(
         times: of this agent.
         config: of this agent.
         run_dir: the folder of the run's logs; None: there is none.
-        ended: how the job ended; None: a Ctrl-C has stopped this node.
+        ended: how the job ended; None: a signal has stopped this node.
     """
     if ended is None:
         end = "stopped"

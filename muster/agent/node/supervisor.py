@@ -301,7 +301,7 @@ class Supervisor:
                 rendezvous.report_saved(action.round.number, action.step, action.path)
             case actions.LeaveJob():
                 self._logs.mute_notices()
-                rendezvous.report_leaving(action.reason, ends_job=action.ends_job)
+                rendezvous.report_leaving(action.reason, ends_job=action.ends_job, is_interrupt=action.is_interrupt)
             case _:
                 assert_never(action)
 

@@ -93,6 +93,8 @@ class RoundBroken:
     """This node has no place in the next round: a drain ends the job for it."""
     is_leader: bool = True
     """This node leads: of several nodes that share a console, it is the one that prints the reason."""
+    is_interrupt: bool = False
+    """A node left because of a Ctrl-C."""
 
 
 @record
@@ -364,12 +366,13 @@ class Rendezvous(Protocol):
         """Report after RoundBroken that no worker is left here, with `failures` that were not reported before."""
         ...
 
-    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
         """Report that this node leaves (a signal): the others need not wait for silence. Call `close` afterwards.
 
         Args:
             reason: why, in a clause.
             ends_job: its user has ended the whole job here: the others stop, too.
+            is_interrupt: by a Ctrl-C.
         """
         ...
 

@@ -46,6 +46,7 @@ SETTLE_S: Final = 3.0
 _WORKERS: Final = 8
 _PREEMPTED: Final = 143
 _KILL: Final = "SIGKILL"
+_INTERRUPT: Final = "SIGINT"
 
 
 @dataclass
@@ -128,9 +129,10 @@ class DockerDriver:
         self._submit(self._catch_up_one, replica, False)
         return True
 
-    def stop(self, replica: ReplicaId) -> None:
+    def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
         """See `ReplicaDriver`."""
-        self._submit(self._signal, replica, "SIGTERM")
+        has_agent = self._replicas[replica].request.runs_agent
+        self._submit(self._signal, replica, _INTERRUPT if is_interrupt and has_agent else "SIGTERM")
 
     def suspend(self, *, suspended: bool) -> None:
         """See `ReplicaDriver`. All nodes are on one engine, so the job's leases can stand still, too."""
@@ -256,6 +258,8 @@ class DockerDriver:
         except EngineUnavailable:
             with self._lock:
                 known.is_unsent = True
+                if known.asked == _INTERRUPT:  # it may have arrived, and a second one kills
+                    known.asked = "SIGTERM"
             self._retry_later(replica)
             return
         if self._is_suspended and known.request.runs_agent:

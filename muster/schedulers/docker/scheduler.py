@@ -37,6 +37,7 @@ from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderEr
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
+from muster.schedulers.lines import Readers
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.live_lines import draws_bars
@@ -107,6 +108,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
         self._attached: list[AppFolder] = []
+        self._readers = Readers()
 
     def close(self) -> None:
         """Stop the apps that belong to this command politely, and release the engine. Idempotent.
@@ -117,6 +119,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         try:
             client.end_all(self._attached, flush_s=_FLUSH_S)
         finally:
+            if self._attached:
+                self._readers.wait_until_idle()
             self._attached.clear()
             self._engine.close()
             self._workspaces.remove()
@@ -349,7 +353,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         lines = LogReader(engine, query).lines()
         if folder is not None and request.follow:
             lines = _follow(engine, query, folder)
-        return filter(request.matches, _translate_each(lines))
+        return self._readers.count_reader(filter(request.matches, _translate_each(lines)))
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:

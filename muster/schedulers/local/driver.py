@@ -98,9 +98,10 @@ class LocalDriver:
         self._event_queue.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
         return True
 
-    def stop(self, replica: ReplicaId) -> None:
+    def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
         """See `ReplicaDriver`. A suspended guard handles the signal only when it continues."""
-        self._signal(replica, signal.SIGTERM)
+        plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
+        self._signal(replica, signal.SIGINT if is_interrupt and _runs_agent(plan) else signal.SIGTERM)
         self._signal(replica, signal.SIGCONT)
 
     def suspend(self, *, suspended: bool) -> None:

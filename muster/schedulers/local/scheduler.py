@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from muster._programs import explain_missing
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
 from muster.schedulers.failure_report import join_hangs, read_error_file
+from muster.schedulers.lines import Readers
 from muster.schedulers.local.agent_files import count_restarts, read_hang
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
@@ -50,9 +50,6 @@ from muster.schedulers.supervision.state import ReplicaId
 DRIVER = "muster.schedulers.local.driver:create_driver"
 FLUSH_S = 15.0
 """The longest time that ending an app takes beyond its grace period."""
-
-READERS_LIMIT_S = 1.0
-"""How long `close` waits for threads that still read logs of apps that have ended."""
 
 _OWN_VARIABLES = "MUSTER_"
 
@@ -223,7 +220,7 @@ class LocalScheduler(PluginScheduler):
             client.end_all(folders, flush_s=FLUSH_S)
         finally:
             if folders:
-                self._readers.wait_until_idle(READERS_LIMIT_S)
+                self._readers.wait_until_idle()
 
     def _tell_attached(self, word: str) -> None:
         for folder in self._attached.values():
@@ -273,30 +270,6 @@ def _check_programs(request: LocalRequest) -> None:
         problem = explain_missing(*program, launch.cwd)
         if problem is not None:
             raise SchedulerError(f"role {role}: {problem}")
-
-
-class Readers:
-    """Counts the readers of logs, so that the last lines are shown before the command ends."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._active = 0
-
-    def count_reader(self, lines: Iterator[str]) -> Iterator[str]:
-        """Yields the same lines; counts a reader from the first line until the last or the iterator's close."""
-        with self._changed:
-            self._active += 1
-        try:
-            yield from lines
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._changed.notify_all()
-
-    def wait_until_idle(self, limit_s: float) -> None:
-        """Wait until there are no readers, at most `limit_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._active == 0, limit_s)
 
 
 def _read_host(app: AppDef, options: LocalOptions) -> Host:

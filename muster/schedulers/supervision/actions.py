@@ -19,6 +19,8 @@ class Stop:
 
     replicas: tuple[ReplicaId, ...]
     number: int
+    is_interrupt: bool = False
+    """A person has pressed Ctrl-C: see `ReplicaDriver.stop`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ spec.json      what was submitted; never changes
 private.json   the part with secrets (environments, the job's token); only the owner can read it, removed at the end
 state.json     the app's state; replaced atomically at every transition
 control        a named pipe: one line per request, read by the supervisor
-stop.request   "cancel" or "kill": a request that the next supervisor finds if this one is dead
+stop.request   "cancel", "interrupt" or "kill": a request that the next supervisor finds if this one is dead
 lock           held by the one supervisor
 resize.lock    held by the command that resizes the app, until its request is recorded
 supervisor.log errors of the supervisor itself (normally empty)
@@ -54,6 +54,9 @@ DRAIN_WORD = "drain:"
 
 RESIZE_WORD = "resize:"
 """Begins a request to the supervisor: `resize:NODES:ROLE`, the role's name with percent escapes."""
+
+INTERRUPT_WORD = "interrupt"
+"""A request to the supervisor: a cancel by Ctrl-C at the command that the app belongs to."""
 
 _SPEC_NAME = "spec.json"
 
@@ -236,7 +239,9 @@ class AppFolder:
             return _parse_record(content)
 
     def write_request(self, request: str) -> OSError | None:
-        """Record a request ("cancel", "kill") for the next supervisor if this one is dead. A kill is never undone.
+        """Record a request ("cancel", "interrupt", "kill") for the next supervisor if this one is dead.
+
+        A kill is never undone.
 
         Returns:
             None; or why the disk refuses it: it is full, or read-only after an error. A supervisor that runs can carry

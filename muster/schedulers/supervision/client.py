@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from muster import _processes
 from muster._ownership import make_folders
 from muster.schedulers.supervision.app_folder import (
+    INTERRUPT_WORD,
     AppFolder,
     AppRecord,
     AppSpec,
@@ -183,7 +185,7 @@ def request_stop(folder: AppFolder, request: str = "cancel") -> None:
 
     Args:
         folder: the app's.
-        request: "cancel" (politely, one grace period) or "kill".
+        request: "cancel" (politely, one grace period), `INTERRUPT_WORD` (the same, by a Ctrl-C), or "kill".
 
     Raises:
         SupervisorError: none runs, and none can be started that would end the app.
@@ -245,6 +247,8 @@ def _wait_process(pid: int, limit_s: float) -> None:
 def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
     """Stop apps politely and wait for their ends; an interrupt meanwhile kills them.
 
+    If a Ctrl-C is ending the program, their agents get SIGINT, else SIGTERM.
+
     Args:
         folders: of the apps; apps that have ended or been deleted are skipped.
         flush_s: the time an end may take beyond the grace period.
@@ -253,12 +257,13 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
         KeyboardInterrupt: after the kill, unless an earlier one is ending the program already.
     """
     left = [folder for folder in folders if folder.spec_file.exists() and not has_ended(folder.read_record())]
+    request = INTERRUPT_WORD if isinstance(sys.exc_info()[1], KeyboardInterrupt) else "cancel"
     try:
         for folder in left:
             with _report_each():
                 grace_s = folder.read_spec().grace_s
                 logger.info("stopping %s, up to %g s; Ctrl-C again kills", folder.path.name, grace_s)
-                request_stop(folder)
+                request_stop(folder, request)
         for folder in left:
             with _report_each():
                 wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)

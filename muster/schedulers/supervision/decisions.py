@@ -240,7 +240,9 @@ def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decisio
     return state, (*stops, *starts)
 
 
-def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role: str = "") -> Decision:
+def _end(
+    state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role: str = "", is_interrupt: bool = False
+) -> Decision:
     """Stop everything at once, but one role perhaps after lingering; replicas that wait are never started."""
     replicas = {
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
@@ -252,7 +254,7 @@ def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role:
     is_for_all = lingering_role == _ALL_ROLES
     lingering = state.running(None if is_for_all else [lingering_role]) if lingering_role else ()
     if not lingering:
-        return _advance(*_stop(state, state.running()))
+        return _advance(*_stop(state, state.running(), is_interrupt=is_interrupt))
     number = state.grace_number + 1
     state = replace(state, grace_number=number, lingering=number, lingering_role=lingering_role)
     state, stops = _stop(state, tuple(each for each in state.running() if each not in lingering))
@@ -261,8 +263,8 @@ def _end(state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role:
 
 def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
     if state.phase is not AppPhase.ENDING:
-        return _end(state, Outcome.CANCELLED, event.reason)
-    return _stop_lingering(state) if state.lingering else (state, ())
+        return _end(state, Outcome.CANCELLED, event.reason, is_interrupt=event.is_interrupt)
+    return _stop_lingering(state, is_interrupt=event.is_interrupt) if state.lingering else (state, ())
 
 
 def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
@@ -276,9 +278,9 @@ def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
     return state, (Linger(number=state.lingering, delay_s=event.limit_s),)
 
 
-def _stop_lingering(state: SupervisedApp) -> Decision:
+def _stop_lingering(state: SupervisedApp, *, is_interrupt: bool = False) -> Decision:
     lingering = tuple(each for each in state.running() if _lingers(state, each))
-    return _stop(replace(state, lingering=0, lingering_role=""), lingering)
+    return _stop(replace(state, lingering=0, lingering_role=""), lingering, is_interrupt=is_interrupt)
 
 
 def _lingers(state: SupervisedApp, replica: ReplicaId) -> bool:
@@ -341,11 +343,11 @@ def _start(state: SupervisedApp, replicas: tuple[ReplicaId, ...]) -> Decision:
     return replace(state, replicas={**state.replicas, **marked}), (Start(replicas=replicas),)
 
 
-def _stop(state: SupervisedApp, replicas: tuple[ReplicaId, ...]) -> Decision:
+def _stop(state: SupervisedApp, replicas: tuple[ReplicaId, ...], *, is_interrupt: bool = False) -> Decision:
     if not replicas:
         return state, ()
     number = state.grace_number + 1
-    return replace(state, grace_number=number), (Stop(replicas=replicas, number=number),)
+    return replace(state, grace_number=number), (Stop(replicas=replicas, number=number, is_interrupt=is_interrupt),)
 
 
 def _set_status(

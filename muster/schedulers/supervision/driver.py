@@ -118,8 +118,14 @@ class ReplicaDriver(Protocol):
         """
         ...
 
-    def stop(self, replica: ReplicaId) -> None:
-        """Ask a replica to end, if it runs. Returns at once. The supervisor measures the grace period."""
+    def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
+        """Ask a replica to end, if it runs. Returns at once. The supervisor measures the grace period.
+
+        Args:
+            replica: the one to stop.
+            is_interrupt: an agent gets SIGINT, as from a terminal. Any other command gets SIGTERM also then: a shell
+                heeds a SIGINT of its own only when its child has ended.
+        """
         ...
 
     def suspend(self, *, suspended: bool) -> None:

@@ -29,6 +29,8 @@ class CancelRequested:
     """A request to stop the app, politely first."""
 
     reason: str = "cancelled"
+    is_interrupt: bool = False
+    """A Ctrl-C at the command that the app belongs to, not a cancel from elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

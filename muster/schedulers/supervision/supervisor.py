@@ -20,7 +20,15 @@ from typing import Any
 
 from muster import _processes
 from muster.schedulers.supervision import actions, decisions, events
-from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import (
+    DRAIN_WORD,
+    INTERRUPT_WORD,
+    RESIZE_WORD,
+    AppFolder,
+    AppRecord,
+    AppSpec,
+    ProcessId,
+)
 from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Handle, ReplicaDriver, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
@@ -122,7 +130,7 @@ class Supervisor:
                 "grace", self._spec.grace_s, lambda: self._event_queue.post(events.GraceExpired(number=number))
             )
             for each in action.replicas:
-                self._driver.stop(each)
+                self._driver.stop(each, is_interrupt=action.is_interrupt)
         elif isinstance(action, actions.Linger):
             expired = events.LingerExpired(number=action.number)
             self._event_queue.set_timer("linger", action.delay_s, lambda: self._event_queue.post(expired))
@@ -196,8 +204,8 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
             words = os.read(fd, 4096).decode(errors="replace").split()
             if "kill" in words:
                 event_queue.post(events.KillRequested())
-            elif "cancel" in words:
-                event_queue.post(events.CancelRequested())
+            elif "cancel" in words or INTERRUPT_WORD in words:
+                event_queue.post(events.CancelRequested(is_interrupt=INTERRUPT_WORD in words))
             for word in words:
                 if word.startswith(DRAIN_WORD):
                     event_queue.post(events.DrainRequested(limit_s=float(word.removeprefix(DRAIN_WORD))))

@@ -103,7 +103,7 @@ def test_second_ctrl_c_kills(tmp_path, env):
     with Tree(cli("ignore-term", cfg="grace_s=600"), env=env, cwd=tmp_path, settle_s=20) as tree:
         folder = wait_for_trees(tmp_path)
         tree.send(signal.SIGINT)
-        wait_until(lambda: folder.read_request() == "cancel", what="the first Ctrl-C")
+        wait_until(lambda: folder.read_request() == "interrupt", what="the first Ctrl-C")
         assert outcome_of(folder)[0] == "RUNNING"
         tree.send(signal.SIGINT)
         outcome = tree.wait()

@@ -256,6 +256,23 @@ def test_a_signal_that_a_hanging_engine_did_not_take_is_sent_again(driver, engin
     assert engine.signals.get() == "SIGTERM"
 
 
+@pytest.mark.parametrize(("runs_agent", "word"), [(True, "SIGINT"), (False, "SIGTERM")], ids=["agent", "plain"])
+def test_a_ctrl_c_reaches_agents_as_sigint(driver, engine, word):
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    driver.stop(REPLICA, is_interrupt=True)
+    assert engine.signals.get() == word
+
+
+def test_a_ctrl_c_is_not_sent_twice(driver, engine):
+    """The engine may have sent the first one although its answer is lost, and a second one kills."""
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.fail("signal_container", EngineUnavailable("Read timed out"))
+    driver.stop(REPLICA, is_interrupt=True)
+    assert engine.signals.get() == "SIGTERM"
+
+
 def test_a_kill_during_a_start_is_no_mere_stop(driver, engine):
     """A program that ignores SIGTERM ran on, and its supervisor with it."""
     asked, may_start = threading.Event(), threading.Event()

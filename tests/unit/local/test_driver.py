@@ -1,5 +1,6 @@
 """What the driver of local_cwd passes to a replica."""
 
+import signal
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -35,6 +36,21 @@ def test_an_agent_is_told_how_often_it_was_started_before(
     driver.close(succeeded=True)
     told = [launch.env.get(Env.INCARNATION) for launch in launches]
     assert told == [None] * 4 + (["1", "2"] if runs_agent else [None] * 2)
+
+
+@pytest.mark.parametrize(("runs_agent", "signum"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
+def test_a_ctrl_c_reaches_agents_as_sigint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_agent: bool, signum: int
+) -> None:
+    """A shell that gets SIGINT alone would wait for the end of its child."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: sent.append((fd, number)))
+    driver = build_driver(tmp_path, runs_agent=runs_agent)
+    driver._running = {ReplicaId("r", 0): Mock(pidfd=7)}
+    driver.stop(ReplicaId("r", 0))
+    driver.stop(ReplicaId("r", 0), is_interrupt=True)
+    driver.close(succeeded=False)
+    assert sent == [(7, signal.SIGTERM), (7, signal.SIGCONT), (7, signum), (7, signal.SIGCONT)]
 
 
 def test_a_log_that_cannot_be_written_is_a_start_that_failed(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from muster.agent.node.actions import (
     ReportFailed,
     ReportIdle,
     ReportStopped,
+    SignalWorkers,
     StartTimer,
     StartWorkers,
     WorkerStack,
@@ -567,6 +568,23 @@ def test_nodes_that_are_stopped_together_print_one_line() -> None:
     assert told(together(1), SIGTERM) == []
     for ends in (LEFT, broken(kind=BreakKind.FENCED), LEADER_LOST):
         assert told(together(1), *RUNNING, ends, SIGTERM, LINES_DUE) == [], "the whole job is being stopped"
+
+
+@pytest.mark.parametrize("stops_together", [True, False])
+@pytest.mark.parametrize("is_interrupt", [True, False])
+def test_a_ctrl_c_has_one_signal_on_all_nodes_that_stop_together(stops_together: bool, is_interrupt: bool) -> None:
+    """The break by the node that got it first may come first; a node on a terminal of its own gets no Ctrl-C."""
+    left = replace(LEFT, is_interrupt=is_interrupt)
+    _, history = run(*RUNNING, left, SIGINT, state=new_state(stops_together=stops_together))
+    sent = [action.signum for actions in history for action in actions if isinstance(action, SignalWorkers)]
+    assert sent == [signal.SIGINT if stops_together and is_interrupt else signal.SIGTERM]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_node_says_whether_a_ctrl_c_ends_it(signum: int) -> None:
+    _, history = run(*RUNNING, SignalReceived(signum=signum))
+    [leave] = [action for action in history[-1] if isinstance(action, LeaveJob)]
+    assert leave.is_interrupt is (signum == signal.SIGINT)
 
 
 @pytest.mark.parametrize("node_index", [0, 1, 2])

@@ -188,9 +188,10 @@ def test_a_request_for_stacks_without_workers_does_nothing(build: Build) -> None
     assert bench.lines_muted
 
 
-def test_after_a_ctrl_c_the_last_line_says_where_the_logs_are(bench: Bench) -> None:
-    bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGINT)))
-    assert bench.run() == 130
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_after_a_signal_the_last_line_says_where_the_logs_are(bench: Bench, signum: int) -> None:
+    bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signum)))
+    assert bench.run() == 128 + signum
     [last] = bench.last_lines
     assert last.startswith("stopped after ")
     assert "no log files" in last or "logs: " in last

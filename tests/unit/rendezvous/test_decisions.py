@@ -716,6 +716,14 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> Non
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
 
 
+@pytest.mark.parametrize("is_interrupt", [True, False])
+def test_a_break_says_whether_a_ctrl_c_is_its_cause(is_interrupt: bool) -> None:
+    leader = Leader(rules(1, 2))
+    leader.form(2)
+    leader.feed(Leaving(id="m1", reason="x", is_interrupt=is_interrupt), after_s=1.0)
+    assert leader.only(BreakRound).is_interrupt is is_interrupt
+
+
 def test_a_fenced_leader_node_breaks_its_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)

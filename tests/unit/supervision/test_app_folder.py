@@ -1,7 +1,7 @@
 import fcntl
 import os
 import stat
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
@@ -283,6 +283,20 @@ def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         client.end_all([folder], flush_s=1)
     assert words == ["cancel", "kill"]
+
+
+def test_a_ctrl_c_that_ends_the_program_is_told(spec, monkeypatch):
+    """A pipeline that closes its runner for another reason stops its apps without one."""
+    folder, words = AppFolder(spec.folder), []
+    folder.create(spec)
+    monkeypatch.setattr(client, "request_stop", lambda _, word: words.append(word))
+    monkeypatch.setattr(client, "wait_ended", lambda *_, **__: True)
+    for error in (KeyboardInterrupt, ValueError):
+        with suppress(error), ExitStack() as stack:  # as TorchX leaves its runner
+            stack.callback(client.end_all, [folder], flush_s=1)
+            raise error
+    client.end_all([folder], flush_s=1)
+    assert words == ["interrupt", "cancel", "cancel"]
 
 
 @pytest.mark.parametrize("interrupts", [False, True])

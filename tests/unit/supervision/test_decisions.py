@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervised_apps import App, agents, others
 
-from muster.schedulers.supervision.decisions import describe_end
+from muster.schedulers.supervision.actions import Stop
+from muster.schedulers.supervision.decisions import decide, describe_end
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
@@ -264,6 +265,18 @@ class TestCancel:
         assert app.end("trainer/1", 1) == []
         assert app.end("trainer/2", 0) == ["finish CANCELLED"]
         assert app.state.app_state == "CANCELLED"
+
+    @pytest.mark.parametrize("is_interrupt", [True, False])
+    def test_a_ctrl_c_is_passed_on(self, is_interrupt):
+        app, failed = App(agents(1)), App(agents(2))
+        cancel = CancelRequested(is_interrupt=is_interrupt)
+        app.begin()
+        failed.begin()
+        failed.end("trainer/0", 1)
+        for each in (app, failed):  # the agents of the second end by themselves, but may take long
+            _, (stop,) = decide(each.plan, each.state, cancel)
+            assert isinstance(stop, Stop)
+            assert stop.is_interrupt is is_interrupt
 
     def test_one_grace_period_then_kill(self):
         app = App(agents(2))

@@ -9,7 +9,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.driver import EventQueue, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
-from muster.schedulers.supervision.supervisor import Supervisor
+from muster.schedulers.supervision.supervisor import Supervisor, watch_requests
 
 pytestmark = pytest.mark.torchx
 
@@ -37,8 +37,8 @@ class FakeDriver:
         self.done.append(f"adopt {replica} {handle['number']}")
         return replica in self.adoptable
 
-    def stop(self, replica):
-        self.done.append(f"stop {replica}")
+    def stop(self, replica, *, is_interrupt):
+        self.done.append(f"interrupt {replica}" if is_interrupt else f"stop {replica}")
 
     def suspend(self, *, suspended):
         self.done.append("suspend" if suspended else "continue")
@@ -177,6 +177,15 @@ def test_a_successor_handles_a_request_made_without_a_supervisor(bench):
     assert not [step for step in bench.driver.done if step.startswith("start")]
     bench.end(FIRST, 143)
     assert bench.supervisor.ended
+
+
+@pytest.mark.parametrize(("word", "done"), [("cancel", "stop"), ("interrupt", "interrupt")])
+def test_a_request_says_whether_it_is_a_ctrl_c(bench, word, done):
+    watch_requests(bench.folder, bench.event_queue, bench.driver)
+    bench.begin()
+    assert bench.folder.send_request(word)
+    bench.advance(0.0)
+    assert bench.driver.done[2:] == [f"{done} r/0", f"{done} r/1"]
 
 
 def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):

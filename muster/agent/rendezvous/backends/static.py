@@ -187,7 +187,7 @@ class StaticRendezvous:
         elif following is Next.END:
             self._policy.end_job(succeeded=False)
 
-    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
         """See `Rendezvous`. There is no other node."""
 
     def close(self) -> None:

@@ -190,7 +190,7 @@ class TorchRendezvous:
         elif following is Next.END:
             self._thread.send_command(Command(order=Order.AWAIT_END))
 
-    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
         """See `Rendezvous`. torch's handlers have no such call: the others detect that heartbeats stop."""
 
     def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:  # noqa: ARG002

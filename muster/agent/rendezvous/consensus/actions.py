@@ -65,6 +65,8 @@ class BreakRound:
     leaving: tuple[str, ...] = ()
     """Members for which a drain ends the job with this round. With `BreakKind.DRAINED` their workers have ended, and
     their processes take part in no other round."""
+    is_interrupt: bool = False
+    """A member left because of a Ctrl-C."""
 
 
 @record

@@ -43,6 +43,8 @@ class Leaving:
     reason: Line
     ends_job: bool = False
     """Its user has ended the whole job there."""
+    is_interrupt: bool = False
+    """By a Ctrl-C."""
 
 
 @record

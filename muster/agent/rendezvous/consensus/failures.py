@@ -140,7 +140,13 @@ def break_for_failure(state: JobState, now_s: float) -> Decision:
 
 
 def break_round(
-    state: JobState, kind: BreakKind, reason: str, now_s: float, final: FinalFailure | None = None
+    state: JobState,
+    kind: BreakKind,
+    reason: str,
+    now_s: float,
+    final: FinalFailure | None = None,
+    *,
+    is_interrupt: bool = False,
 ) -> Decision:
     """Ask all members of the round to stop; the next round waits for all of them.
 
@@ -160,6 +166,7 @@ def break_round(
         startup_signature=state.startup_signature,
         final=final,
         leaving=leaving,
+        is_interrupt=is_interrupt,
     )
     if kind is BreakKind.DRAINED:
         action = replace(action, ids=tuple(state.members))
@@ -244,8 +251,9 @@ def refund_attempt(state: JobState, phase: Forming, lost_id: str, now_s: float) 
     return replace(state, phase=phase, startup_signature=None, failures=RoundFailures())
 
 
-def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float) -> Decision:
+def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, is_interrupt: bool = False) -> Decision:
     """End the running round because a member of it was lost or leaves."""
     if lost_id in state.failures.failed_by:
         return break_for_failure(state, now_s)
-    return break_round(replace(state, failures=RoundFailures()), BreakKind.MEMBERSHIP, reason, now_s)
+    state = replace(state, failures=RoundFailures())
+    return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_interrupt=is_interrupt)

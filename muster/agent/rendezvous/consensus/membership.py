@@ -300,4 +300,5 @@ def on_leaving(state: JobState, event: Leaving, now_s: float) -> Decision:
         cause = f"{describe_member(state, member)}: {event.reason}"
         return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
     # It counts as stopping until its connection closes: only then have its workers ended.
-    return break_for_loss(state, event.id, f"{describe_member(state, member)} left: {event.reason}", now_s)
+    reason = f"{describe_member(state, member)} left: {event.reason}"
+    return break_for_loss(state, event.id, reason, now_s, is_interrupt=event.is_interrupt)

@@ -267,4 +267,5 @@ def _build_round_break(action: BreakRound, state: JobState) -> RoundBreak:
         is_hang=action.is_hang,
         final=action.final,
         ended=ended,
+        is_interrupt=action.is_interrupt,
     )

@@ -195,9 +195,9 @@ class Member:
         self._ports.offer()
         self._session.report_or_rejoin(self._build_stopped(round_number, failures, stacks))
 
-    def report_leaving(self, reason: str, *, ends_job: bool = False) -> None:
+    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
         """See `Rendezvous`."""
-        self._session.send(Leaving(id=self._id, reason=reason, ends_job=ends_job))
+        self._session.send(Leaving(id=self._id, reason=reason, ends_job=ends_job, is_interrupt=is_interrupt))
 
     def close(self) -> None:
         """See `Rendezvous`."""
@@ -400,6 +400,7 @@ class Member:
             is_hang=sent is not None and sent.is_hang,
             leaves=sent is not None and sent.leaves,
             is_leader=self._session.is_leading,
+            is_interrupt=sent is not None and sent.is_interrupt,
         )
         self._post(broken)
 

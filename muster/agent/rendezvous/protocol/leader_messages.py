@@ -145,6 +145,8 @@ class RoundBreak:
     """A drain ends the job for this member."""
     ended: EndedRanks = frozenset()
     """With `BreakKind.DRAINED`: group ranks that have asked to leave and whose workers have ended."""
+    is_interrupt: bool = False
+    """A member left because of a Ctrl-C."""
 
     def find_contradiction(self) -> str | None:
         """See `codec`."""

@@ -1,0 +1,47 @@
+"""A job that is stopped from a terminal or from another shell: what its workers get, and its last line."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from terminal import TerminalProgram
+
+pytestmark = pytest.mark.torchx
+
+TORCHX = str(Path(sys.executable).with_name("torchx"))
+PROGRAM = """
+import signal, sys, threading
+def say(signum, frame):
+    print("SIGTERM", flush=True)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, say)
+try:
+    print("is up", flush=True)
+    threading.Event().wait()
+except KeyboardInterrupt:
+    print("KeyboardInterrupt", flush=True)
+"""
+RANKS = ["[train0|n0.r0]:", "[train1|n0.r1]:", "[train0|n1.r2]:", "[train1|n1.r3]:"]
+
+
+@pytest.mark.parametrize(("stop", "got"), [("Ctrl-C", "KeyboardInterrupt"), ("torchx cancel", "SIGTERM")])
+def test_workers_get_the_signal_and_the_last_line_is_printed(tmp_path: Path, stop: str, got: str) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path), "TORCHX_CONFIG": ""}
+    job = ["-s", "local_cwd", "dist.ddp", "-j", "2x2", "--script", "train.py"]
+    with TerminalProgram([TORCHX, "run", *job], env=env, cwd=tmp_path, has_keys=True) as program:
+        for rank in RANKS:
+            program.read_until(f"{rank}is up")
+        if stop == "Ctrl-C":
+            program.type("\x03")
+        else:
+            (handle,) = set(re.findall(r"local_cwd://torchx/[\w-]+", program.text))
+            subprocess.run([TORCHX, "cancel", handle], env=env, cwd=tmp_path, check=True, capture_output=True)
+        text = program.read_until(None)
+        program.wait()
+    assert [rank for rank in RANKS if f"{rank}{got}" in text] == RANKS, text
+    last = r"\[muster\] stopped after \S+ s; no restarts; peak memory of a worker \d+ MiB; logs: /"
+    assert len(re.findall(last, text)) == 1, text

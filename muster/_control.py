@@ -4,6 +4,7 @@ The agents' side of it is `agent.rendezvous.consensus.actions.Answer`: the same 
 """
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -56,6 +57,26 @@ class RankStack:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankProgress:
+    """How far one rank is."""
+
+    global_rank: int
+    step: int | None
+    """The last that it has reported; None: none."""
+    total: int | None
+    optimizer_steps: int | None
+    """Where it has reported none, those of its busiest optimizer."""
+    rate: float
+    """Steps a second, during the last one."""
+    values: Mapping[str, float | str]
+    """What it shows beside its step; "nan", "inf" or "-inf" are text."""
+    has_moved: bool
+    """It has done a step or entered or completed a collective, during the last second."""
+    role: str = ""
+    """Where several roles were asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """What became of a request."""
 
@@ -63,12 +84,14 @@ class Answer:
     line: str
     """For people."""
     step: int | None = None
-    """The step that was agreed on."""
+    """The step that was agreed on; of `stacks` that of the rank that has done the fewest."""
     ranks: int = 0
     """How many it concerns."""
     took_s: float = 0.0
     late: tuple[LateRank, ...] = ()
     stacks: tuple[RankStack, ...] = ()
+    progress: tuple[RankProgress, ...] = ()
+    """With `stacks`."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -153,8 +176,9 @@ def merge_answers(answers: Mapping[str, Answer]) -> Answer:
     line = "; ".join(f"{role}: {answer.line}" for role, answer in answers.items())
     stacks = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.stacks)
     late = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.late)
+    progress = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.progress)
     ranks = sum(answer.ranks for answer in answers.values())
-    return replace(worst, line=line, stacks=stacks, late=late, ranks=ranks)
+    return replace(worst, line=line, stacks=stacks, progress=progress, late=late, ranks=ranks)
 
 
 def count_nodes(nodes: int) -> str:
@@ -177,6 +201,7 @@ def parse_answer(text: str) -> Answer:
         took_s=_read(content, "took_s", _read_float, 0.0),
         late=_read(content, "late", lambda rows: tuple(map(_read_late, _read_list(rows))), ()),
         stacks=_read(content, "stacks", lambda rows: tuple(map(_read_stack, _read_list(rows))), ()),
+        progress=_read(content, "progress", lambda rows: tuple(map(_read_progress, _read_list(rows))), ()),
     )
 
 
@@ -231,6 +256,25 @@ def _read_late(value: object) -> LateRank:
         step=_read_optional_int(row.get("step")),
         silent_s=None if silent is None else _read_float(silent),
     )
+
+
+def _read_progress(value: object) -> RankProgress:
+    row = _read_object(value)
+    return RankProgress(
+        global_rank=_read_int(row.get("global_rank")),
+        step=_read_optional_int(row.get("step")),
+        total=_read_optional_int(row.get("total")),
+        optimizer_steps=_read_optional_int(row.get("optimizer_steps")),
+        rate=_read_float(row.get("rate")),
+        values=dict(map(_read_value, _read_list(row.get("values")))),
+        has_moved=row.get("moved") is not None,
+    )
+
+
+def _read_value(value: object) -> tuple[str, float | str]:
+    name, text = map(_read_text, _read_list(value))
+    number = float(text)
+    return name, number if math.isfinite(number) else text
 
 
 def _read_stack(value: object) -> RankStack:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
+from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading, count_cpu_s, find_background_s, has_written
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:  # only --hang-timeout auto needs it
@@ -20,10 +20,6 @@ _LONGEST_INTERVAL_S = 5.0
 """Between two looks."""
 _LEAST_WAIT_S = 60.0
 """A worker that waits for less is not said to hang, however short the timeout of its process group is."""
-_BACKGROUND_SHARE = 0.005
-"""CPU share that watchdog threads of an idle worker (NCCL's, a TCPStore's) may use without counting as activity."""
-_BACKGROUND_S = 0.02
-"""How much the kernel's accounting in ticks may add to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +166,11 @@ class HangWatch:
         self, limits: "LearnedLimits", activities: Mapping[int, Activity], now_s: float, *, is_active: bool
     ) -> None:
         before, self._last_look = self._last_look, activities
-        allowed_s = _BACKGROUND_S + _BACKGROUND_SHARE * self._interval_s
+        allowed_s = find_background_s(self._interval_s)
         if not activities or any(
             rank not in before
             or _has_written(before[rank], activity)
-            or _count_cpu_s(before[rank], activity) > allowed_s
+            or count_cpu_s(before[rank].processes, activity.processes) > allowed_s
             for rank, activity in activities.items()
         ):
             self._longest_quiet_s = max(self._longest_quiet_s, now_s - self._busy_s)
@@ -189,7 +185,7 @@ class HangWatch:
     def _is_active(self, local_rank: int, activity: Activity, now_s: float) -> bool:
         baseline = self._baselines.get(local_rank)
         if baseline is not None:
-            allowed_s = _BACKGROUND_S + _BACKGROUND_SHARE * (now_s - baseline.at_s)
+            allowed_s = find_background_s(now_s - baseline.at_s)
             if not _has_moved(baseline.activity, activity, allowed_s):
                 return False
         self._baselines[local_rank] = _Baseline(now_s, activity)
@@ -204,26 +200,13 @@ def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
     """
     if before.progress_ns != now.progress_ns or before.collectives != now.collectives:
         return True
-    return now.is_judged_by_output and (_has_written(before, now) or _count_cpu_s(before, now) > allowed_s)
-
-
-def _has_written(before: Activity, now: Activity) -> bool:
-    if now.captured_bytes != before.captured_bytes:
-        return True
-    return any(
-        (reading.written_bytes or 0) > (_find_reading(before, key).written_bytes or 0)
-        for key, reading in now.processes.items()
+    return now.is_judged_by_output and (
+        _has_written(before, now) or count_cpu_s(before.processes, now.processes) > allowed_s
     )
 
 
-def _count_cpu_s(before: Activity, now: Activity) -> float:
-    """CPU seconds that the current processes have used in between."""
-    return sum(reading.cpu_s - _find_reading(before, key).cpu_s for key, reading in now.processes.items())
-
-
-def _find_reading(activity: Activity, key: ProcessKey) -> Reading:
-    """The process's reading; zero for one that did not exist yet."""
-    return activity.processes.get(key) or Reading(cpu_s=0.0, written_bytes=0)
+def _has_written(before: Activity, now: Activity) -> bool:
+    return now.captured_bytes != before.captured_bytes or has_written(before.processes, now.processes)
 
 
 def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned: str = "") -> str:

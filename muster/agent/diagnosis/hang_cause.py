@@ -33,6 +33,9 @@ class HangCause:
     ranks: frozenset[int]
     clause: str
     """Follows the ranks' name: "did not enter all_reduce (main.py:7), where ranks 0, 2 wait; last seen at x.py:6"."""
+    waiting: frozenset[int]
+    age_s: float = 0.0
+    """For how long these have waited; 0: not known."""
 
 
 @record
@@ -67,7 +70,7 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
     if absent:
         seen = Counter(place.describe() for place in absent.values()).most_common(1)[0][0]
         clause = f"{_describe_absence(len(absent), waiting)}; last seen {seen}"
-        return HangCause(ranks=frozenset(absent), clause=clause)
+        return HangCause(ranks=frozenset(absent), clause=clause, waiting=frozenset(waiting))
     return _find_minority(waiting)
 
 
@@ -80,7 +83,7 @@ def _explain_collectives(stacks: tuple[Stack, ...], places: "dict[int, _Place]")
     ranks = found.ranks or found.waiting
     seen = Counter(places[rank].describe() for rank in found.ranks if rank in places)
     last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
-    return HangCause(ranks=ranks, clause=f"{found.clause}{last}")
+    return HangCause(ranks=ranks, clause=f"{found.clause}{last}", waiting=found.waiting, age_s=found.age_s)
 
 
 def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
@@ -92,7 +95,7 @@ def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
         return None
     other = next(iter(rest.values()))
     clause = f"hung in {other.function} ({other.where}), not in {_describe_wait(most)}"
-    return HangCause(ranks=frozenset(rest), clause=clause)
+    return HangCause(ranks=frozenset(rest), clause=clause, waiting=frozenset(most))
 
 
 def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:

@@ -14,9 +14,13 @@ from muster.agent.runtime.fields import (
     Name,
     Paragraph,
     Seconds,
+    Step,
     Traceback,
 )
 from muster.agent.runtime.records import build, record, replace
+
+Values = Annotated[tuple[tuple[Name, Name], ...], Limit(most=8)]
+"""What a rank shows beside its step, by name: ("loss", "0.3125"). As text: a message holds no NaN."""
 
 
 @record
@@ -72,6 +76,8 @@ class Failure:
     """How many steps it expected."""
     optimizer_steps: Count | None = None
     """Steps of its busiest optimizer, where it has reported no step itself and torch has done some."""
+    values: Values = ()
+    """What it showed beside its step."""
     ended_ranks: Annotated[tuple[Count, ...], Limit(most=64)] = ()
     """Global ranks, at most 64, that had ended with code 0 when it lost the connection to a peer."""
     early: bool = False
@@ -81,7 +87,8 @@ class Failure:
 
     def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
-        return {**vars(self), "oom": None if self.oom is None else dict(vars(self.oom))}
+        oom = None if self.oom is None else dict(vars(self.oom))
+        return {**vars(self), "oom": oom, "values": dict(self.values)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Failure":
@@ -90,6 +97,9 @@ class Failure:
         for name in ("stderr_tail", "ended_ranks"):
             found = data.get(name)
             values[name] = tuple(found) if isinstance(found, list | tuple) else ()
+        shown = data.get("values")
+        pairs = shown.items() if isinstance(shown, dict) else ()
+        values["values"] = tuple((str(name), str(text)) for name, text in pairs)
         if isinstance(oom, dict):
             values["oom"] = build(OomEvidence, oom)
         return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
@@ -168,6 +178,33 @@ class RankView:
 
 
 @record
+class RankProgress:
+    """How far a rank is, and what it did between two looks, one second apart."""
+
+    global_rank: Count
+    step: Step | None = None
+    """The last that it has reported."""
+    total: Step | None = None
+    optimizer_steps: Step | None = None
+    """Where it has reported none."""
+    rate: Seconds = 0.0
+    """Steps a second; 0: it has done none."""
+    values: Values = ()
+    moved: Line | None = None
+    """It has done a step, or has entered or completed a collective: "all_reduce #6 of default_pg, 12 a second"; ""
+    where this is all that is known. None: it has not."""
+    is_busy: bool = False
+    """It has used the CPU, or has written or loaded something."""
+    still_s: Seconds | None = None
+    """Since its last step or collective; None: it has shown none."""
+
+    def list_forms(self) -> "Iterator[RankProgress]":
+        """See `RankView.list_forms`."""
+        yield self
+        yield replace(self, values=())
+
+
+@record
 class Stack:
     """Python stacks of one rank, collected while it was alive."""
 
@@ -178,6 +215,8 @@ class Stack:
     """"": it gave none."""
     view: Annotated[RankView, PACKED] | None = None
     """What its flight recorder says; not in the report. None: it was not read, or no message had room for it."""
+    progress: Annotated[RankProgress, PACKED] | None = None
+    """Not in the report either. None: it was not looked at twice, or no message had room for it."""
 
 
 @record
@@ -215,7 +254,8 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""
-        stacks = tuple({name: value for name, value in vars(s).items() if name != "view"} for s in self.stacks)
+        names = [name for name in Stack.__annotations__ if name not in ("view", "progress")]
+        stacks = tuple({name: getattr(stack, name) for name in names} for stack in self.stacks)
         return {**vars(self), "failures": tuple(each.to_json() for each in self.failures), "stacks": stacks}
 
     @classmethod
@@ -226,6 +266,11 @@ class Report:
         values["failures"] = tuple(map(Failure.from_json, failures if isinstance(failures, list | tuple) else ()))
         values["stacks"] = tuple(build(Stack, each) for each in (stacks if isinstance(stacks, list | tuple) else ()))
         return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
+
+
+def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
+    """Write numbers as people read them: 0.3125, 1.2e-05, nan."""
+    return tuple((name, f"{number:.6g}") for name, number in values.items())
 
 
 def format_size(size_bytes: int, decimals: int = 1) -> str:

@@ -2,9 +2,9 @@
 
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report, format_size, name_ranks
+from muster.agent.diagnosis.report import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback
@@ -76,7 +76,7 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
     step = describe_step(failure.step, failure.total_steps, failure.optimizer_steps)
     if step is not None:
-        yield f"  step      : {step}"
+        yield from _wrap("  step      : ", ", ".join((step, *format_values(failure.values))), columns)
     if failure.oom is not None:
         yield from _wrap("  memory    : ", describe_oom(failure.oom), columns)
     if failure.traceback and printed_as is not None:
@@ -223,10 +223,33 @@ def describe_step(step: int | None, total: int | None, optimizer_steps: int | No
     return f"{optimizer_steps} (by optimizer)" if optimizer_steps else None
 
 
-def format_steps(by_rank: Mapping[int, str]) -> Iterator[str]:
-    """Format the steps of ranks (see `describe_step`), by global rank; equal ones on one line."""
-    groups: dict[str, list[int]] = {}
-    for rank, step in sorted(by_rank.items()):
-        groups.setdefault(step, []).append(rank)
-    for step, ranks in groups.items():
-        yield f"{name_ranks(ranks)}: step {step}"
+def describe_progress(progress: RankProgress) -> str | None:
+    """Describe how far a rank is, how fast, and what it shows: "812 of 1000, 7.9 a second, loss 0.31"; else None."""
+    step = describe_step(progress.step, progress.total, progress.optimizer_steps)
+    if step is None:
+        return None
+    rate = (format_rate(progress.rate),) if progress.rate else ()
+    return ", ".join((step, *rate, *format_values(progress.values)))
+
+
+def format_rate(rate: float) -> str:
+    """`7.9 a second`, `120 a second`."""
+    return f"{rate:.1f} a second" if rate < 20 else f"{rate:.0f} a second"
+
+
+def format_values(values: Iterable[tuple[str, str]]) -> list[str]:
+    """`loss 0.31` of each value."""
+    return [f"{name} {text}" for name, text in values]
+
+
+def format_steps(progress: Iterable[RankProgress]) -> Iterator[str]:
+    """Format the steps of ranks, equal ones on one line, with what the lowest of them shows."""
+    groups: dict[str, list[RankProgress]] = {}
+    for each in progress:
+        step = describe_step(each.step, each.total, each.optimizer_steps)
+        if step is not None:
+            groups.setdefault(step, []).append(each)
+    for step, ranks in list(groups.items())[:_LISTED]:
+        shown = ", ".join((step, *format_values(ranks[0].values)))
+        yield f"{name_ranks(each.global_rank for each in ranks)}: step {shown}"
+    yield from _format_rest(len(groups) - _LISTED, "such line")

@@ -10,7 +10,7 @@ from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:
-    from muster.agent.diagnosis.report import RankView
+    from muster.agent.diagnosis.report import RankProgress, RankView
     from muster.agent.rendezvous.consensus.actions import Answer
 
 
@@ -32,6 +32,8 @@ class WorkerStack:
     """Its Python stacks; "": it gave none."""
     view: "RankView | None" = None
     """What its flight recorder says; None: it was not read."""
+    progress: "RankProgress | None" = None
+    """How far it is; None: it was not looked at twice."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

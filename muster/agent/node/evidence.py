@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
-from muster.agent.diagnosis.report import ENDED, Failure, RankView, Stack
+from muster.agent.diagnosis.report import ENDED, Failure, RankProgress, RankView, Stack, print_values
 from muster.agent.diagnosis.root_cause import add_early_exits
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter, WorkerStreams
@@ -76,8 +76,13 @@ class Evidence:
         if self._workers.page is None:
             return collected
         status = self._workers.page.read_slot(local_rank)
-        optimizer_steps = status.optimizer_steps if status.step is None else None
-        return replace(collected, step=status.step, total_steps=status.total, optimizer_steps=optimizer_steps)
+        return replace(
+            collected,
+            step=status.step,
+            total_steps=status.total,
+            optimizer_steps=status.optimizer_steps if status.step is None else None,
+            values=print_values(self._workers.page.read_values(local_rank)),
+        )
 
     def _report_hanging_disk(self) -> None:
         if not self._has_reported_disk:
@@ -98,12 +103,18 @@ class Evidence:
             round: theirs.
             on_done: called once.
             is_hang: the job hangs, whatever this node's workers do.
-            always: read the recorders also when no hang is known. What they say of a failure is not worth its time.
+            always: read the recorders also when no hang is known, twice: what moves does not hang. What they say of a
+                failure is not worth its time.
         """
-        if not (always or is_hang or self._workers.is_idle):
+        if always:
+            self._workers.read_progress(
+                round, self._host, lambda seen: self._collect_texts(lambda texts: on_done(_join_seen(texts, seen)))
+            )
+            return
+        if not (is_hang or self._workers.is_idle):
             self._collect_texts(lambda texts: on_done(_join(texts, {})))
             return
-        until_s = 0.0 if always or round.group_world_size == 1 else self._clock.now_s() + OTHERS_S
+        until_s = 0.0 if round.group_world_size == 1 else self._clock.now_s() + OTHERS_S
 
         def finish(stacks: dict[int, WorkerStack]) -> None:
             wait_s = until_s - self._clock.now_s() if until_s else 0.0
@@ -145,13 +156,10 @@ class Evidence:
         """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""
 
         def print_them(stacks: dict[int, WorkerStack]) -> None:
-            from muster.agent.diagnosis.hangs.page import format_page  # only this needs them
-            from muster.agent.diagnosis.report_text import format_steps
+            from muster.agent.diagnosis.hangs.page import format_page  # only this needs it
 
             known = (*build_stacks(round, stacks), *self.list_ended(round))
             for line in format_page(known, missing=self._count_missing(stacks)):
-                self._logs.print_line(line)
-            for line in format_steps(self._read_steps(round)):
                 self._logs.print_line(line)
 
         self.collect_stacks(round, print_them, always=True)
@@ -185,15 +193,6 @@ class Evidence:
         """How many live workers have given no stack; some that have may have ended since."""
         return max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
 
-    def _read_steps(self, round: Round) -> dict[int, str]:  # noqa: A002
-        """By global rank: how far it is. Ranks that have done no step are left out."""
-        from muster.agent.diagnosis.report_text import describe_step
-
-        page = self._workers.page
-        slots = {worker.local_rank: page.read_slot(worker.local_rank) for worker in self._workers.live} if page else {}
-        steps = {rank: describe_step(slot.step, slot.total, slot.optimizer_steps) for rank, slot in slots.items()}
-        return {round.rank_offset + rank: step for rank, step in steps.items() if step is not None}
-
 
 @record
 class _Stderr:
@@ -215,6 +214,11 @@ def _join(texts: Mapping[int, str], views: Mapping[int, RankView]) -> dict[int, 
     return {rank: WorkerStack(text=texts.get(rank, ""), view=views.get(rank)) for rank in sorted({*texts, *views})}
 
 
+def _join_seen(texts: Mapping[int, str], seen: Mapping[int, tuple[RankView, RankProgress]]) -> dict[int, WorkerStack]:
+    joined = _join(texts, {rank: view for rank, (view, _) in seen.items()})
+    return {rank: replace(stack, progress=seen[rank][1]) if rank in seen else stack for rank, stack in joined.items()}
+
+
 def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002
     """Name the workers that these are of, by local rank."""
     from muster.agent.diagnosis.hang_cause import put_program_first  # only stacks need it
@@ -226,6 +230,7 @@ def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack,
             local_rank=rank,
             text=put_program_first(stack.text),
             view=stack.view,
+            progress=stack.progress,
         )
         for rank, stack in found.items()
     )

@@ -29,9 +29,10 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter, ge
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
+    from muster.agent.diagnosis.hangs.looks import Reported
     from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
     from muster.agent.diagnosis.hangs.sessions import FileSizes, Sessions
-    from muster.agent.diagnosis.report import RankView
+    from muster.agent.diagnosis.report import RankProgress, RankView
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
@@ -415,31 +416,52 @@ class RoundWorkers:
 
     def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
         """Read the flight recorders of the live workers; calls back with what they say, by local rank."""
-        from muster.agent.diagnosis.hangs import servers, sessions
+        from muster.agent.diagnosis.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
 
-        def read_all() -> "dict[int, RankView]":
-            places = servers.find_places(sessions.read_sessions(dict.fromkeys(pids.values())))
-            answers = servers.read_workers(places)
-            return {
-                local_rank: servers.build_view(
-                    places[pid],
-                    answers[pid],
-                    global_rank=formed.rank_offset + local_rank,
-                    node=formed.group_rank,
-                    host=host,
-                )
-                for local_rank, pid in pids.items()
-            }
-
         def read() -> "dict[int, RankView]":
             try:
-                return read_all()
+                return {rank: look.view for rank, look in looks.look(pids, formed, host).items()}
             except (OSError, RuntimeError):  # no descriptors or threads left
                 return {}
 
         self._loop.call_in_thread(read, then)
+
+    def read_progress(
+        self, formed: Round, host: str, then: "Callable[[dict[int, tuple[RankView, RankProgress]]], None]"
+    ) -> None:
+        """Look at the live workers twice; calls back with what was seen last and what has moved, by local rank."""
+        from muster.agent.diagnosis.hangs import looks
+
+        pids = {worker.local_rank: worker.pid for worker in self._pool.live}
+        before = self._read_reported(formed)
+
+        def read() -> "dict[int, tuple[looks.Look, looks.Look]]":
+            try:
+                return looks.look_twice(pids, formed, host)
+            except (OSError, RuntimeError):
+                return {}
+
+        def compare(found: "dict[int, tuple[looks.Look, looks.Look]]") -> None:
+            now = self._read_reported(formed)
+            reported = {rank: (before[rank], now[rank]) for rank in before if rank in now}
+            then({rank: (pair[1].view, looks.compare(pair, reported.get(rank))) for rank, pair in found.items()})
+
+        self._loop.call_in_thread(read, compare)
+
+    def _read_reported(self, formed: Round) -> "dict[int, Reported]":
+        """What all workers of the round have reported, by local rank; empty where there is no page of it."""
+        from muster.agent.diagnosis.hangs.looks import Reported
+
+        page = self.page
+        if page is None or page.round_number != formed.number:
+            return {}
+        at_s = time.monotonic()
+        return {
+            rank: Reported(at_s=at_s, slot=page.read_slot(rank), values=page.read_values(rank))
+            for rank in range(self._config.nproc)
+        }
 
     def _read_activity(
         self,

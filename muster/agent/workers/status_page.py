@@ -65,7 +65,7 @@ class StatusPage:
             OSError: the system has no memory files, or memory or descriptors ran out.
         """
         size = (nproc + 1) * Layout.BLOCK_BYTES
-        self._round_number = round_number
+        self.round_number = round_number
         self._fd = _create_memory_file(size)
         try:
             self._memory = mmap.mmap(self._fd, size)
@@ -78,7 +78,7 @@ class StatusPage:
 
     def build_env(self, local_rank: int) -> dict[str, str]:
         """Build the variable by which the worker of a local rank finds its slot."""
-        return {Env.STATUS_PAGE: f"/proc/{os.getpid()}/fd/{self._fd}:{self._round_number}:{local_rank}"}
+        return {Env.STATUS_PAGE: f"/proc/{os.getpid()}/fd/{self._fd}:{self.round_number}:{local_rank}"}
 
     def write_command(self, command: int) -> None:
         """Write the command for all workers of the node (`_contract.StatusPageLayout.pack_command`); 0 withdraws it."""

@@ -32,8 +32,11 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
         refused = muster("checkpoint", job.handle)
         assert (refused.code, refused.stdout) == (1, "")
         assert re.fullmatch(r"the job is paused at step \d+: resume it first\n", refused.stderr)
-        stacks = muster("stacks", job.handle)
-        assert "wait_while_paused" in stacks.stdout, job.explain(stacks)
+        stacks = muster("stacks", job.handle, "--json")
+        assert "wait_while_paused" in stacks.answer["stacks"][0]["text"], job.explain(stacks)
+        steps = {each["step"] for each in stacks.answer["progress"]}
+        assert steps == {stacks.answer["step"]}, job.explain(stacks)
+        assert f"ranks 0-3: step {stacks.answer['step']}" in stacks.answer["line"], job.explain(stacks)
         resumed = muster("resume", job.handle)
         assert resumed.code == 0, job.explain(resumed)
         assert "all 4 ranks go on" in resumed.stdout

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._contract import TERMINATION_LOG_LIMIT_BYTES
-from muster.agent.diagnosis.report import Failure, OomEvidence, Report, Stack, name_ranks
+from muster.agent.diagnosis.report import Failure, OomEvidence, RankProgress, Report, Stack, name_ranks, print_values
 from muster.agent.diagnosis.report_files import (
     build_termination_message,
     build_torch_error,
     write_report,
     write_torch_error_file,
 )
-from muster.agent.diagnosis.report_text import describe_step, format_report, format_steps
+from muster.agent.diagnosis.report_text import format_report, format_steps
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.diagnosis.tracebacks import find_place, has_printed
 from muster.agent.runtime.records import replace
@@ -291,12 +291,22 @@ def test_the_step_of_the_rank_is_its_own_else_its_optimizers(reported: dict[str,
 
 
 def test_steps_of_ranks_that_are_equally_far_stand_on_one_line() -> None:
-    steps = {0: describe_step(7, 10, None), 2: describe_step(None, None, 8), 1: describe_step(7, 10, 3)}
-    assert list(format_steps({rank: step for rank, step in steps.items() if step})) == [
-        "ranks 0-1: step 7 of 10",
+    loss = (("loss", "0.31"), ("lr", "1e-05"))
+    progress = (
+        RankProgress(global_rank=0, step=7, total=10, values=loss),
+        RankProgress(global_rank=1, step=7, total=10, values=(("loss", "0.5"),)),
+        RankProgress(global_rank=2, optimizer_steps=8),
+        RankProgress(global_rank=3),
+    )
+    assert list(format_steps(progress)) == [
+        "ranks 0-1: step 7 of 10, loss 0.31, lr 1e-05",
         "rank 2: step 8 (by optimizer)",
     ]
-    assert describe_step(None, 10, None) is None
+
+
+def test_the_values_that_a_rank_showed_stand_beside_its_step() -> None:
+    page = format_report(make_report(make_failure(step=7, values=print_values({"loss": float("nan"), "lr": 1e-5}))))
+    assert "  step      : 7, loss nan, lr 1e-05" in page.splitlines()
 
 
 def test_a_syntax_error_is_not_repeated() -> None:

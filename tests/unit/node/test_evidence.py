@@ -54,6 +54,7 @@ class Node:
             early_exits=early_exits,
             streams=streams,
             read_views=lambda _round, _host, then: then({}),
+            read_progress=lambda _round, _host, then: then({}),
         )
         config = SimpleNamespace(node_name="host", program=SimpleNamespace(kind=ProgramKind.SCRIPT))
         self.evidence = evidence = Evidence(config, loop, logs, self.workers)

@@ -6,7 +6,7 @@ from doubles.samples import make_failure
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
 from muster._control import parse_answer
-from muster.agent.diagnosis.report import ENDED, Collective, Group, RankView, Stack
+from muster.agent.diagnosis.report import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import (
     Answer,
     AnswerRequest,
@@ -269,6 +269,24 @@ def test_stacks_of_all_members():
     [told] = job.send(StacksTaken(id="0", round_number=job.number, number=1, stacks=(), missing=1))
     assert told.answer.outcome is AskOutcome.LATE
     assert told.answer.stacks == (stack,)
+
+
+def test_how_far_ranks_are_is_answered_with_their_stacks():
+    job = Job()
+    job.send(Asked(id="1", round_number=job.number, request=7, kind=AskKind.STACKS, limit_s=60.0))
+    for rank, step in ((1, 814), (0, 812)):
+        progress = RankProgress(
+            global_rank=rank, step=step, total=1000, rate=7.9, moved="", values=(("loss", "0.25"), ("lr", "nan"))
+        )
+        stack = Stack(global_rank=rank, node=rank, local_rank=0, text="File x", progress=progress)
+        actions = job.send(StacksTaken(id=str(rank), round_number=job.number, number=1, stacks=(stack,)))
+    [told] = actions
+    assert told.answer.line.startswith(
+        "the job makes progress: step 812 of 1000, 7.9 a second, loss 0.25, lr nan; the stacks of 2 of 2 ranks, in "
+    )
+    read = parse_answer(encode(told.answer, 1 << 20))
+    assert (read.step, [each.step for each in read.progress]) == (812, [812, 814])
+    assert (read.progress[0].values, read.progress[0].has_moved) == ({"loss": 0.25, "lr": "nan"}, True)
 
 
 def take(job, member, *stacks):

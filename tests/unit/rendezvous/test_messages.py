@@ -269,7 +269,7 @@ def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
     if origin is Annotated and args[0] is str:
         return ("h" if HOST_NAME in args else "\x01") * (args[1].most + 100)
     if origin is Annotated and args[1] == PACKED:
-        return LONGEST_VIEW
+        return LONGEST_VIEW if args[0] is RankView else build_longest(args[0])
     if origin is Annotated:
         return build_longest(args[0], args[1].most + 1)
     if origin in (Union, types.UnionType):

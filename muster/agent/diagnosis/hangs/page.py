@@ -1,15 +1,23 @@
-"""What is printed of a job that hangs, or is looked at, while its workers go on. Pure."""
+"""What is printed of a job that hangs, or is looked at, while its workers go on. Pure.
+
+A look at a job that runs finds ranks at different places, some of them waiting: that is no hang. So nothing is said
+against a rank while it, or one that waits for it, has moved between two looks, or within the last seconds.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from muster.agent.diagnosis.hang_cause import explain_hang
-from muster.agent.diagnosis.report import Failure, RankView, Stack, name_ranks
-from muster.agent.diagnosis.report_text import format_stacks
+from muster.agent.diagnosis.hang_cause import HangCause, explain_hang
+from muster.agent.diagnosis.report import Failure, RankProgress, RankView, Stack, name_ranks
+from muster.agent.diagnosis.report_text import describe_progress, format_stacks, format_steps
 
 _LATE_S = 0.1
 """Ranks that enter a collective so much after the first one are worth a line; ages are read at slightly other moments
 on each node."""
+_LATE_SHARE = 0.5
+"""Of the collectives: a rank that is late less often is not slow, but the machine is busy."""
+_LEAST_WAIT_S = 5.0
+"""A rank that has waited for less is not said to wait for another."""
 
 
 def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[str]:
@@ -22,7 +30,11 @@ def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[
     for failure in idle:
         yield f"the job hangs: {failure.reason.removeprefix('hung: ')}"
         break
-    yield from describe_ranks(stacks)
+    known = tuple(stacks)
+    cause = explain_hang(known)
+    if cause is not None:
+        yield _format_cause(cause, known)
+    yield from _list_slow(known)
 
 
 def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
@@ -43,13 +55,84 @@ def format_known_stacks(stacks: Iterable[Stack], *, missing: int) -> Iterator[st
 
 
 def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
-    """Who keeps the others waiting, and who enters collectives late; nothing where neither is seen."""
+    """Who keeps the others waiting, or how far the job is; and who enters collectives late."""
     known = tuple(stacks)
-    views = [stack.view for stack in known if stack.view is not None]
+    progress = list_progress(known)
+    verdict = find_verdict(known)
+    moved = describe_movement(progress)
+    if verdict is not None:
+        yield verdict
+    elif moved is not None:
+        yield f"the job makes progress{moved and ': '}{moved}"
+    elif (doubt := _describe_doubt(explain_hang(known), progress)) is not None:
+        yield doubt
+    if verdict is not None or moved is None:
+        yield from format_steps(progress)
+    yield from _list_slow(known)
+
+
+def find_verdict(stacks: Iterable[Stack]) -> str | None:
+    """Who keeps the others waiting; None: nobody is known to, or it is too early to say so."""
+    known = tuple(stacks)
     cause = explain_hang(known)
-    if cause is not None:
-        yield f"{name_ranks(cause.ranks)}{_name_place(cause.ranks, views)} {cause.clause}"
-    slow = describe_slow_ranks(views)
+    if cause is None or _find_doubt(cause, list_progress(known)) is not None:
+        return None
+    return _format_cause(cause, known)
+
+
+def list_progress(stacks: Iterable[Stack]) -> tuple[RankProgress, ...]:
+    """Of the ranks that were looked at twice, by rank."""
+    found = (stack.progress for stack in stacks if stack.progress is not None)
+    return tuple(sorted(found, key=lambda each: each.global_rank))
+
+
+def describe_movement(progress: Iterable[RankProgress]) -> str | None:
+    """How far the job is, if a rank of it has moved between two looks: "step 812 of 1000, 7.9 a second"; else None.
+
+    "" where nothing more is known.
+    """
+    ranks = tuple(progress)
+    moved = [each for each in ranks if each.moved is not None]
+    if not moved:
+        return None
+    counted = [text for each in _sort_slowest_first(ranks) if (text := describe_progress(each)) is not None]
+    return f"step {counted[0]}" if counted else moved[0].moved
+
+
+def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
+    return sorted(ranks, key=lambda each: (each.step or 0, each.optimizer_steps or 0, each.global_rank))
+
+
+def _format_cause(cause: HangCause, known: Iterable[Stack]) -> str:
+    stacks = tuple(known)
+    place = _name_place(cause.ranks, (stack.view for stack in stacks if stack.view is not None))
+    busy = {each.global_rank for each in list_progress(stacks) if each.is_busy} & (cause.ranks - cause.waiting)
+    works = f"; {name_ranks(busy)} {'works' if len(busy) == 1 else 'work'} (CPU time, reads or writes)" if busy else ""
+    return f"{name_ranks(cause.ranks)}{place} {cause.clause}{works}"
+
+
+def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | None:
+    """Why nothing is said against these ranks yet; None: the cause is certain. "" where a rank has moved."""
+    ranks = cause.ranks | cause.waiting
+    concerned = [each for each in progress if each.global_rank in ranks]
+    if any(each.moved is not None for each in concerned):
+        return ""
+    ages = [cause.age_s] if cause.age_s else [each.still_s for each in concerned if each.still_s is not None]
+    if min(ages, default=_LEAST_WAIT_S) < _LEAST_WAIT_S:
+        return f"the last sign of life is {min(ages):.0f} s old"
+    busy = [each.global_rank for each in concerned if each.is_busy and each.global_rank in cause.ranks]
+    if busy and not cause.age_s:  # for how long it has kept the others waiting is not known
+        return f"{name_ranks(busy)} {'works' if len(busy) == 1 else 'work'} (CPU time, reads or writes)"
+    return None
+
+
+def _describe_doubt(cause: HangCause | None, progress: Iterable[RankProgress]) -> str | None:
+    doubt = None if cause is None else _find_doubt(cause, progress)
+    return f"no verdict: {doubt}; ask again in some seconds" if doubt else None
+
+
+def _list_slow(known: Iterable[Stack]) -> Iterator[str]:
+    slow = describe_slow_ranks(stack.view for stack in known if stack.view is not None)
     if slow is not None:
         yield slow
 
@@ -81,6 +164,8 @@ def describe_slow_ranks(views: Iterable[RankView]) -> str | None:
     if not late:
         return None
     rank, count = late.most_common(1)[0]
+    if count < _LATE_SHARE * len(calls):
+        return None
     return (
         f"rank {rank} was the last to enter {count} of the last {len(calls)} collectives, "
         f"up to {longest_s[rank]:.1f} s after the first"

@@ -96,9 +96,10 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGN
         handlers: of the server; each gives the groups of one recorder.
     """
     answers = {key: Answer() for key in places}
+    now_ns = time.time_ns()  # one moment for all: ages of one collective are compared
 
     def read(key: int, pid: int) -> None:
-        answers[key] = _read_worker(pid, handlers)
+        answers[key] = _read_worker(pid, handlers, now_ns)
 
     threads = [
         threading.Thread(target=read, args=(key, place.server_pid), daemon=True)
@@ -222,7 +223,7 @@ def _list_open(group: Group) -> list[Collective]:
     return found
 
 
-def _read_worker(pid: int, handlers: tuple[str, ...]) -> Answer:
+def _read_worker(pid: int, handlers: tuple[str, ...], now_ns: int) -> Answer:
     try:
         with open(f"/proc/{pid}/fd/{_choose_number(1)}", "rb") as file:
             known = read_groups(file.read(_FILE_LIMIT_BYTES))
@@ -236,7 +237,7 @@ def _read_worker(pid: int, handlers: tuple[str, ...]) -> Answer:
     for handler, text in texts.items():
         if text is None and handler not in _LOOK:
             continue
-        found = read_recorder(text or b"{}", time.time_ns(), known.ranks)
+        found = read_recorder(text or b"{}", now_ns, known.ranks)
         # A group may have two backends, each of which counts by itself.
         groups += found if handler in _LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
     return Answer(

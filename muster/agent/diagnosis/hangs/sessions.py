@@ -19,6 +19,12 @@ SIZES_LIMIT_S = 0.2
 """How long a look waits for the sizes of stack files."""
 _FAULT_BYTES = 128 << 10
 """What the kernel reads ahead for a page that is not in memory."""
+_BACKGROUND_SHARE = 0.005
+"""CPU share that watchdog threads of an idle worker (NCCL's, a TCPStore's) may use without counting as activity."""
+_BACKGROUND_S = 0.02
+"""How much the kernel's accounting in ticks may add to it."""
+_POLLED_BYTES = 100_000
+"""A second: what a thread that polls pipes or /proc may read."""
 
 
 @record
@@ -33,6 +39,44 @@ class Reading:
     """By write(2) and similar calls; None: the kernel does not report it, or a disk does not answer."""
     loaded_bytes: int = 0
     """By read(2) and similar calls, and about so much by pages of files that were not in memory."""
+
+
+_NOTHING = Reading(cpu_s=0.0, written_bytes=0)
+
+Processes: TypeAlias = Mapping[ProcessKey, Reading]
+"""Of one session."""
+
+
+def find_background_s(took_s: float) -> float:
+    """How much CPU time an idle worker may use in so many seconds."""
+    return _BACKGROUND_S + _BACKGROUND_SHARE * took_s
+
+
+def count_cpu_s(before: Processes, now: Processes) -> float:
+    """CPU seconds that the current processes have used in between."""
+    return sum(reading.cpu_s - before.get(key, _NOTHING).cpu_s for key, reading in now.items())
+
+
+def has_written(before: Processes, now: Processes) -> bool:
+    """Whether one of the current processes has written something in between."""
+    return any(
+        (reading.written_bytes or 0) > (before.get(key, _NOTHING).written_bytes or 0) for key, reading in now.items()
+    )
+
+
+def has_loaded(before: Processes, now: Processes, took_s: float) -> bool:
+    """Whether the current processes have read more in between than a thread that polls does."""
+    loaded = sum(reading.loaded_bytes - before.get(key, _NOTHING).loaded_bytes for key, reading in now.items())
+    return loaded > _POLLED_BYTES * took_s
+
+
+def has_worked(before: Processes, now: Processes, took_s: float) -> bool:
+    """Whether the current processes have used the CPU, or have written or loaded something, in so many seconds."""
+    return (
+        count_cpu_s(before, now) > find_background_s(took_s)
+        or has_written(before, now)
+        or has_loaded(before, now, took_s)
+    )
 
 
 class FileSizes:

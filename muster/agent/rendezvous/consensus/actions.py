@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from muster._contract import AskOutcome, StatusPageLayout
-from muster.agent.diagnosis.report import FinalFailure, Report, Stacks
+from muster.agent.diagnosis.report import FinalFailure, RankProgress, Report, Stacks
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import BreakKind, LateRank, NoticeKind
@@ -28,6 +28,8 @@ class Answer:
     took_s: Seconds = 0.0
     late: LateRanks = ()
     stacks: Stacks = ()
+    progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
+    """Of the ranks whose stacks were asked for."""
 
 
 @record

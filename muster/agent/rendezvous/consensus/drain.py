@@ -356,7 +356,12 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
     )
     if wanted.ids:
         return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
-    from muster.agent.diagnosis.hangs.page import describe_hang, describe_ranks, format_known_stacks  # only this
+    from muster.agent.diagnosis.hangs.page import (  # only this needs it
+        describe_hang,
+        describe_ranks,
+        format_known_stacks,
+        list_progress,
+    )
 
     state = replace(state, phase=replace(phase, wanted_stacks=others))
     stacks = tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank))
@@ -369,15 +374,19 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
             *(Notify(text=line, kind=NoticeKind.STACK) for line in format_known_stacks(stacks, missing=wanted.missing)),
         )
     found = "".join(f"{line}; " for line in describe_ranks(stacks))
-    stacks = tuple(replace(stack, view=None) for stack in stacks if stack.text)
+    progress = list_progress(stacks)
+    steps = [each.step if each.step is not None else each.optimizer_steps for each in progress]
+    stacks = tuple(replace(stack, view=None, progress=None) for stack in stacks if stack.text)
     count, took_s = len(stacks), now_s - wanted.begun_s
     none = f"; {wanted.missing} gave none: not Python, stopped, or just started" if wanted.missing else ""
     answer = Answer(
         outcome=AskOutcome.LATE if wanted.missing else AskOutcome.DONE,
         line=f"{found}the stacks of {count} of {count + wanted.missing} ranks, in {took_s:.1f} s{none}",
+        step=min((step for step in steps if step is not None), default=None),
         ranks=count,
         took_s=took_s,
         stacks=stacks,
+        progress=progress,
     )
     return state, _answer((wanted.asker,), answer)
 

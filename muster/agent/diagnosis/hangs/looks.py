@@ -1,0 +1,133 @@
+"""Looks at the workers of a node, once or twice: what moves between two looks does not hang.
+
+The looks may block, and run in a thread. What the workers have reported is read from the status page, on the loop.
+"""
+
+import time
+from collections.abc import Mapping
+
+from muster.agent.diagnosis.hangs import servers, sessions
+from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
+from muster.agent.diagnosis.report import Group, RankProgress, RankView, print_values
+from muster.agent.diagnosis.report_text import format_rate
+from muster.agent.round import Round
+from muster.agent.runtime.records import record
+from muster.agent.workers.status_page import SlotStatus
+
+APART_S = 1.0
+"""Between two looks."""
+
+
+@record
+class Reported:
+    """What a worker has reported, at one moment."""
+
+    at_s: float
+    slot: SlotStatus
+    values: Mapping[str, float]
+
+
+@record
+class Look:
+    """What is seen of a worker, at one moment."""
+
+    at_s: float
+    view: RankView
+    processes: Mapping[ProcessKey, Reading]
+
+
+def look(pids: Mapping[int, int], formed: Round, host: str, *, is_first: bool = False) -> dict[int, Look]:
+    """Look at the workers of the round, by local rank.
+
+    Args:
+        pids: their process ids, by local rank.
+        formed: the round.
+        host: the node's name.
+        is_first: another look follows. What the workers need to answer this one must not count as their work.
+    """
+    found = sessions.read_sessions(dict.fromkeys(pids.values()))
+    places = servers.find_places(found)
+    answers = servers.read_workers(places)
+    if is_first:
+        found = sessions.read_sessions(dict.fromkeys(pids.values()))
+    at_s = time.monotonic()
+    return {
+        local_rank: Look(
+            at_s=at_s,
+            view=servers.build_view(
+                places[pid],
+                answers[pid],
+                global_rank=formed.rank_offset + local_rank,
+                node=formed.group_rank,
+                host=host,
+            ),
+            processes=found[pid],
+        )
+        for local_rank, pid in pids.items()
+    }
+
+
+def look_twice(pids: Mapping[int, int], formed: Round, host: str) -> dict[int, tuple[Look, Look]]:
+    """Look two times, `APART_S` apart. Arguments as of `look`."""
+    first = look(pids, formed, host, is_first=True)
+    time.sleep(APART_S)
+    second = look(pids, formed, host)
+    return {local_rank: (first[local_rank], second[local_rank]) for local_rank in pids}
+
+
+def compare(looks: tuple[Look, Look], reported: tuple[Reported, Reported] | None) -> RankProgress:
+    """What a worker has done between two looks.
+
+    Args:
+        looks: the two.
+        reported: what it had reported at about these moments; None: there is no status page.
+    """
+    first, second = looks
+    rank, took_s = second.view.global_rank, second.at_s - first.at_s
+    ages = [entry.age_s for group in second.view.groups for entry in group.entries]
+    moved = _describe_moved(first.view, second.view, took_s)
+    is_busy = sessions.has_worked(first.processes, second.processes, took_s)
+    if reported is None:
+        still_s = min(ages, default=None)
+        return RankProgress(global_rank=rank, moved=moved, is_busy=is_busy, still_s=still_s)
+    before, now = (each.slot for each in reported)
+    if before.changed_ns != now.changed_ns:
+        moved = moved or ""
+    if now.changed_ns is not None:
+        ages.append(max(0.0, (time.monotonic_ns() - now.changed_ns) / 1e9))
+    optimizer_steps = now.optimizer_steps if now.step is None else None
+    done = _count(now) - _count(before)
+    return RankProgress(
+        global_rank=rank,
+        step=now.step,
+        total=now.total,
+        optimizer_steps=optimizer_steps,
+        rate=round(max(0, done) / max(0.001, reported[1].at_s - reported[0].at_s), 3),
+        values=print_values(reported[1].values),
+        moved=moved,
+        is_busy=is_busy,
+        still_s=min(ages, default=None),
+    )
+
+
+def _count(slot: SlotStatus) -> int:
+    """Steps done so far."""
+    return (slot.optimizer_steps or 0) if slot.step is None else slot.step + 1
+
+
+def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | None:
+    """The collective that was entered last in the group that moved most, and how many a second; None: none moved."""
+    if not (before.is_answering and now.is_answering) or before.progress == now.progress:
+        return None
+    known = {group.name: group for group in before.groups}
+    moved = [(_count_moves(known.get(group.name), group), group) for group in now.groups]
+    most, group = max(moved, key=lambda each: each[0])
+    if most <= 0 or not group.entries:
+        return ""
+    last = group.entries[-1]
+    name = group.description or f"group {group.name}"
+    return f"{last.operation} #{last.number} of {name}, {format_rate(most / max(0.001, took_s))}"
+
+
+def _count_moves(before: Group | None, now: Group) -> int:
+    return now.entered - (0 if before is None else before.entered)

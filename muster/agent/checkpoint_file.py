@@ -6,19 +6,29 @@ All nodes of a job write the same content, perhaps into one folder. The file goe
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable
 
 from muster._contract import LogNames
+from muster.agent.errors import EnvironmentFault
+from muster.agent.logs import open_own
 from muster.agent.round import Checkpoint
+
+_LIMIT_CHARS = 1 << 16
 
 
 def find(run_dir: str | None, carried: str) -> Checkpoint | None:
     """Find what an earlier incarnation of this job has kept in the run's folder, or what an adapter has carried over.
 
+    Workers load what it names, and a checkpoint of torch may be a program: another user's is refused.
+
     Args:
         run_dir: of this agent; None: it has none.
         carried: the content of the file of the replica that this one replaces, if an adapter has read it; else "". It
             is kept here, too: a next incarnation may need it.
+
+    Raises:
+        EnvironmentFault: another user has put the file there.
     """
     own = _read(run_dir) if run_dir is not None else None
     other = _parse(carried)
@@ -30,9 +40,13 @@ def find(run_dir: str | None, carried: str) -> Checkpoint | None:
 
 
 def _read(run_dir: str) -> Checkpoint | None:
+    path = os.path.join(run_dir, LogNames.CHECKPOINT)
     try:
-        with open(os.path.join(run_dir, LogNames.CHECKPOINT), encoding="utf-8") as file:
-            return _parse(file.read())
+        with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return _parse(file.read(_LIMIT_CHARS)) if is_file else None
+    except PermissionError as error:
+        raise EnvironmentFault(f"does not continue from {error.filename or path}: {error.strerror}") from error
     except (OSError, ValueError):
         return None
 
@@ -42,7 +56,7 @@ def _parse(text: str) -> Checkpoint | None:
     try:
         found = json.loads(text)
         number, step, path = found["number"], found["step"], found["path"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     is_valid = type(number) is int and type(step) is int and type(path) is str and number > 0 and step >= 0 and path
     return Checkpoint(number=number, step=step, path=path) if is_valid else None
@@ -60,7 +74,7 @@ def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None])
     temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
     content = {"number": checkpoint.number, "step": checkpoint.step, "path": checkpoint.path}
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
             json.dump(content, file)
         os.replace(temporary, path)
     except OSError as error:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from other_user import OTHER, needs_two_users
 from torchx.specs import AppDef, AppState, BindMount
 
 from muster.components import dist
@@ -89,6 +90,24 @@ def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network
         assert sorted(words[:3] for words in printed) == [[str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
         masters |= {words[3] for words in printed}
     assert len(masters) == (1 if network else 2), "each meets at its own node 0"
+
+
+@needs_two_users
+def test_logs_in_another_users_volume_are_written_and_its_owner_can_read_them(apps, tmp_path):
+    """The container's user is root, and the folder's owner on the host another."""
+    (tmp_path / "main.py").write_text("print('trains')\n")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    os.chown(logs, OTHER, OTHER)
+    app = ddp("/code/main.py", "1x1", start="cold", env={"MUSTER_LOG_DIR": "/logs"})
+    app.roles[0].mounts = [
+        BindMount(src_path=str(tmp_path), dst_path="/code", read_only=True),
+        BindMount(src_path=str(logs), dst_path="/logs", read_only=False),
+    ]
+    app_id = apps.run(app)
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert (logs / app_id / "events.jsonl").exists()
+    assert (logs / app_id).stat().st_mode & 0o005 == 0o005
 
 
 def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until):

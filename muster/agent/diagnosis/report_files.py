@@ -9,6 +9,7 @@ from muster._contract import TERMINATION_LOG_LIMIT_BYTES
 from muster.agent.diagnosis.report import Failure, Report
 from muster.agent.diagnosis.root_cause import describe_failure, find_root
 from muster.agent.diagnosis.tracebacks import load_error_file
+from muster.agent.logs import open_own
 from muster.agent.runtime.records import replace
 
 
@@ -123,7 +124,7 @@ def _is_empty(value: object) -> bool:
 def _replace_file(path: str, data: bytes) -> None:
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(data)
         os.replace(temporary, path)
     except OSError:

@@ -7,11 +7,13 @@ else waiting. `console` prints on the console: `lines` cuts bytes into prefixed 
 bars, and defines what is queued; `console_writer` is the thread that writes it, which draws live rows at the bottom of
 a terminal. `terminal_loan` holds the console back while the debugger of a worker has the terminal.
 
-From outside, import `Console`, `LogRouter` and `WorkerStreams`, and when a worker asks for it `terminal_loan`.
+From outside, import `Console`, `LogRouter`, `WorkerStreams` and `open_own`, and when a worker asks for it
+`terminal_loan`.
 """
 
 from muster.agent.logs.console import Console
+from muster.agent.logs.files import open_own
 from muster.agent.logs.router import LogRouter
 from muster.agent.logs.routing import WorkerStreams
 
-__all__ = ["Console", "LogRouter", "WorkerStreams"]
+__all__ = ["Console", "LogRouter", "WorkerStreams", "open_own"]

@@ -1,10 +1,17 @@
-"""Files of a run: claims the run's folder, names the files, and stops writing when the disk is full."""
+"""Files of a run: claims the run's folder, names the files, and stops writing when the disk is full.
+
+The folder may lie where other users can write, as in `--log-dir /tmp`: what one of them has put there is not used. Of
+another owner is used what no other user could have put there: a volume that an administrator has mounted or made, and
+what the volume's owner has put into it. So a container's user may be another than the volume's.
+"""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 
 from muster._contract import LogNames
 from muster.agent.config import Std
@@ -14,6 +21,8 @@ STACKS = "stacks.txt"
 """Beside a worker's logs: the file it appends its Python stacks to on request."""
 
 _LOCK = ".lock"
+_OWN = frozenset((os.geteuid(), 0))
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class LogFile:
@@ -30,8 +39,7 @@ class LogFile:
         """
         self.path = path
         self._on_error = on_error
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.fd: int | None = os.open(path, flags, 0o644)
+        self.fd: int | None = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self.size_bytes = os.fstat(self.fd).st_size
 
     def write(self, data: bytes) -> int:
@@ -83,7 +91,8 @@ class RunFolder:
         self._temporary = base_dir is None
         self._base = base_dir or _make_temporary_dir()
         self.run_dir = os.path.join(os.path.abspath(self._base), run_id.replace("/", "_") or "none")
-        os.makedirs(self.run_dir, exist_ok=True)
+        os.makedirs(self._base, exist_ok=True)
+        _make_own_dir(self.run_dir, _choose_mode(self._base))
         if not os.access(self.run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", self.run_dir)
         self._node_dir: str | None = None
@@ -98,18 +107,19 @@ class RunFolder:
         if self._node_dir is None:
             self._node_dir = self._claim(round)
         path = os.path.join(self._node_dir, LogNames.ATTEMPT_DIR.format(attempt=round.attempt))
+        _make_own_dir(path)
         for local_rank in range(nproc):
-            os.makedirs(build_rank_dir(path, local_rank), exist_ok=True)
+            _make_own_dir(build_rank_dir(path, local_rank))
         return path
 
     def _claim(self, round: Round) -> str:  # noqa: A002
         path = self.run_dir
         if round.group_world_size > 1:
             path = os.path.join(path, f"node_{round.node_index}")
-        os.makedirs(path, exist_ok=True)
+        _make_own_dir(path)
         if not self._lock(path):
             path = os.path.join(path, f"agent_{os.uname().nodename}_{os.getpid()}")
-            os.makedirs(path, exist_ok=True)
+            _make_own_dir(path)
         elif round.number <= 1:
             # Only the first round may find files of another job: an agent that joins later finds its own job's.
             _move_earlier_run(path, self.run_dir if round.group_rank == 0 else path)
@@ -117,7 +127,7 @@ class RunFolder:
 
     def _lock(self, path: str) -> bool:
         """False when another live agent has locked the folder. Without locks in the file system it counts as ours."""
-        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_own(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -195,3 +205,89 @@ def build_log_path(attempt_dir: str, local_rank: int, std: Std) -> str:
 def build_filtered_path(attempt_dir: str, std: Std) -> str:
     """The path of the attempt's filtered log of one stream, shared by its ranks."""
     return os.path.join(attempt_dir, LogNames.FILTERED_STDOUT if std is Std.OUT else LogNames.FILTERED_STDERR)
+
+
+# -- what other users may have put there ------------------------------------------------------------------------------
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file that no other user has put there, and no link.
+
+    Raises:
+        OSError: it cannot be opened, or it is such a file.
+    """
+    try:
+        # A named pipe would block.
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            error.strerror = "it is a link"
+        raise
+    try:
+        if os.fstat(fd).st_uid not in _OWN:
+            _find_owners(path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make_own_dir(path: str, mode: int = 0o777) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        if os.lstat(path).st_uid not in _OWN:
+            _find_owners(path)
+
+
+def _choose_mode(base: str) -> int:
+    """Of a run's folder in `base`: this user's alone.
+
+    In a folder of another user (a container's volume) the umask decides, so that its owner can read the logs; where
+    new files get the folder's group, that group can.
+    """
+    if _find_owners(os.path.abspath(base)) - _OWN:
+        return 0o777
+    return 0o750 if os.stat(base).st_mode & stat.S_ISGID else 0o700
+
+
+def _find_owners(path: str) -> set[int]:
+    """Users whose files in a folder are used.
+
+    Raises:
+        PermissionError: the path, or one above it, belongs to another user, who could have put it there.
+    """
+    owners = set(_OWN)
+    for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        above = os.stat("/")
+        for place in _list_places(way):
+            found = os.lstat(place)
+            if found.st_uid not in owners:
+                is_mounted = found.st_dev != above.st_dev
+                if above.st_mode & _OTHERS_WRITE and not is_mounted and not _shows_ours(place, found.st_uid):
+                    raise PermissionError(errno.EPERM, f"it belongs to another user ({found.st_uid})", place)
+                owners.add(found.st_uid)
+            above = os.stat(place)
+    return owners
+
+
+def _list_places(path: str) -> Iterator[str]:
+    """`/a/b` -> `/a`, `/a/b`."""
+    names = path.split("/")[1:]
+    return ("/" + "/".join(names[:count]) for count in range(1, len(names) + 1))
+
+
+def _shows_ours(path: str, uid: int) -> bool:
+    """Whether the file system shows as this user's what this process makes beside `path`: NFS with root_squash does."""
+    probe = f"{path}.{os.getpid()}.owner"
+    try:
+        fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    try:
+        return os.fstat(fd).st_uid == uid
+    finally:
+        os.close(fd)
+        os.unlink(probe)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from muster._contract import LogNames, name_signal
 from muster._contract import StatusPageLayout as Layout
+from muster.agent.logs import open_own
 from muster.agent.node import events
 from muster.agent.node.actions import LocalFailure
 from muster.agent.rendezvous.interface import (
@@ -55,7 +56,7 @@ class TransitionLog:
             return
         self._has_file = True
         path = os.path.join(run_dir, LogNames.EVENTS)
-        self._log.add_sink(JsonlSink(path, self._submit, self._on_trouble), replay=True)
+        self._log.add_sink(JsonlSink(path, self._submit, open_own, self._on_trouble), replay=True)
 
     def record(self, event: events.Event) -> None:  # noqa: C901  # one line for each event
         """Record one event; those that are not listed are recorded with what follows from them, or not at all."""

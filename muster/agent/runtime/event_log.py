@@ -107,17 +107,23 @@ class JsonlSink:
     """
 
     def __init__(
-        self, path: str, submit: Callable[[Callable[[], None]], None], on_trouble: Callable[[str], None] | None = None
+        self,
+        path: str,
+        submit: Callable[[Callable[[], None]], None],
+        open_file: Callable[[str, int], int],
+        on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         """Write to `path` from now on; it is opened for appending with the first record.
 
         Args:
             path: the file.
             submit: runs a call in that thread, in order.
+            open_file: opens the file with flags of `os.open`; raises OSError.
             on_trouble: gets one line, in any thread, when the file cannot be written any more.
         """
         self._path = path
         self._submit = submit
+        self._open_file = open_file
         self._on_trouble = on_trouble
         self._is_open = True
         self._waiting = 0
@@ -142,7 +148,7 @@ class JsonlSink:
             return
         try:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._fd = self._open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             # One write for one record: agents that share the folder append to the same file.
             _append(self._fd, data)
         except OSError as error:

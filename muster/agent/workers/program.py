@@ -464,7 +464,7 @@ def _open_stack_file(path: str) -> int:
 
     The agent reports incomplete log files, once for all its workers: its own are on the same disk.
     """
-    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     # A high number: the program's own files get the numbers they get in plain Python.
     number = min(os.sysconf("SC_OPEN_MAX"), 1024) - 1
     os.dup2(opened, number, inheritable=False)

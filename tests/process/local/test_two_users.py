@@ -52,6 +52,21 @@ def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
     return make
 
 
+def test_a_run_folder_that_another_user_made_is_not_used(shared_dir):
+    """As with `--log-dir /tmp` and a run id that is known."""
+    shared_dir.chmod(0o1777)
+    call_as_other(lambda: os.mkdir(shared_dir / "job", 0o777))
+    script = shared_dir / "program.py"
+    script.write_text("import sys\nprint('trains', file=sys.stderr)\n")
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold"]
+    done = run_tree([*agent, "--log-dir", str(shared_dir), "--tee", "3", str(script)], cwd=shared_dir)
+    assert done.exit_code == 0, done.explain()
+    refusal = f"no log files, console only: cannot write to {shared_dir}/job: it belongs to another user ({OTHER})"
+    assert refusal in " ".join(done.stderr.split()), done.explain()
+    assert "trains" in done.stderr, done.explain()
+    assert list((shared_dir / "job").iterdir()) == []
+
+
 def torchx(*words: str, env: Mapping[str, str]) -> Outcome:
     return run_tree([TORCHX, *words], env=env)
 

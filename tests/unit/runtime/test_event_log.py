@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.agent.logs import open_own
 from muster.agent.runtime.clock import SystemClock
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, EventLog, EventRecord, JsonlSink, open_sinks
 from muster.agent.runtime.records import replace
@@ -49,7 +50,7 @@ def call(command: Callable[[], None]) -> None:
 
 def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    first, second = JsonlSink(str(path), call), JsonlSink(str(path), call)
+    first, second = JsonlSink(str(path), call, open_own), JsonlSink(str(path), call, open_own)
     first.write(RECORD)
     second.write(RECORD)
     assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["round_formed"] * 2
@@ -59,7 +60,7 @@ def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
     troubles: list[str] = []
-    sink = JsonlSink("/dev/full", call, troubles.append)
+    sink = JsonlSink("/dev/full", call, open_own, troubles.append)
     sink.write(RECORD)
     assert troubles == ["cannot write /dev/full: No space left on device"]
     sink.write(RECORD)
@@ -71,7 +72,7 @@ def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
 
 def test_records_wait_for_a_slow_disk_in_order_and_for_one_that_hangs_not_for_ever(tmp_path: Path) -> None:
     path, waiting, troubles = tmp_path / "events.jsonl", deque[Callable[[], None]](), list[str]()
-    sink = JsonlSink(str(path), waiting.append, troubles.append)
+    sink = JsonlSink(str(path), waiting.append, open_own, troubles.append)
     for number in range(3):
         sink.write(replace(RECORD, round=number))
     assert not path.exists()
